@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/adapters.h"
 #include "bindings/expert_structs.h"
 #include "bindings/tensors.h"
 #include "core/check.h"
@@ -43,9 +44,14 @@ void bind_parts(py::module_& m) {
       }))
       .def(py::init<>());
   py::class_<StackProduct>(m, "StackProduct")
-      .def(py::init([](Address weight, int format, Address bias, int64_t out_features, int64_t in_features) {
-        return StackProduct{pointer<const void>(weight), WeightFormat(format), pointer<const float>(bias),
-                            out_features, in_features};
+      .def(py::init([](Address weight, int format, Address bias, int64_t out_features, int64_t in_features,
+                       int64_t site) {
+        return StackProduct{pointer<const void>(weight),
+                            WeightFormat(format),
+                            pointer<const float>(bias),
+                            out_features,
+                            in_features,
+                            site};
       }));
   py::class_<StackHeads> heads(m, "StackHeads");
   heads.def(py::init<>())
@@ -124,6 +130,9 @@ void bind_step(py::module_& m) {
             step.read = {pointer<const int64_t>(rows), num_rows, &attention};
           },
           py::keep_alive<1, 4>())
+      .def(
+          "set_adapters", [](StackStep& step, const StepAdapters& adapters) { step.adapters = &adapters; },
+          py::keep_alive<1, 2>())
       .def("set_tap", [](StackStep& step, const Tap& tap) {
         const auto [ring_rows, layers, ring, num_ring_rows] = tap;
         step.tap = {pointer<const int32_t>(ring_rows),
@@ -153,6 +162,7 @@ void bind_step(py::module_& m) {
 }  // namespace
 
 void bind_stack(py::module_& m) {
+  bind_adapters(m);
   bind_parts(m);
   bind_mixers(m);
   bind_step(m);

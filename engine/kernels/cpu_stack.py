@@ -15,6 +15,7 @@ from bequest.engine import _C
 from bequest.engine.kernels.cpu import AttentionPlan
 from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
 from bequest.engine.kernels.cpu_experts import PackedExperts, RoutingRule
+from bequest.engine.kernels.cpu_lora import LoraRows
 from bequest.engine.kernels.cpu_weights import STRIP_WIDTH, PackedWeight
 from bequest.engine.kernels.hidden_tap import HiddenTap
 from bequest.engine.kernels.host_arrays import address
@@ -32,6 +33,8 @@ StackSublayer = _C.StackSublayer
 StackStep = _C.StackStep
 StackEmbedding = _C.StackEmbedding
 
+_NO_SITE = -1
+
 
 def norm(weight: Tensor, bias: Tensor | None, eps: float) -> StackNorm:
     """Of rows [T, H]: weight and bias [H] float32; without a bias by the root mean square."""
@@ -39,10 +42,10 @@ def norm(weight: Tensor, bias: Tensor | None, eps: float) -> StackNorm:
     return StackNorm(_address(weight, hidden), _address(bias, hidden), eps)
 
 
-def product(weight: PackedWeight, bias: Tensor | None) -> StackProduct:
-    """[T, K] → [T, N], bias [N] float32."""
-    bias_address = _address(bias, weight.out_features)
-    return StackProduct(weight._address, weight._format, bias_address, weight.out_features, weight.in_features)
+def product(weight: PackedWeight, bias: Tensor | None, site: int | None = None) -> StackProduct:
+    """[T, K] → [T, N], bias [N] float32. `site`: what adapters know it by."""
+    bias_address, number = _address(bias, weight.out_features), _NO_SITE if site is None else site
+    return StackProduct(weight._address, weight._format, bias_address, weight.out_features, weight.in_features, number)
 
 
 def experts(
@@ -120,6 +123,11 @@ def set_read(of: StackStep, rows: Tensor, plan: AttentionPlan) -> None:
 def set_tap(of: StackStep, tap: HiddenTap, hidden: int) -> None:
     assert tap.shape == (of.num_tokens, hidden) and tap.ring.dtype is torch.float32, tap
     of.set_tap(tap.addresses)
+
+
+def set_adapters(of: StackStep, rows: LoraRows) -> None:
+    """Of the step's T rows."""
+    of.set_adapters(rows._rows)
 
 
 def _embedding(ids: Tensor, table: PackedWeight, factor: float, rows: Tensor | None) -> StackEmbedding:

@@ -7,11 +7,13 @@ from itertools import pairwise
 
 from torch import Tensor
 
+from bequest.engine.layers.adapted import adapted
 from bequest.engine.layers.ops import Ops
 from bequest.engine.layers.source import Rows, Source, source_of
 from bequest.engine.layers.spec import Attention, CrossAttention, DeltaNet, Experts, FeedForward, LayerSpec, Sublayer
 from bequest.engine.layers.start import StartRows
 from bequest.engine.layers.step import LayerStep
+from bequest.engine.layers.step_adapters import StepAdapters
 from bequest.engine.layers.stream import Stream
 from bequest.engine.layers.weight import Weight
 
@@ -61,21 +63,24 @@ class PlainProgram:
 
 def apply(sublayer: Sublayer, source: Source, stream: Stream, step: LayerStep, *, narrow: bool = False) -> Source:
     """All of a sublayer but its norms `before` and `after`. Returns the source, with the rows that the stream has."""
-    mixer, ops = sublayer.mixer, stream.ops
+    mixer, ops, adapters = sublayer.mixer, stream.ops, step.adapters
     match mixer:
         case Attention():
             gathered = _attended(mixer, source, stream, step, narrow=narrow)
             source = source.keep(step.read.rows) if narrow and step.read is not None else source
-            _add(sublayer, mixer.output, stream, gathered)
+            _add(sublayer, adapted(mixer.output, adapters), stream, gathered)
         case CrossAttention(heads=heads):
-            _add(sublayer, mixer.output, stream, ops.attend_cross(source.product(mixer.q), heads, step))
+            gathered = ops.attend_cross(source.product(adapted(mixer.q, adapters)), heads, step)
+            _add(sublayer, adapted(mixer.output, adapters), stream, gathered)
         case DeltaNet(rule=rule):
-            _add(sublayer, mixer.output, stream, ops.delta_net(source.product(mixer.rows), rule, step))
+            gathered = ops.delta_net(source.product(adapted(mixer.rows, adapters)), rule, step)
+            _add(sublayer, adapted(mixer.output, adapters), stream, gathered)
         case FeedForward():
             inner = source.gated if mixer.gated else source.activated
-            _add(sublayer, mixer.down, stream, inner(mixer.up, mixer.activation))
+            result = inner(adapted(mixer.up, adapters), mixer.activation)
+            _add(sublayer, adapted(mixer.down, adapters), stream, result)
         case Experts():
-            _add_given(sublayer, stream, _of_experts(mixer, source.rows(), ops))
+            _add_given(sublayer, stream, _of_experts(mixer, source.rows(), ops, adapters))
     return source
 
 
@@ -84,8 +89,8 @@ def _attended(mixer: Attention, source: Source, stream: Stream, step: LayerStep,
     gate = None
     if mixer.gate is not None:
         source = Rows(source.rows())
-        gate = source.product(mixer.gate)
-    qkv = source.product(mixer.qkv)
+        gate = source.product(adapted(mixer.gate, step.adapters))
+    qkv = source.product(adapted(mixer.qkv, step.adapters))
     if narrow and step.read is not None:
         gathered = stream.ops.attend_read(qkv, mixer.heads, step)
         stream.keep(step.read.rows)
@@ -103,16 +108,18 @@ def _add(sublayer: Sublayer, last: Weight, stream: Stream, x: Tensor) -> None:
         _add_given(sublayer, stream, last(x))
 
 
-def _of_experts(mixer: Experts, x: Tensor, ops: Ops) -> Tensor:
+def _of_experts(mixer: Experts, x: Tensor, ops: Ops, adapters: StepAdapters | None) -> Tensor:
     """[T, H] → [T, H]"""
-    chosen = ops.route(mixer.router(x), mixer.routing)
+    chosen = ops.route(adapted(mixer.router, adapters)(x), mixer.routing)
     total = mixer.down.summed(mixer.up.gated(x, chosen, mixer.activation), chosen)
     if mixer.shared is None:
         return total
-    shared = mixer.shared
-    inner = shared.up.gated(x, shared.activation) if shared.gated else shared.up.activated(x, shared.activation)
-    added = shared.down(inner)
-    return total.add_(added) if mixer.shared_gate is None else ops.add_weighed(total, added, mixer.shared_gate(x))
+    shared, up = mixer.shared, adapted(mixer.shared.up, adapters)
+    inner = up.gated(x, shared.activation) if shared.gated else up.activated(x, shared.activation)
+    added = adapted(shared.down, adapters)(inner)
+    if mixer.shared_gate is None:
+        return total.add_(added)
+    return ops.add_weighed(total, added, adapted(mixer.shared_gate, adapters)(x))
 
 
 def _add_given(sublayer: Sublayer, stream: Stream, given: Tensor) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from bequest.engine.kernels.attention_work import AttentionWork
 from bequest.engine.kernels.delta_net import RecurrentStep
 from bequest.engine.kernels.hidden_tap import HiddenTap, LayerTap
+from bequest.engine.layers.step_adapters import StepAdapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class LayerStep:
     cross: AttentionWork | None = None  # of an encoder-decoder model: the same queries over cross tables, not causal
     recurrent: RecurrentStep | None = None  # of a model with recurrent layers
     tap: HiddenTap | None = None  # None: nobody wants hidden states
+    adapters: StepAdapters | None = None  # None: no row has one
 
     def tap_of_state(self, layer: int) -> LayerTap | None:
         """For the norm that layer `layer` begins with: it sees that layer's hidden states."""

@@ -42,6 +42,7 @@ class Weight(Table):
     """y = x Wᵀ + b with W [N, K]. Matrices of a checkpoint that read the same x are one here, stacked along N."""
 
     ops: Ops
+    site: int | None = None  # the number that adapters know it by; None: no adapter can add to it
 
     @property
     @abstractmethod

@@ -11,6 +11,7 @@ from bequest.engine.kernels.hidden_tap import LayerTap
 from bequest.engine.layers.start import Overlay
 from bequest.engine.layers.step import LayerStep
 from bequest.engine.layers.step import ReadRows as ReadRows
+from bequest.engine.layers.step_adapters import StepAdapters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,7 @@ class EncoderInputs:
     slots: Tensor  # [E] int64 in the scratch
     positions: Tensor  # [E] int32 in their inputs
     token_ids: Tensor | None = None  # [E] int32, of text
+    adapters: StepAdapters | None = None  # None: no state has one
     features: tuple[Tensor, ...] = ()  # [n_mels, frames] float32 each, of audio
 
     @property
@@ -52,4 +54,5 @@ class EncoderInputs:
             slot_mapping=(self.slots,),
             kv_cache=self.scratch,
             attention=(self.attention,),
+            adapters=self.adapters,
         )

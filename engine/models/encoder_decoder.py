@@ -13,11 +13,13 @@ from typing import Protocol
 
 from torch import Tensor
 
+from bequest.engine.layers.adapted import adapted
 from bequest.engine.layers.backend import Backend
 from bequest.engine.layers.ops import Ops
 from bequest.engine.layers.parts import Norm
 from bequest.engine.layers.spec import CrossAttention, LayerSpec
 from bequest.engine.layers.start import StartRows
+from bequest.engine.layers.step_adapters import StepAdapters
 from bequest.engine.layers.stream import Stream
 from bequest.engine.layers.weight import Weight
 from bequest.engine.models.batch import EncoderInputs, ModelInput
@@ -78,10 +80,12 @@ class EncoderDecoder:
         tap(len(self._parts.encoder.layers), states)
         return states
 
-    def write_cross(self, states: Tensor, slots: Tensor, kv_cache: Tensor) -> None:
+    def write_cross(
+        self, states: Tensor, slots: Tensor, kv_cache: Tensor, adapters: StepAdapters | None = None
+    ) -> None:
         """Keys and values of every decoder layer for the encoder's states [E, H], to slots [E] int64 of the cache."""
         for cross in self._crosses:
-            cross.kv.store(states, kv_cache, cross.heads.cache_layer, slots)
+            adapted(cross.kv, adapters).store(states, kv_cache, cross.heads.cache_layer, slots)
 
     def forward(self, batch: ModelInput) -> Tensor:
         """The decoder's states: [T, H], or [R, H] of the rows in `batch.read`. Writes K and V of every token."""
@@ -104,6 +108,11 @@ class EncoderDecoder:
         """[R, H] → [R, V]"""
         scale = self._parts.output_scale
         return self._parts.output(hidden if scale == 1.0 else hidden * scale)
+
+    @property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        """Of both stacks."""
+        return (*self._encoder.layers, *self._decoder.layers)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from bequest.engine.models.dtype import cpu_has_bfloat16, resolve_cuda_dtype, re
 from bequest.engine.models.dummy import DummySource
 from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
-from bequest.engine.models.expert_names import ExpertNames
 from bequest.engine.models.families import dense
 from bequest.engine.models.families.table import FAMILIES
 from bequest.engine.models.fields import Fields
@@ -36,16 +35,17 @@ from bequest.engine.models.generation import (
     gguf_generation_defaults,
     hf_generation_defaults,
 )
-from bequest.engine.models.gpt_oss_names import BLOCKS, SCALES, GptOssNames
+from bequest.engine.models.gpt_oss_names import BLOCKS, SCALES
 from bequest.engine.models.hybrid_names import left_out
 from bequest.engine.models.impl import AUTO, Implementation
 from bequest.engine.models.loaded import LoadedModel as LoadedModel
 from bequest.engine.models.look import check_format, check_length
+from bequest.engine.models.naming import as_families_name
 from bequest.engine.models.padding import pad_heads
 from bequest.engine.models.quantised.source import QuantisedSource, kinds_of
-from bequest.engine.models.reader import Loader
+from bequest.engine.models.reader import Loader, Matrix
 from bequest.engine.models.registry import HF_ARCHITECTURES
-from bequest.engine.models.respelled import respelled, respelled_gguf
+from bequest.engine.models.respelled import respelled_gguf
 from bequest.engine.models.safetensors_loader import SafetensorsSource
 from bequest.engine.models.towers.load import Sight, load_sight
 from bequest.engine.models.weights import WeightSource
@@ -107,6 +107,7 @@ def load_model(
         num_parameters=num_parameters + (0 if sight is None else sight.num_parameters),
         bytes_by_format=_bytes_by_format(loader.tables, sight),
         sight=sight,
+        matrices=_in_layers(loader.matrices, model),
     )
 
 
@@ -127,6 +128,11 @@ def _sight(
     if backend.device.type != "cpu":
         return None, ("the vision tower is left out: images are taken with device=cpu alone",)
     return load_sight(path, config.vision, checkpoint.whole, backend, dtype), ()
+
+
+def _in_layers(matrices: Mapping[str, Matrix], model: Decoder | EncoderDecoder) -> dict[str, Matrix]:
+    sites = {weight.site for layer in model.layers for weight in layer.weights}
+    return {name: matrix for name, matrix in matrices.items() if matrix.site in sites}
 
 
 def _values_for_transformers(path: Path, impl: Implementation) -> dict[str, object] | None:
@@ -173,7 +179,7 @@ def _open_directory(directory: Path) -> Checkpoint:
         return Checkpoint(config, SafetensorsSource(directory), generation)
     files = _open_files(directory, config)
     notes = () if config.recurrent is None else left_out(files.names())
-    text = respelled(_with_experts(files, config), config)
+    text = as_families_name(files, config)
     return Checkpoint(config, text, generation, notes, None if config.vision is None else files)
 
 
@@ -184,15 +190,6 @@ def _open_files(directory: Path, config: DecoderConfig) -> WeightSource:
     experts = HF_ARCHITECTURES[config.architecture].experts
     in_mxfp4 = experts is not None and experts.interleaved
     return SafetensorsSource(directory, codes=dict.fromkeys((BLOCKS, SCALES), frozenset({"U8"})) if in_mxfp4 else {})
-
-
-def _with_experts(files: WeightSource, config: DecoderConfig) -> WeightSource:
-    implied = HF_ARCHITECTURES[config.architecture].experts
-    if config.experts is None or implied is None:
-        return files
-    if implied.interleaved:
-        return GptOssNames(files)
-    return ExpertNames(files, config.num_layers if implied.drafts else None)
 
 
 def _from_foreign(foreign: ForeignCheckpoint) -> Checkpoint:

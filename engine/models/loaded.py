@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -11,6 +11,7 @@ from bequest.engine.models.any_config import ModelConfig
 from bequest.engine.models.any_model import Model
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.generation import GenerationDefaults
+from bequest.engine.models.reader import Matrix
 from bequest.engine.models.towers.load import Sight
 
 
@@ -27,6 +28,7 @@ class LoadedModel:
     num_parameters: int
     bytes_by_format: Mapping[str, int]  # of all matrices and tables
     sight: Sight | None = None  # of a model that sees
+    matrices: Mapping[str, Matrix] = field(default_factory=dict)  # of its layers, which adapters can add to
     without_graphs: str | None = None  # why a GPU's steps cannot be captured; None: they can
 
     @property

@@ -7,10 +7,12 @@ them to a backend.
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Self, TypeVar
 
 import torch
@@ -29,6 +31,16 @@ from bequest.engine.models.weights import WeightSource
 
 Part = TypeVar("Part")
 Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix of a checkpoint, as rows of a weight."""
+
+    site: int  # the number of the weight
+    first_row: int
+    rows: int
+    columns: int
 
 
 class Reader(ABC):
@@ -214,6 +226,8 @@ class Loader(Reader):
         """`scales_kv`: the cache is fp8."""
         super().__init__()
         self.tables: list[Stored] = []  # all that were made; norms and biases are too small to count
+        self.matrices: dict[str, Matrix] = {}  # by the names of their tensors, without the ending
+        self._sites = itertools.count()
         self._source = source
         self._backend = backend
         self._dtype = dtype
@@ -229,7 +243,15 @@ class Loader(Reader):
             bias = self._backend.vector(torch.cat([part.to(parts[0].device) for part in parts]), self._dtype)
         weight = self._quantised(names, bias) or self._dense(names, bias)
         assert (weight.out_features, weight.in_features) == (sum(rows), columns), (names, weight)
+        self._number(weight, names, rows)
         return self._kept(weight)
+
+    def _number(self, weight: Weight, names: Sequence[str], rows: Sequence[int]) -> None:
+        weight.site = site = next(self._sites)  # layers are read by several threads
+        begin = 0
+        for name, count in zip(names, rows, strict=True):
+            self.matrices[self._prefix + name] = Matrix(site, begin, count, weight.in_features)
+            begin += count
 
     def _dense(self, names: Sequence[str], bias: Tensor | None) -> Weight:
         return self._backend.weight([self._load(f"{name}.weight") for name in names], bias, self._dtype)

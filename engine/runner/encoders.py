@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels.attention_work import AttentionWork
+from bequest.engine.layers.step_adapters import StepAdapters
 from bequest.engine.models.batch import EncoderInputs
 from bequest.engine.models.encoder_batch import SCRATCH_BLOCK_SIZE, EncoderLayout, lay_out
 from bequest.engine.models.encoder_decoder import EncoderDecoder, Tap
@@ -31,9 +32,11 @@ def encode(
     attention: Callable[[EncoderLayout], tuple[AttentionWork, Tensor]],
     send: Callable[[Host], Tensor],
     tap: Tap | None = None,
+    adapters: StepAdapters | None = None,
 ) -> None:
     """Writes the cross keys and values of `specs` to the cache [NB, L, 2, NKV, BS, D]; `tap` sees the states before.
 
+    `adapters` are of all states, and of those whose keys and values are written.
     `attention` gives the work and the scratch of a layout, `send` brings an array to the device.
     REQUIRES: specs without slots are the last
     """
@@ -50,12 +53,13 @@ def encode(
         positions=send(layout.positions),
         token_ids=tokens,
         features=features,
+        adapters=adapters,
     )
     states = model.encode(batch, tap)  # [E, H]
     written = [spec.slots for spec in specs if spec.slots is not None]
     if written:
         slots = send(np.concatenate(written))
-        model.write_cross(states[: len(slots)], slots, kv_cache)
+        model.write_cross(states[: len(slots)], slots, kv_cache, adapters)
 
 
 def store_states(taps: Sequence[EncoderTap], ring: Tensor, send: Callable[[Host], Tensor]) -> Tap | None:
@@ -87,6 +91,7 @@ def encode_on_cpu(
     ring: Tensor | None = None,
     *,
     bfloat16: bool = False,
+    adapters: StepAdapters | None = None,
 ) -> None:
     """`ring`: where the states go that `taps` ask for, [rows, H]. `bfloat16`: attention may multiply in it."""
     config = model.config
@@ -110,4 +115,4 @@ def encode_on_cpu(
         return plan, torch.empty((layout.num_blocks, *shape), dtype=dtype)
 
     tap = None if ring is None else store_states(taps, ring, torch.from_numpy)
-    encode(model, kv_cache, specs, attention, torch.from_numpy, tap)
+    encode(model, kv_cache, specs, attention, torch.from_numpy, tap, adapters)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bequest.engine.kernels.cpu import AttentionPlan
+from bequest.engine.kernels.cpu_lora import LoraMatrices
 from bequest.engine.kernels.delta_net import RecurrentStep
+from bequest.engine.layers.step_adapters import StepAdapters
 from bequest.engine.models.batch import ModelInput, ReadRows
 from bequest.engine.models.decoder import Decoder
+from bequest.engine.runner.adapters import step_adapters
 
 BLOCK_SIZE = 4
 
@@ -31,6 +36,7 @@ class PagedSequences:
         order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(7)) + 1
         self.block_tables = order.reshape(num_strips, num_sequences, blocks_each).int()  # [strips, sequences, MB]
         self.lens = [0] * num_sequences
+        self.adapters: dict[int, LoraMatrices] = {}  # of sequences
 
     def step(self, new_tokens: Mapping[int, Sequence[int]], read: Mapping[int, int] | None = None) -> dict[int, Tensor]:
         """Computes the next tokens of some sequences in one batch; each one's logits, [tokens, V].
@@ -72,9 +78,17 @@ class PagedSequences:
             ),
             read=rows_wanted,
             recurrent=recurrent,
+            adapters=self._adapters(sequences, query_start, rows_wanted),
         )
         logits = self.model.logits(self.model.forward(batch))
         return dict(zip(sequences, logits.split(counts if read is None else wanted), strict=True))
+
+    def _adapters(self, sequences: Sequence[int], starts: Tensor, read: ReadRows | None) -> StepAdapters | None:
+        if not any(sequence in self.adapters for sequence in sequences):
+            return None
+        bounds = pairwise(starts.tolist())
+        rows = [(self.adapters.get(s), np.arange(*bound)) for s, bound in zip(sequences, bounds, strict=True)]
+        return step_adapters(rows, None if read is None else read.rows.numpy())
 
     def _recurrent(self, sequences: Sequence[int], counts: Sequence[int]) -> RecurrentStep:
         """States go from one of a sequence's slots to the other."""

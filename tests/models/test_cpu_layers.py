@@ -13,6 +13,7 @@ from bequest.engine.backends.cpu.backend import CpuBackend
 from bequest.engine.backends.cpu.stack import StackProgram
 from bequest.engine.backends.cpu.weights import CpuWeight
 from bequest.engine.kernels import cpu as kernels
+from bequest.engine.kernels.cpu_lora import LoraMatrices, LoraPart, LoraRows
 from bequest.engine.kernels.cpu_stack import can_store_in_cache, linear_into_cache
 from bequest.engine.kernels.hidden_tap import HiddenTap
 from bequest.engine.kernels.kv_format import FP8, UNSCALED, KvScales
@@ -23,6 +24,7 @@ from bequest.engine.layers.program import Program
 from bequest.engine.layers.spec import Attention, CrossAttention, Experts, FeedForward, LayerSpec, Mixer, Sublayer
 from bequest.engine.layers.start import StartRows
 from bequest.engine.layers.step import LayerStep, ReadRows
+from bequest.engine.layers.step_adapters import StepAdapters
 from bequest.engine.layers.stream import Stream
 from bequest.engine.layers.weight import Weight
 
@@ -152,6 +154,7 @@ class World:
         self.own, self.cross = list(range(1, blocks + 1)), [self.num_blocks - 2, self.num_blocks - 1]
         self.ring = torch.zeros(num_tokens * (LAYERS + 1), HIDDEN)
         self.num_read = num_read
+        self.adapters: LoraRows | None = None
 
     def step(self, cache: Tensor, ring: Tensor) -> LayerStep:
         shape, tokens = self.maker.shape, self.num_tokens
@@ -170,7 +173,13 @@ class World:
             cross=self._plan(tokens, BLOCK + 3, self.cross, window=None) if shape.has_cross else None,
             read=read,
             tap=HiddenTap(wanted, torch.tensor([[0b1111, 0]] * tokens), ring),
+            adapters=self._step_adapters(None if read is None else read.rows.tolist()),
         )
+
+    def _step_adapters(self, read: list[int] | None) -> StepAdapters | None:
+        if self.adapters is None:
+            return None
+        return StepAdapters(self.adapters, self.num_tokens, None if read is None else self.adapters.of(read))
 
     def _plan(self, queries: int, keys: int, tables: list[int], window: int | None) -> kernels.AttentionPlan:
         shape = self.maker.shape
@@ -240,6 +249,40 @@ def test_a_stack_is_its_kernels(shape: Shape, kind: str, num_tokens: int, num_re
     assert expected[2].any()
     narrowed = num_read is not None and not maker.shape.has_cross and maker.shape.place != "after"
     assert len(expected[0]) == (num_read if narrowed else num_tokens)
+
+
+def random_adapter(maker: Maker, layers: list[LayerSpec], leaves_out: int) -> LoraMatrices:
+    """Of all products that all tokens take, but for every `leaves_out`-th; numbers them."""
+    sites = {}
+    for site, weight in enumerate(weight for layer in layers for weight in layer.weights):
+        weight.site = site
+        if (site + 1) % leaves_out:
+            columns = weight.out_features - weight.out_features // 3
+            a, b = maker.values(3, weight.in_features), maker.values(3, columns)
+            sites[site] = [LoraPart(a * 0.1, b, weight.out_features // 3, 0.5)]
+    return LoraMatrices(sites)
+
+
+@pytest.mark.parametrize(("num_tokens", "num_read"), [(1, None), (17, None), (17, 5), (70, 3)])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [STORED[0], STORED[3], STORED[4]])
+def test_a_stack_adds_what_its_kernels_add(shape: Shape, kind: str, num_tokens: int, num_read: int | None) -> None:
+    """With two adapters and none among the rows; an adapter that no row has changes nothing."""
+    maker = Maker(replace(shape, **KINDS[kind]))  # type: ignore[arg-type]
+    layers, ops = [maker.layer(index) for index in range(LAYERS)], maker.backend.ops
+    world, x = World(maker, num_tokens, num_read), maker.values(num_tokens, HIDDEN)
+    plain = PlainProgram(layers, ops, ends=True)
+    one, other = (random_adapter(maker, layers, leaves_out) for leaves_out in (3, 4))
+    stack = StackProgram(layers, ops, ends=True)  # with the numbers
+    without = world.run(stack, Stream(ops, x.clone()))
+    world.adapters = LoraRows([(one, list(range(2, num_tokens, 3))), (other, list(range(0, num_tokens, 3)))])
+    expected, actual = (world.run(program, Stream(ops, x.clone())) for program in (plain, stack))
+    for a, b in zip(expected, actual, strict=True):
+        assert torch.equal(a, b)
+    assert not torch.equal(expected[0], without[0])
+    world.adapters = LoraRows([(one, [])])
+    for a, b in zip(without, world.run(stack, Stream(ops, x.clone())), strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("has_positions", [False, True])

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "cache/cpu/kv_write.h"
@@ -84,7 +85,11 @@ struct Reading {
 class StackRun {
  public:
   StackRun(const LayerStack& stack, const StackStep& step, StackStream& stream)
-      : stack_(stack), step_(step), stream_(stream), memory_(stack, step.num_tokens) {}
+      : stack_(stack),
+        step_(step),
+        stream_(stream),
+        memory_(stack, step.num_tokens),
+        adapters_(step.adapters) {}
 
   void layer(const StackLayer& layer, bool narrow) {
     for (size_t i = 0; i < layer.sublayers.size(); ++i) {
@@ -187,10 +192,23 @@ class StackRun {
   }
   void multiply(const StackProduct& product, const float* x, float* out) const {
     linear(params(product, x, out));
+    if (is_adapted(product)) add_deltas(product, x, out);
+  }
+  // Whether adapters add to it in this step: nothing can be fused with it then.
+  bool is_adapted(const StackProduct& product) const {
+    return adapters_ != nullptr && adapters_->is_at(product.site);
+  }
+  int64_t num_adapted(const StackProduct& product) const {
+    return adapters_ == nullptr ? 0 : adapters_->num_rows_at(product.site);
+  }
+  void add_deltas(const StackProduct& product, const float* x, float* out) const {
+    add_lora({x, out, product.in_features, product.out_features, product.in_features,
+              adapters_->at(product.site)});
   }
   // The norm is part of a product over tiles.
-  static bool fuses(const StackProduct& product, const Reading& from) {
-    return product.format == WeightFormat::kTiles && from.norm.is_there() && !from.stays;
+  bool fuses(const StackProduct& product, const Reading& from) const {
+    return product.format == WeightFormat::kTiles && from.norm.is_there() && !from.stays &&
+           !is_adapted(product);
   }
   RowNorm row_norm(const Reading& from) {
     make_pending();
@@ -298,6 +316,9 @@ class StackRun {
       if (stays) std::copy_n(memory_.normed + from * hidden, hidden, memory_.normed + to * hidden);
     }
     stream_.num_rows = step_.read.num_rows;
+    if (adapters_ == nullptr) return;
+    narrowed_ = adapters_->of(step_.read.rows, step_.read.num_rows);
+    adapters_ = &*narrowed_;
   }
 
   void apply(const StackCross& mixer, const Reading& from) {
@@ -320,7 +341,7 @@ class StackRun {
   }
 
   void apply(const StackFeedForward& mixer, const Reading& from) {
-    if (is_one_op(mixer) && fuses(mixer.up, from)) {
+    if (is_one_op(mixer) && fuses(mixer.up, from) && !is_adapted(mixer.down)) {
       const RowNorm begin = row_norm(from);
       // Rows are read before they are written: by the thread that normed them, or when all have been.
       return normed_feed_forward(tiled_params(mixer, stream_.added, stream_.added), begin);
@@ -331,13 +352,23 @@ class StackRun {
   // x [T, H] → out [T, H]
   void feed(const StackFeedForward& mixer, const float* x, float* out) const {
     const StackProduct &up = mixer.up, &down = mixer.down;
-    if (is_one_op(mixer)) return feed_forward(tiled_params(mixer, x, out));
+    if (is_one_op(mixer) && !is_adapted(up) && !is_adapted(down))
+      return feed_forward(tiled_params(mixer, x, out));
     float* const results = memory_.inner;
-    if (mixer.gated ? can_gate(up) : up.format == WeightFormat::kTiles) {
+    activate_up(mixer, x, results);
+    multiply(down, results, out);
+  }
+
+  // x [T, H] → results [T, I]: the activation of the product with `up`, gated or not.
+  void activate_up(const StackFeedForward& mixer, const float* x, float* results) const {
+    const StackProduct &up = mixer.up, &down = mixer.down;
+    const bool finishes = mixer.gated ? can_gate(up) : up.format == WeightFormat::kTiles;
+    if (finishes && num_adapted(up) < stream_.num_rows) {
       LinearParams finished = params(up, x, results);
       finished.finish = mixer.gated ? Finish::kGated : Finish::kActivated;
       finished.activation = mixer.activation;
       linear(finished);
+      if (is_adapted(up)) activate_adapted(mixer, x, results);
     } else if (!mixer.gated) {
       multiply(up, x, results);
       activate(results, stream_.num_rows * up.out_features, mixer.activation);
@@ -346,7 +377,29 @@ class StackRun {
       multiply(up, x, both);
       gated_activation({both, results, stream_.num_rows, down.in_features, mixer.activation});
     }
-    multiply(down, results, out);
+  }
+
+  // A product that finishes its sums leaves no place for a delta in between. What it gave the rows without
+  // adapters stays; those with one are computed again, so that a row's bits do not depend on its neighbours.
+  void activate_adapted(const StackFeedForward& mixer, const float* x, float* results) const {
+    const StackProduct& up = mixer.up;
+    const int64_t inner = mixer.down.in_features;
+    const AdaptedRows own = adapters_->gather(up.site, x, up.in_features);
+    const int64_t count = static_cast<int64_t>(own.rows.size());
+    std::vector<float> sums(static_cast<size_t>(count * up.out_features));
+    LinearParams product = params(up, own.x.data(), sums.data());
+    product.num_tokens = count;
+    linear(product);
+    add_lora({own.x.data(), sums.data(), up.in_features, up.out_features, up.in_features, own.groups});
+    std::vector<float> finished(static_cast<size_t>(count * inner));
+    if (mixer.gated) {
+      gated_activation({sums.data(), finished.data(), count, inner, mixer.activation});
+    } else {
+      activate(sums.data(), count * inner, mixer.activation);
+      finished.swap(sums);
+    }
+    for (int64_t i = 0; i < count; ++i)
+      std::copy_n(finished.data() + i * inner, inner, results + own.rows[static_cast<size_t>(i)] * inner);
   }
 
   FeedForwardParams tiled_params(const StackFeedForward& mixer, const float* x, float* out) const {
@@ -399,7 +452,9 @@ class StackRun {
   const StackStep& step_;
   StackStream& stream_;
   const StackMemory memory_;
-  bool narrow_ = false;  // in the sublayer that is being applied
+  const StepAdapters* adapters_;          // of the stream's rows, or null
+  std::optional<StepAdapters> narrowed_;  // those, when the stream has narrowed
+  bool narrow_ = false;                   // in the sublayer that is being applied
 };
 
 }  // namespace

@@ -14,6 +14,7 @@
 
 #include "attention/cpu/attention.h"
 #include "cache/kv_layout.h"
+#include "model/cpu/adapters.h"
 #include "ops/activation.h"
 #include "ops/cpu/expert_route.h"
 #include "ops/cpu/experts.h"
@@ -36,6 +37,7 @@ struct StackProduct {
   const float* bias;  // [N], or null
   int64_t out_features;
   int64_t in_features;
+  int64_t site = kNoSite;  // what adapters know it by
 };
 
 // How queries meet keys. The cache has the number of key heads and their size.
@@ -132,7 +134,8 @@ struct StackStep {
   std::vector<const AttentionPlan*> plans;  // of self attention, of each strip
   const AttentionPlan* cross = nullptr;     // over the same cache, or null
   StackRead read;
-  HiddenTap tap{};  // of the states between layers; its layer is set here
+  HiddenTap tap{};                         // of the states between layers; its layer is set here
+  const StepAdapters* adapters = nullptr;  // null: no row has one
 };
 
 // The residual is `sum`, and `added` too while that is pending.

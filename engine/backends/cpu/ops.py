@@ -7,9 +7,11 @@ from torch import Tensor
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels import cpu_delta_net, cpu_experts
 from bequest.engine.kernels.attention_work import AttentionWork
+from bequest.engine.kernels.cpu_lora import LoraRows
 from bequest.engine.kernels.hidden_tap import LayerTap
 from bequest.engine.layers.parts import Activation, Chosen, DeltaRule, Heads, Norm, Routing
 from bequest.engine.layers.step import LayerStep
+from bequest.engine.layers.step_adapters import StepAdapters
 
 
 class CpuOps:
@@ -70,6 +72,12 @@ def plan_of(work: AttentionWork) -> kernels.AttentionPlan:
     """The runner of this backend has made it."""
     assert isinstance(work, kernels.AttentionPlan)
     return work
+
+
+def lora_rows_of(adapters: StepAdapters) -> LoraRows:
+    """The runner of this backend has made them."""
+    assert isinstance(adapters.rows, LoraRows)
+    return adapters.rows
 
 
 def _prepared(qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:

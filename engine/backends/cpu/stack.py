@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bequest.engine.backends.cpu.experts import CpuExperts
-from bequest.engine.backends.cpu.ops import plan_of, rule_of
+from bequest.engine.backends.cpu.ops import lora_rows_of, plan_of, rule_of
 from bequest.engine.backends.cpu.weights import CpuRows, CpuWeight
 from bequest.engine.kernels import cpu_stack
 from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
@@ -87,6 +87,8 @@ class StackProgram:
             cpu_stack.set_read(made, step.read.rows, plan_of(step.read.attention))
         if step.tap is not None:
             cpu_stack.set_tap(made, step.tap, self._hidden)
+        if step.adapters is not None:
+            cpu_stack.set_adapters(made, lora_rows_of(step.adapters))
         return made
 
     def _sublayer(self, sublayer: Sublayer) -> cpu_stack.StackSublayer:
@@ -150,4 +152,4 @@ def _experts(mixer: Experts) -> cpu_stack.StackExperts:
 
 def _product(weight: Weight) -> cpu_stack.StackProduct:
     assert isinstance(weight, CpuWeight)
-    return cpu_stack.product(weight.packed, weight.bias)
+    return cpu_stack.product(weight.packed, weight.bias, weight.site)

@@ -1,0 +1,36 @@
+"""Which rows of a step have which adapter, as products are told."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class AdapterRows(Protocol):
+    """Of some rows; each has one adapter or none."""
+
+    def is_at(self, site: int) -> bool:
+        """Whether something is added to a row of the product with this number."""
+        ...
+
+    def rows_at(self, site: int) -> list[int]:
+        """The rows that something is added to."""
+        ...
+
+    def add(self, site: int, x: Tensor, y: Tensor) -> None:
+        """To the product y [T, N] of x [T, K], in place."""
+        ...
+
+
+class StepAdapters:
+    """Of a step's T rows, and of those R of them that are read: a stream that has narrowed has these alone."""
+
+    def __init__(self, rows: AdapterRows, num_rows: int, read: AdapterRows | None = None) -> None:
+        self.rows = rows
+        self._num_rows = num_rows
+        self._read = read
+
+    def of(self, num_rows: int) -> AdapterRows:
+        """Of a stream with so many rows: T, or R."""
+        return self.rows if num_rows == self._num_rows or self._read is None else self._read

@@ -1,0 +1,32 @@
+"""Checkpoints by the names that families have for their tensors: what other names and orders become."""
+
+from __future__ import annotations
+
+from bequest.engine.models.any_config import OwnConfig
+from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
+from bequest.engine.models.expert_names import ExpertNames
+from bequest.engine.models.families.table import FAMILIES
+from bequest.engine.models.gpt_oss_names import GptOssNames
+from bequest.engine.models.registry import HF_ARCHITECTURES
+from bequest.engine.models.respelled import respelled, respelled_gguf
+from bequest.engine.models.weights import WeightSource
+
+
+def as_families_name(source: WeightSource, config: OwnConfig) -> WeightSource:
+    """Tensors that transformers names, such as those of a checkpoint of its own, or of an adapter. Some may be
+    missing."""
+    if isinstance(config, EncoderDecoderConfig):
+        return FAMILIES[config.architecture].named(source)
+    if config.architecture not in HF_ARCHITECTURES:  # of a GGUF file
+        return respelled_gguf(source, config)
+    return respelled(_with_experts(source, config), config)
+
+
+def _with_experts(source: WeightSource, config: DecoderConfig) -> WeightSource:
+    implied = HF_ARCHITECTURES[config.architecture].experts
+    if config.experts is None or implied is None:
+        return source
+    if implied.interleaved:
+        return GptOssNames(source)
+    return ExpertNames(source, config.num_layers if implied.drafts else None)
