@@ -10,7 +10,11 @@ EngineError
 │   ├── RetentionTooLarge     more than the whole budget
 │   ├── InvalidEstate         cut short, changed on its way, or never one
 │   ├── EstateMismatch        of another model, cache or tenant
+│   ├── ContinuationMismatch  a child of another adapter than its parent
+│   ├── InvalidAdapter        files that are no LoRA, or one of another model
 │   └── AnswerTooLarge        hidden states of more bytes than this server holds for one answer
+├── AdapterNotFound           not loaded here, or not any more (404)
+├── AdapterInUse              requests or leases need it (409)
 ├── QueueFull                 try again later (429)
 ├── InsufficientRetention     leases of others fill the budget (429)
 ├── ParentNotFound            never seen, forgotten, another tenant's (404)
@@ -116,6 +120,24 @@ class EstateMismatch(InvalidRequest):
     """details: differs (names of what is not the same)"""
 
     code = "estate_mismatch"
+
+
+class InvalidAdapter(InvalidRequest):
+    code = "invalid_adapter"
+
+
+class ContinuationMismatch(InvalidRequest):
+    code = "continuation_mismatch"
+
+
+class AdapterNotFound(EngineError):
+    code = "model_not_found"
+
+
+class AdapterInUse(EngineError):
+    """details: requests, leases (ids, some of them), num_requests, num_leases"""
+
+    code = "adapter_in_use"
 
 
 class InsufficientRetention(EngineError):

@@ -1,0 +1,1 @@
+"""LoRA adapters: PEFT directories, and what they add to a model's products."""
