@@ -18,7 +18,7 @@ from bequest.engine.cache.tiers.host import HostTier
 from bequest.engine.config import EngineConfig
 from bequest.engine.drafting.choice import make_drafter
 from bequest.engine.engine import AsyncEngine
-from bequest.engine.errors import ModelError
+from bequest.engine.errors import InvalidAdapter, ModelError
 from bequest.engine.fetch import model_path
 from bequest.engine.fingerprint import Fingerprint
 from bequest.engine.inheritance.retention import Retention, RetentionLimits
@@ -32,6 +32,7 @@ from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.state.corpus import Corpus
 from bequest.engine.text import TextBundle, load_text, template_from_file, text_from_gguf
 from bequest.engine.types import Runner
+from bequest.engine.types.adapter import AdapterSource, AdapterWeights
 from bequest.engine.types.estate import NO_NOTES, Notes
 from bequest.engine.types.recurrent import StateSizes
 from bequest.engine.vault.shelf import Shelf
@@ -122,6 +123,7 @@ async def build_engine(
     fingerprint = await asyncio.to_thread(Fingerprint, path)
     shelf = await asyncio.to_thread(_open_shelf, config)
     drafter = make_drafter(config.speculative, samples_drafts=prepared.info.drafts)
+    adapters = await asyncio.to_thread(_load_adapters, config, prepared)
     engine = AsyncEngine(
         prepared.info,
         make_scheduler(
@@ -143,7 +145,10 @@ async def build_engine(
         observer=observer,
         fingerprint=fingerprint,
         notes=notes,
+        adapters=AdapterSource(prepared.load_adapter, config.max_loras),
     )
+    for name, weights in adapters.items():
+        engine.adapters.add(name, weights)
     if shelf is not None:
         await engine.open_files(shelf, config.durable_wait)
     return Built(engine, text)
@@ -204,6 +209,19 @@ def _file_blocks(config: EngineConfig, prepared: Prepared) -> int:
     if config.estate_dir is None:
         return 0
     return int(config.estate_gb * 2**30) // prepared.runner.block_layout.num_bytes
+
+
+def _load_adapters(config: EngineConfig, prepared: Prepared) -> dict[str, AdapterWeights]:
+    """Those of the command line, by name. Raises ModelError."""
+    loaded = {}
+    for entry in config.lora:
+        name, _, path = entry.partition("=")
+        try:
+            loaded[name] = prepared.load_adapter(Path(path).expanduser())
+        except InvalidAdapter as error:
+            why = f"{error} Its limit is max_lora_rank=" if error.reason == "rank_too_large" else str(error)
+            raise ModelError(f"lora={entry}: {why}") from None
+    return loaded
 
 
 def _recorded(config: EngineConfig, prepared: Prepared) -> Runner:

@@ -4,6 +4,8 @@ the flag of `max_model_len` is `--max-model-len`, its help is the field's `help`
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -62,6 +64,9 @@ ToolCallParser = Literal[
     "qwen3_xml",
     "glm47",
 ]
+
+
+ADAPTER_NAME = r"[\x21-\x3c\x3e-\x7e]{1,128}"  # printable ASCII but for "="
 
 
 def option(default: Any, help: str) -> Any:
@@ -176,6 +181,11 @@ class EngineConfig:
         "request), suffix (there, or in the tenant's records), ngram:K or suffix:K with K tokens at most; auto: ngram "
         "on a CPU",
     )
+    lora: list[str] = option(
+        [], "a LoRA adapter as NAME=PATH, a directory that PEFT has saved; requests name it as `model`; may be repeated"
+    )
+    max_loras: int = option(64, "most adapters that are loaded at once")
+    max_lora_rank: int = option(64, "largest rank of an adapter")
     record: str | None = option(
         None,
         "file for everything that passes the device, to be run again by `python -m bequest.engine.replay`: for "
@@ -189,7 +199,15 @@ class EngineConfig:
     def __post_init__(self) -> None:
         check_finite(self)
         parse_speculative(self.speculative)
-        for name, least in (("max_num_seqs", 1), ("block_size", 1), ("max_queued", 0), ("max_queued_extractions", 0)):
+        check_loras(self.lora, self.max_loras)
+        for name, least in (
+            ("max_num_seqs", 1),
+            ("max_lora_rank", 1),
+            ("max_loras", 0),
+            ("block_size", 1),
+            ("max_queued", 0),
+            ("max_queued_extractions", 0),
+        ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
         for name in ("retain_fraction", "max_lease_fraction"):
@@ -225,6 +243,20 @@ class EngineConfig:
             value, least = getattr(self, name), 2 if name == "num_blocks" else 1
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")
+
+
+def check_loras(given: Sequence[str], most: int) -> None:
+    """Raises ValueError for what is no NAME=PATH, twice there, or too many."""
+    names = [entry.partition("=")[0] for entry in given]
+    for entry, name in zip(given, names, strict=True):
+        if not re.fullmatch(ADAPTER_NAME, name) or not entry.partition("=")[2]:
+            raise ValueError(
+                f"lora must be NAME=PATH, the name of 1 to 128 ASCII characters without spaces, not {entry}"
+            )
+        if names.count(name) > 1:
+            raise ValueError(f"lora names {name} twice")
+    if len(names) > most:
+        raise ValueError(f"max_loras is {most}, but {len(names)} are given with lora")
 
 
 _OVER_ZERO = (
@@ -265,6 +297,9 @@ class ServerConfig:
     ssl_keyfile: str | None = option(None, "PEM file with its private key; default: in the certificate's file")
     api_key: list[str] = option([], "a key that clients must send; may be repeated")
     api_key_file: str | None = option(None, "TOML file of keys, their tenants and limits; SIGHUP reads it again")
+    allow_lora_loading: str | None = option(
+        None, "folder from below which operators may load adapters while the server runs (POST /v1/load_lora_adapter)"
+    )
     allowed_origins: list[str] = option([], "origins that browsers may call from (CORS)")
     max_body_mb: float = option(32, "largest request body in MiB")
     max_body_values: int = option(1_500_000, "most values in a JSON body, of which token ids are most")

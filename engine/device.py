@@ -25,6 +25,7 @@ import numpy as np
 
 from bequest.engine.types import PendingStep, Registration, Release, Runner, StepPlan, StepResult
 from bequest.engine.types.blocks import BlockBytes, BlockLayout, BlockRead, BlockWrite, PendingBlocks
+from bequest.engine.types.device import Change
 
 T = TypeVar("T")
 
@@ -59,7 +60,7 @@ class PendingTransfer:
     blocks: PendingBlocks
 
 
-_Item = StepPlan | Registration | Release | Probe | Transfer
+_Item = StepPlan | Change | Probe | Transfer
 
 
 class DeviceThread:
@@ -105,6 +106,10 @@ class DeviceThread:
         assert not isinstance(step, StepResult)
         self._watched, self._patient_until = step, self._loop.time() + _PATIENCE
         self._loop.call_soon(self._look)
+
+    def tell(self, change: Change) -> None:
+        """Behind everything launched before, and before everything launched later."""
+        self._put(change)
 
     @property
     def block_layout(self) -> BlockLayout:
@@ -165,7 +170,7 @@ class DeviceThread:
     def _launch_all(self) -> None:
         try:
             while (plan := self._plans.get()) is not None:
-                if isinstance(plan, Registration | Release):
+                if isinstance(plan, Change):
                     plan.tell(self._runner)
                     continue
                 if isinstance(plan, Transfer):

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Literal
 
+from bequest.engine.adapter_desk import AdapterDesk
 from bequest.engine.constraints.mask_maker import MaskMaker
 from bequest.engine.constraints.masks import MaskChannel
 from bequest.engine.device import DeviceThread, post
@@ -46,6 +47,7 @@ from bequest.engine.types import (
     Sink,
     StepResult,
 )
+from bequest.engine.types.adapter import NO_ADAPTERS, AdapterSource
 from bequest.engine.types.estate import NO_NOTES, Estate, Notes
 from bequest.engine.vault.shelf import Shelf
 from bequest.engine.vault.vault import NoVault, Vault
@@ -74,6 +76,7 @@ class AsyncEngine:
         observer: Observer | None = None,
         fingerprint: Callable[[], str] = lambda: "",
         notes: Notes = NO_NOTES,
+        adapters: AdapterSource = NO_ADAPTERS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Must be made inside a running event loop: it starts the device thread. `fingerprint`: of the weights.
@@ -94,20 +97,20 @@ class AsyncEngine:
         self._device = DeviceThread(runner, self._loop, self._masks.take, self._on_result, self._on_computed, self._die)
         scheduler.wake = self._pump_soon
         scheduler.carry = lambda write: self._device.transfer(write, lambda content: None)
+        self._groups: dict[str, Group] = {}
+        self.adapters = AdapterDesk(self._device, scheduler.retention, self._groups, adapters)
         self._vault: Vault | NoVault = NoVault()
-        self._estates = EstateDesk(info, scheduler, self._device, fingerprint=fingerprint, notes=notes, clock=clock)
+        self._estates = EstateDesk(info, scheduler, self._device, self.adapters, fingerprint, notes, clock)
         self._watchdog = StepWatchdog(self._loop, step_timeout, self._die)
         self._launched: deque[Launch] = deque()
         self._wake_up: asyncio.TimerHandle | None = None  # to plan the step behind the one that runs
         self._num_computed = 0  # of the launched ones: the device is done with them
         self.num_steps = 0  # that came back
-        self._groups: dict[str, Group] = {}
         self._arrivals = 0
         self._paces = {lane: Pace(scheduler.limits.tuning) for lane in Lane}
         self._deadlines: list[tuple[float, str]] = []  # heap
         self._timer = Timer(clock, self._next_due, self._expire)
-        self._pump_pending = False
-        self._stopped = False
+        self._pump_pending = self._stopped = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._death: asyncio.Future[BaseException] = self._loop.create_future()
@@ -127,6 +130,7 @@ class AsyncEngine:
         if request.id in self._groups:
             raise InternalError(f"request id {request.id} is in use")
         check_admissible(request, self.info, self.scheduler, self._max_queued, self._paces, self._clock())
+        self.adapters.check(request.adapter)
         self._arrivals += 1
         seed, number = seed_of(request, self._seed), self._arrivals
         group = self.scheduler.new_group(request, sink, seed=seed, arrival_number=number, now=self._clock())
@@ -406,8 +410,6 @@ class AsyncEngine:
             log.exception("the sink of a request failed; the request is dropped", extra=told)
             self._close(group, "error")
 
-    # --- hidden states -------------------------------------------------------------------------------------------
-
     def _give_back_states(self, num_bytes: int) -> None:
         """Whoever drops an answer may do so in another thread."""
 
@@ -471,8 +473,6 @@ class AsyncEngine:
             self._send(group, Delta(group.request.id, error=EngineDead("The engine has failed.", reason="died")))
         self._groups.clear()
         self._idle.set()
-
-    # --- deadlines -----------------------------------------------------------------------------------------------
 
     def _next_due(self) -> float | None:
         due = [self.retention.leases.next_expiry(), *(deadline for deadline, _ in self._deadlines[:1])]

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
+from bequest.engine.adapter_desk import AdapterDesk
 from bequest.engine.cache.entries import host_block, is_on_host
 from bequest.engine.cache.tiers.ticket import Ticket
 from bequest.engine.device import DeviceThread
@@ -32,7 +34,7 @@ class EstateDesk:
         info: ModelInfo,
         scheduler: Scheduler,
         device: DeviceThread,
-        *,
+        adapters: AdapterDesk,
         fingerprint: Callable[[], str],
         notes: Notes,
         clock: Callable[[], float],
@@ -42,6 +44,7 @@ class EstateDesk:
         self._cache = scheduler.cache
         self._estates = Estates(scheduler.cache, scheduler.retention)
         self._device = device
+        self.adapters = adapters
         self._fingerprint = fingerprint
         self.notes = notes
         self._weights: str | None = None
@@ -73,16 +76,18 @@ class EstateDesk:
 
     async def bring_in(self, tenant: str, estate: Estate, ttl: float) -> str:
         self._refuse_recurrent()
-        identity = await self.identity(tenant)
+        adapter = self.adapters.find_identity(estate.deed.identity.adapter)
+        identity = replace(await self.identity(tenant), adapter="" if adapter is None else adapter.identity)
         if differs := estate.deed.identity.differs(identity):
             message = f"The estate is of another engine: {', '.join(differs)}."
             raise EstateMismatch(
                 message, reason="estate_mismatch", details={"differs": differs}, names=" and ".join(differs)
             )
         self._check(estate.deed)
-        coming = self._estates.come(estate, self.notes.from_bytes(estate.deed.origin))
+        coming = self._estates.come(estate, self.notes.from_bytes(estate.deed.origin), adapter)
         try:
             await self._write(coming, estate.content)
+            self.adapters.check(adapter)
             return coming.grant(ttl, self._clock())
         finally:
             coming.close()

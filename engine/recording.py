@@ -24,6 +24,7 @@ import numpy as np
 from bequest.engine.config import EngineConfig
 from bequest.engine.errors import ModelError
 from bequest.engine.types import ComingMasks, IntArray, MaskSource, PendingStep, Runner, StepPlan, StepResult
+from bequest.engine.types.adapter import AdapterWeights
 from bequest.engine.types.blocks import BlockBytes, BlockLayout, BlockRead, BlockWrite, PendingBlocks
 from bequest.engine.types.catalogue import Catalogue
 
@@ -55,6 +56,18 @@ class Released(msgspec.Struct, frozen=True, tag=True):
     handle: int
 
 
+class AdapterRegistered(msgspec.Struct, frozen=True, tag=True):
+    """A LoRA adapter by its directory, which must still hold the same files when the recording is run again."""
+
+    handle: int
+    directory: str
+    digest: str
+
+
+class AdapterReleased(msgspec.Struct, frozen=True, tag=True):
+    handle: int
+
+
 class Planned(msgspec.Struct, frozen=True, tag=True):
     plan: StepPlan
 
@@ -80,7 +93,18 @@ class BlocksWritten(msgspec.Struct, frozen=True, tag=True):
     write: BlockWrite
 
 
-Record = Opened | Registered | Released | Planned | Masked | Returned | BlocksRead | BlocksWritten
+Record = (
+    Opened
+    | Registered
+    | Released
+    | AdapterRegistered
+    | AdapterReleased
+    | Planned
+    | Masked
+    | Returned
+    | BlocksRead
+    | BlocksWritten
+)
 
 
 class RecordingError(Exception):
@@ -191,6 +215,14 @@ class RecordingRunner:
     def release(self, handle: int) -> None:
         self._recorder.write(Released(handle))
         self._runner.release(handle)
+
+    def register_adapter(self, handle: int, weights: AdapterWeights) -> None:
+        self._recorder.write(AdapterRegistered(handle, weights.directory, weights.digest))
+        self._runner.register_adapter(handle, weights)
+
+    def release_adapter(self, handle: int) -> None:
+        self._recorder.write(AdapterReleased(handle))
+        self._runner.release_adapter(handle)
 
     def launch(self, plan: StepPlan) -> StepResult | PendingStep:
         self._recorder.write(Planned(plan))

@@ -18,10 +18,12 @@ from pathlib import Path
 import numpy as np
 
 from bequest.engine.constraints.masks import StepMasks
-from bequest.engine.errors import ModelError
+from bequest.engine.errors import InvalidAdapter, ModelError
 from bequest.engine.fetch import model_path
 from bequest.engine.models.impl import Implementation
 from bequest.engine.recording import (
+    AdapterRegistered,
+    AdapterReleased,
     BlocksRead,
     BlocksWritten,
     Masked,
@@ -35,6 +37,7 @@ from bequest.engine.recording import (
     Returned,
 )
 from bequest.engine.types import IntArray, Runner, StepPlan, StepResult
+from bequest.engine.types.adapter import AdapterWeights, LoadAdapter, no_adapters
 from bequest.engine.types.blocks import BlockBytes, PendingBlocks
 from bequest.engine.types.catalogue import Catalogue
 
@@ -49,8 +52,9 @@ class Replayed:
 class Replay:
     """Feeds a runner with the records of a recording. Masks are looked up ahead of their place in it."""
 
-    def __init__(self, records: Iterator[Record], runner: Runner) -> None:
+    def __init__(self, records: Iterator[Record], runner: Runner, load_adapter: LoadAdapter = no_adapters) -> None:
         self._records = records
+        self._load_adapter = load_adapter
         self._runner = runner
         self._ahead: deque[Record] = deque()  # were read, but not come to yet
         self._masks: dict[int, IntArray] = {}
@@ -73,6 +77,10 @@ class Replay:
                 self._runner.register(record.handle, catalogue)
             elif isinstance(record, Released):
                 self._runner.release(record.handle)
+            elif isinstance(record, AdapterRegistered):
+                self._runner.register_adapter(record.handle, self._adapter(record))
+            elif isinstance(record, AdapterReleased):
+                self._runner.release_adapter(record.handle)
             elif isinstance(record, BlocksRead | BlocksWritten):
                 self._transfer(record)
             elif isinstance(record, Planned):
@@ -84,6 +92,15 @@ class Replay:
             elif isinstance(record, Returned):
                 difference = self._compare(record.result)
         return Replayed(self._num_steps, self._num_compared, difference)
+
+    def _adapter(self, record: AdapterRegistered) -> AdapterWeights:
+        try:
+            weights = self._load_adapter(Path(record.directory))
+        except InvalidAdapter as error:
+            raise RecordingError(f"the adapter {record.directory} cannot be loaded: {error}") from None
+        if weights.digest != record.digest:
+            raise RecordingError(f"the files of the adapter {record.directory} have changed since the recording")
+        return weights
 
     def _transfer(self, record: BlocksRead | BlocksWritten) -> None:
         """What is read is not compared: the steps that read the same blocks are."""
@@ -137,8 +154,8 @@ def difference_of(recorded: StepResult, replayed: StepResult) -> str | None:
     return None
 
 
-def make_runner(opened: Opened) -> Runner:
-    """The runner of a recording. Raises ModelError where it cannot be made here."""
+def make_runner(opened: Opened) -> tuple[Runner, LoadAdapter]:
+    """The runner of a recording, and who loads its adapters. Raises ModelError where it cannot be made here."""
     from bequest.engine.runner.prepare import prepare
 
     config = replace(opened.config, num_blocks=opened.num_blocks, record=None)
@@ -148,7 +165,7 @@ def make_runner(opened: Opened) -> Runner:
             f"The recorded server had {opened.num_host_blocks} blocks on the host; here is memory for "
             f"{prepared.num_host_blocks}."
         )
-    return prepared.runner
+    return prepared.runner, prepared.load_adapter
 
 
 def replay_file(path: Path) -> tuple[Replayed, bool]:
@@ -159,9 +176,9 @@ def replay_file(path: Path) -> tuple[Replayed, bool]:
         opened = next(records, None)
         if not isinstance(opened, Opened):
             raise RecordingError("the recording does not say what it is of")
-        runner = make_runner(opened)
+        runner, load_adapter = make_runner(opened)
         try:
-            return Replay(records, runner).run(), recording.whole
+            return Replay(records, runner, load_adapter).run(), recording.whole
         finally:
             runner.close()
 

@@ -8,7 +8,7 @@ Owned by the event-loop thread; no asyncio.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bequest.engine._C import BlockEpochs, BlockTable, TokenList
 from bequest.engine.cache.entries import is_on_host
@@ -19,6 +19,7 @@ from bequest.engine.inheritance.leases import Borrowed
 from bequest.engine.inheritance.retention import Retention
 from bequest.engine.state.record import Identity, KeptChoice, Record
 from bequest.engine.types import Lineage
+from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.types.estate import NO_BLOCK, Deed, Estate, EstateChoice, EstateEncoder, EstateIdentity, Notes
 
 
@@ -43,8 +44,9 @@ class Leaving:
         encoder = None
         if record.encoder is not None and self._owned.inputs:
             encoder = EstateEncoder.of(record.encoder, tuple(rows[entry] for entry in self._owned.inputs[0].blocks))
+        adapter = record.identity.adapter
         return Deed(
-            identity=identity,
+            identity=identity if adapter is None else replace(identity, adapter=adapter.identity),
             id=record.id,
             name=record.identity.name,
             cache_salt=record.identity.cache_salt,
@@ -89,7 +91,13 @@ class Coming:
     """Holds and pays for the blocks of an estate while they are written."""
 
     def __init__(
-        self, estate: Estate, origin: object, cache: KvCache, retention: Retention, fronts: list[_Front | None]
+        self,
+        estate: Estate,
+        origin: object,
+        adapter: AdapterRef | None,
+        cache: KvCache,
+        retention: Retention,
+        fronts: list[_Front | None],
     ) -> None:
         """REQUIRES: the blocks are free, and promised"""
         self._estate, self._cache, self._retention = estate, cache, retention
@@ -101,13 +109,14 @@ class Coming:
             id=deed.id,
             tenant=deed.identity.tenant,
             name=deed.name,
-            salt=pack_salt(deed.identity.tenant, deed.cache_salt, encoder),
+            salt=pack_salt(deed.identity.tenant, deed.cache_salt, encoder, adapter),
             cache_salt=deed.cache_salt,
             created_at=deed.created_at,
             origin=origin,
             lineage=None if deed.parent is None else Lineage(deed.parent, deed.parent_choice, deed.at),
             num_choices=deed.num_choices,
             encoder=encoder,
+            adapter=adapter,
         )
         tables: list[BlockTable] = []
         for choice, front in zip(deed.choices, fronts, strict=True):
@@ -180,8 +189,10 @@ class Estates:
             raise InvalidRequest(message, reason="estates_without_images", reference=reference)
         return Leaving(record, self._retention.leases.borrow(record))
 
-    def come(self, estate: Estate, origin: object) -> Coming:
-        """Raises NameInUse, RetentionTooLarge or InsufficientRetention, with nothing changed."""
+    def come(self, estate: Estate, origin: object, adapter: AdapterRef | None) -> Coming:
+        """`adapter`: what it was computed with, as it is loaded here.
+
+        Raises NameInUse, RetentionTooLarge or InsufficientRetention, with nothing changed."""
         deed = estate.deed
         tenant = deed.identity.tenant
         self._retention.check_new(tenant, (deed.id,) if deed.name is None else (deed.id, deed.name))
@@ -199,7 +210,7 @@ class Estates:
                 reason="no_room_for_estate",
                 details=self._retention.leases.budget.details(tenant, num_blocks),
             )
-        return Coming(estate, origin, self._cache, self._retention, fronts)
+        return Coming(estate, origin, adapter, self._cache, self._retention, fronts)
 
 
 def _lacks_blocks(choice: EstateChoice, windows: list[int]) -> bool:

@@ -16,6 +16,7 @@ from bequest.engine.cache.cross import CrossTables
 from bequest.engine.cache.recurrent import Stateless, States
 from bequest.engine.cache.salt import pack_salt
 from bequest.engine.errors import (
+    ContinuationMismatch,
     EngineError,
     InvalidRequest,
     NameInUse,
@@ -32,7 +33,8 @@ from bequest.engine.inheritance.tallies import Tallies
 from bequest.engine.state.corpus import Corpus
 from bequest.engine.state.record import Identity, KeptBeams, KeptChoice, Living, Record
 from bequest.engine.state.sequence import Group, Sequence
-from bequest.engine.types import Grade, GradeLoad, Lineage, Retained
+from bequest.engine.types import Grade, GradeLoad, Lineage, Request, Retained
+from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.types.estate import Manifest
 from bequest.engine.types.recurrent import StateSizes
@@ -110,6 +112,10 @@ class Retention:
         """Those without a lease that have ended, most recently used first."""
         return reversed(self._others)
 
+    def computed_with(self, adapter: AdapterRef) -> list[Record]:
+        """All records of an adapter, of all tenants: every record is looked at."""
+        return [record for record in {*self._found.values()} if record.identity.adapter == adapter]
+
     def loads(self) -> dict[Grade, GradeLoad]:
         return self._tallies.loads()
 
@@ -118,11 +124,13 @@ class Retention:
     def open(self, group: Group) -> None:
         """Gives a group that is about to run its record, and a hold on its parent's.
 
-        Raises NameInUse, RetentionTooLarge or InsufficientRetention, with nothing changed.
+        Raises NameInUse, RetentionTooLarge, InsufficientRetention or ContinuationMismatch, with nothing changed.
         """
         request = group.request
         lineage = request.terms.lineage
         parent = None if lineage is None else self.get(request.tenant, lineage.parent)
+        if parent is not None:
+            _check_adapter(request, parent)
         if lineage is not None and lineage.at and parent is not None and parent.lost:
             raise ParentLost(f"The lease '{parent.id}' is lost.", reason="parent_lost", id=parent.id)
         if request.terms.keep_record and group.kind.keeps_record:
@@ -225,19 +233,22 @@ class Retention:
         if self._corpus is not None:
             self._corpus.learn(record, 0)
 
-    def restore(self, manifest: Manifest, origin: object, *, lost: bool, now: float) -> None:
+    def restore(
+        self, manifest: Manifest, origin: object, adapter: AdapterRef | None, *, lost: bool, now: float
+    ) -> None:
         """A lease of an earlier process is found again; its blocks are in files."""
         deed, tenant = manifest.deed, manifest.deed.identity.tenant
         identity = Identity(
             id=deed.id,
             tenant=tenant,
             name=deed.name,
-            salt=pack_salt(tenant, deed.cache_salt, None),
+            salt=pack_salt(tenant, deed.cache_salt, None, adapter),
             cache_salt=deed.cache_salt,
             created_at=deed.created_at,
             origin=origin,
             lineage=None if deed.parent is None else Lineage(deed.parent, deed.parent_choice, deed.at),
             num_choices=deed.num_choices,
+            adapter=adapter,
         )
         record = Record(identity, stored=manifest, lost=lost)
         for choice in deed.choices:
@@ -288,8 +299,12 @@ class Retention:
 
     def expire(self, now: float) -> None:
         while (record := self.leases.pop_expired(now)) is not None:
-            self._remember_gone(record)
-            self.forget(record)
+            self.expire_record(record)
+
+    def expire_record(self, record: Record) -> None:
+        """Forgets it, and remembers that it was here."""
+        self._remember_gone(record)
+        self.forget(record)
 
     # --- inside --------------------------------------------------------------------------------------------------
 
@@ -307,6 +322,7 @@ class Retention:
             num_choices=request.params.n,
             encoder=request.encoder,
             images=request.images,
+            adapter=request.adapter,
         )
 
     def _give_parent_more(self, sequence: Sequence) -> None:
@@ -412,3 +428,16 @@ class Retention:
                 self._gone[record.tenant, reference] = self.wall()
         while len(self._gone) > _MOST_GONE:
             self._gone.popitem(last=False)
+
+
+def _check_adapter(request: Request, parent: Record) -> None:
+    """What a parent has computed is of its own adapter."""
+    lineage = request.terms.lineage
+    if lineage is None or not lineage.at or request.adapter == parent.identity.adapter:
+        return
+    raise ContinuationMismatch(
+        f"The request '{parent.id}' was computed with another adapter, or without one.",
+        reason="other_adapter",
+        field="adapter",
+        parent=parent.id,
+    )

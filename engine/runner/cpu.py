@@ -16,6 +16,7 @@ from bequest.engine.models.any_model import Model
 from bequest.engine.models.batch import ModelInput, ReadRows
 from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.models.towers.tower import Tower
+from bequest.engine.runner.adapters import CpuAdapters
 from bequest.engine.runner.beams import CpuBeams
 from bequest.engine.runner.block_bytes import bytes_of, layout_of
 from bequest.engine.runner.catalogues import PlacedCatalogues
@@ -35,6 +36,7 @@ from bequest.engine.types import (
     StepPlan,
     StepResult,
 )
+from bequest.engine.types.adapter import AdapterWeights
 from bequest.engine.types.blocks import BlockBytes, BlockLayout, BlockRead, BlockWrite
 from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.types.hidden import StepTaps
@@ -68,6 +70,7 @@ class CpuRunner:
         self._catalogues = PlacedCatalogues(torch.device("cpu"))
         self._sampler = RowSampler(max_rows, model.config.vocab_size, self._catalogues)
         self._beams = CpuBeams(model.config.vocab_size, self._catalogues)
+        self._adapters = CpuAdapters()
         self._masks: MaskSource | None = None
 
     def connect(self, masks: MaskSource) -> None:
@@ -78,6 +81,12 @@ class CpuRunner:
 
     def release(self, handle: int) -> None:
         self._catalogues.release(handle)
+
+    def register_adapter(self, handle: int, weights: AdapterWeights) -> None:
+        self._adapters.register(handle, weights)
+
+    def release_adapter(self, handle: int) -> None:
+        self._adapters.release(handle)
 
     def is_quick(self, plan: StepPlan) -> bool:
         return False
@@ -91,7 +100,10 @@ class CpuRunner:
         if plan.encoders:
             assert isinstance(self._model, EncoderDecoder)
             taps, ring = ((), None) if plan.taps is None or tap is None else (plan.taps.encoders, tap.ring)
-            encode_on_cpu(self._model, self._kv_cache, plan.encoders, taps, ring, bfloat16=self._bfloat16)
+            adapters = self._adapters.of_encoders(plan.encoders)
+            encode_on_cpu(
+                self._model, self._kv_cache, plan.encoders, taps, ring, bfloat16=self._bfloat16, adapters=adapters
+            )
         if plan.images is not None:
             self._images.look(plan.images)
         if not plan.num_tokens:
@@ -170,6 +182,7 @@ class CpuRunner:
             recurrent=self._recurrent(batch),
             tap=tap,
             overlay=overlay,
+            adapters=self._adapters.of_step(batch.adapters, batch.query_start, None if read is None else read.rows),
         )
 
     def _recurrent(self, batch: StepBatch) -> RecurrentStep | None:

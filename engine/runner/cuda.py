@@ -44,6 +44,7 @@ from bequest.engine.types import (
     PromptLogprobSpec,
     StepPlan,
 )
+from bequest.engine.types.adapter import AdapterWeights
 from bequest.engine.types.blocks import BlockLayout, BlockRead, BlockWrite
 from bequest.engine.types.catalogue import Catalogue
 
@@ -215,6 +216,12 @@ class CudaRunner:
             prefill=work.prefill_items > 0,
             merges=work.merges > 0,
         )
+
+    def register_adapter(self, handle: int, weights: AdapterWeights) -> None:
+        raise AssertionError("adapters are refused at the start: no kernel of this backend adds them")
+
+    def release_adapter(self, handle: int) -> None:
+        raise AssertionError("none was registered")
 
     def is_quick(self, plan: StepPlan) -> bool:
         """Whether it is a small graph, without anything beside it that may take a while or is the first of its kind."""

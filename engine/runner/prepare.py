@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from bequest.engine.adapters.load import loader_of
 from bequest.engine.config import EngineConfig
 from bequest.engine.errors import ModelError
 from bequest.engine.fetch import served_name
@@ -45,6 +46,7 @@ from bequest.engine.runner.memory import (
 from bequest.engine.runner.state_memory import plan_states, state_wish
 from bequest.engine.runner.warm_pages import populate_in_background
 from bequest.engine.types import ModelInfo, Runner
+from bequest.engine.types.adapter import LoadAdapter, no_adapters, none_because
 from bequest.engine.types.encoder import EncoderInfo
 from bequest.engine.types.recurrent import StateSizes
 
@@ -102,6 +104,7 @@ class Prepared:
     short_extractions: tuple[int, ...] = ()  # as in ExtractionLimits.short_steps
     max_num_seqs: int = 1  # as in SchedulerLimits
     states: StateSizes | None = None  # of a model with recurrent layers
+    load_adapter: LoadAdapter = no_adapters
 
 
 def prepare(config: EngineConfig, path: Path) -> Prepared:
@@ -182,6 +185,7 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
         _CPU_SHORT_EXTRACTIONS,
         states.max_num_seqs,
         states.sizes,
+        loader_of(loaded, config.max_lora_rank),
     )
 
 
@@ -237,6 +241,7 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
         max_num_encoder_tokens=encoder_tokens,
         max_num_seqs=memory_of_states.max_num_seqs,
         states=memory_of_states.sizes,
+        load_adapter=none_because("it is on a GPU, where adapters are not computed yet; start with device=cpu"),
     )
 
 

@@ -81,6 +81,7 @@ def _batch(batch: Batch, chunks: list[Chunk], states: StatePlan | None) -> StepB
         block_tables=batch.block_tables,
         cross_tables=cross_tables,
         cross_lens=cross_lens,
+        adapters=_adapters(chunks),
         state_starts=None if states is None else states.starts,
         state_slots=None if states is None else states.slots,
     )
@@ -111,6 +112,16 @@ def _cross_arrays(chunks: list[Chunk]) -> tuple[IntArray | None, IntArray | None
         tables += [group.cross.table] * num_rows
         lens += [group.request.encoder.length] * num_rows
     return gather_tables(tables), np.asarray(lens, dtype=np.int32)
+
+
+def _adapters(chunks: list[Chunk]) -> IntArray | None:
+    """[S] handles."""
+    if all(chunk.sequence.group.request.adapter is None for chunk in chunks):
+        return None
+    handles: list[int] = []
+    for sequence in (chunk.sequence for chunk in chunks):
+        handles += [sequence.group.adapter] * sequence.work.num_rows(sequence)
+    return np.asarray(handles, dtype=np.int32)
 
 
 _NO_PAIRS = np.empty((0, 2), np.int32)

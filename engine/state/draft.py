@@ -113,7 +113,7 @@ class Draft:
             tapped = capture.plan_run(self.state_rows)
             self.state_rows -= 0 if tapped is None else len(tapped) * capture.num_layers
         assert group.request.encoder is not None
-        self.encoders.append(EncoderRun(group, EncoderSpec(group.request.encoder, slots), tapped))
+        self.encoders.append(EncoderRun(group, EncoderSpec(group.request.encoder, slots, group.adapter), tapped))
 
     def read_encoder(self, sequence: Sequence) -> bool:
         """Runs it for the states that the sequence is owed, if there is room. A run is not cut: it may overdraw."""

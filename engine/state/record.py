@@ -24,6 +24,7 @@ from bequest.engine._C import BeamEpochs, BlockEpochs, BlockPool, BlockTable, To
 from bequest.engine.state.cross import CrossTable
 from bequest.engine.state.recurrent import State
 from bequest.engine.types import ChoiceEntry, Grade, Lineage, Parent, ParentChoice, RecordEntry, Request
+from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.types.estate import Manifest
 from bequest.engine.types.image import Image
@@ -173,6 +174,7 @@ class Identity:
     num_choices: int = 1
     encoder: EncoderInput | None = None
     images: tuple[Image, ...] = ()
+    adapter: AdapterRef | None = None
 
     @property
     def references(self) -> tuple[str, ...]:
@@ -328,6 +330,7 @@ class Record:
             origin=self.identity.origin,
             encoder=self.encoder,
             images=self.identity.images,
+            adapter=self.identity.adapter,
         )
 
     def as_entry(self, pool: BlockPool) -> RecordEntry:

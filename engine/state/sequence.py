@@ -48,6 +48,7 @@ from bequest.engine.types import (
     Sink,
     StepResult,
 )
+from bequest.engine.types.adapter import NO_ADAPTER
 
 Copies = list[tuple[int, int]] | IntArray  # (source, destination) blocks, of the latter [C, 2]
 
@@ -447,6 +448,11 @@ class Group:
 
     def __post_init__(self) -> None:
         self.prompt = PromptParts.of(self.request)
+
+    @property
+    def adapter(self) -> int:
+        """The handle of its LoRA adapter, or NO_ADAPTER."""
+        return NO_ADAPTER if self.request.adapter is None else self.request.adapter.handle
 
     @property
     def num_prompt(self) -> int:

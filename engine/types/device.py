@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from bequest.engine.types.adapter import AdapterWeights
 from bequest.engine.types.arrays import IntArray
 from bequest.engine.types.blocks import BlockBytes, BlockLayout, BlockRead, BlockWrite, PendingBlocks
 from bequest.engine.types.catalogue import Catalogue
@@ -69,6 +70,12 @@ class Runner(Protocol):
     def release(self, handle: int) -> None:
         """They do not any more. Rows that were opened under it keep it."""
 
+    def register_adapter(self, handle: int, weights: AdapterWeights) -> None:
+        """Plans from now on may name the adapter by this handle."""
+
+    def release_adapter(self, handle: int) -> None:
+        """They do not any more."""
+
     def launch(self, plan: StepPlan) -> StepResult | PendingStep: ...
     def is_quick(self, plan: StepPlan) -> bool:
         """Whether to launch it takes less time than to wake threads: `launch` gives a PendingStep, and soon."""
@@ -102,3 +109,27 @@ class Release:
 
     def tell(self, runner: Runner) -> None:
         runner.release(self.handle)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRegistration:
+    """An adapter that plans behind this name by a handle."""
+
+    handle: int
+    weights: AdapterWeights
+
+    def tell(self, runner: Runner) -> None:
+        runner.register_adapter(self.handle, self.weights)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRelease:
+    """The handle of an adapter that no plan behind this names."""
+
+    handle: int
+
+    def tell(self, runner: Runner) -> None:
+        runner.release_adapter(self.handle)
+
+
+Change = Registration | Release | AdapterRegistration | AdapterRelease

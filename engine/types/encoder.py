@@ -144,3 +144,4 @@ class EncoderSpec(Data):
 
     input: EncoderInput
     slots: Slots | None  # [input.length]; None: it runs for its hidden states alone
+    adapter: int = 0  # the handle of a LoRA adapter; 0: none

@@ -50,6 +50,7 @@ class EstateIdentity:
     dtype: str  # that they were computed in
     cache: BlockLayout
     tenant: str
+    adapter: str = ""  # the name and the digest of a LoRA adapter; "": none
 
     def differs(self, other: EstateIdentity) -> list[str]:
         """The names of what is not the same."""

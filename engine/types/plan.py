@@ -41,6 +41,7 @@ class StepBatch(Data):
     block_tables: IntArray  # [G, S, MB], padded with block 0, which also stands for what slid out of a window
     cross_tables: IntArray | None = None  # [S, MBX], padded with block 0; None: the model has no encoder
     cross_lens: IntArray | None = None  # [S]
+    adapters: IntArray | None = None  # [S] handles of LoRA adapters, 0: none; None: no sequence has one
     state_starts: IntArray | None = None  # [S] slots that recurrent layers go on from; -1: a sequence begins
     state_slots: IntArray | None = None  # [T] slots that get the state behind a token; -1: nobody wants it
 

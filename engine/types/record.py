@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.types.image import Image
 
@@ -31,6 +32,7 @@ class Parent:
     choices: Sequence[ParentChoice]
     origin: object
     encoder: EncoderInput | None = None  # a child has the same one
+    adapter: AdapterRef | None = None  # a child has the same one
     images: tuple[Image, ...] = ()  # of its prompt: a child has those that it inherits
 
 

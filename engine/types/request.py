@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.types.hidden import HiddenStatesParams, most_positions
 from bequest.engine.types.image import Image, without_images
@@ -73,6 +74,7 @@ class Request:
     images: tuple[Image, ...] = ()  # whose ids are among prompt_token_ids, in any order
     hidden_states: HiddenStatesParams | None = None
     speculation: Speculation = Speculation()
+    adapter: AdapterRef | None = None  # a LoRA adapter that is loaded; None: the model itself
     suffixes: tuple[tuple[int, ...], ...] = ()  # each is scored behind the prompt, alone; nothing is sampled
 
     def __post_init__(self) -> None:

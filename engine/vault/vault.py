@@ -74,9 +74,12 @@ class Vault:
         """Lists the leases of earlier processes."""
         identity = await self._desk.identity("")
         now, wall = self._clock(), self._retention.wall()
+        adapters = {ref.identity: ref for ref in self._desk.adapters.refs}
 
         def why_not(manifest: Manifest) -> str | None:
-            ours = replace(identity, tenant=manifest.deed.identity.tenant)
+            theirs = manifest.deed.identity
+            adapter = adapters.get(theirs.adapter)
+            ours = replace(identity, tenant=theirs.tenant, adapter="" if adapter is None else adapter.identity)
             if differs := manifest.deed.identity.differs(ours):
                 return f"it is of another model: {', '.join(differs)}"
             return "it has expired" if manifest.expires_at <= wall else None
@@ -88,7 +91,8 @@ class Vault:
             except InvalidEstate as error:
                 log.warning("the conversation of %s is lost: %s", one.manifest.deed.id, error)
                 origin = None
-            self._retention.restore(one.manifest, origin, lost=one.lost, now=now)
+            adapter = adapters.get(one.manifest.deed.identity.adapter)
+            self._retention.restore(one.manifest, origin, adapter, lost=one.lost, now=now)
         if found:
             log.info("%d leases of earlier processes are here", len(found))
 

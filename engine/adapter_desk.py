@@ -1,0 +1,130 @@
+"""The adapters of an engine: which are loaded, under which names, and who needs them. Event-loop thread.
+
+A load reads and checks its files in a worker thread, while steps go on; the device is then told of what is in memory
+already. What an adapter computed belongs to that load: another one of the same name has another handle, and so another
+part of the prefix index (engine/cache/salt.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from bequest.engine.config import ADAPTER_NAME
+from bequest.engine.device import DeviceThread
+from bequest.engine.errors import AdapterInUse, AdapterNotFound, InvalidAdapter
+from bequest.engine.inheritance.retention import Retention
+from bequest.engine.state.sequence import Group
+from bequest.engine.types.adapter import AdapterRef, AdapterSource, AdapterWeights
+from bequest.engine.types.device import AdapterRegistration, AdapterRelease
+
+log = logging.getLogger("bequest.engine")
+
+_MOST_TOLD = 8  # ids in an error
+
+
+class AdapterDesk:
+    def __init__(
+        self,
+        device: DeviceThread,
+        retention: Retention,
+        groups: Mapping[str, Group],
+        source: AdapterSource,
+    ) -> None:
+        """`groups`: the open ones of the engine."""
+        self._device, self._retention, self._groups = device, retention, groups
+        self._source = source
+        self._loaded: dict[str, AdapterRef] = {}
+        self._loading: set[str] = set()
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._loaded)
+
+    @property
+    def refs(self) -> tuple[AdapterRef, ...]:
+        return tuple(self._loaded.values())
+
+    def find(self, name: str) -> AdapterRef | None:
+        return self._loaded.get(name)
+
+    def find_identity(self, identity: str) -> AdapterRef | None:
+        """The one with this name and content."""
+        return next((ref for ref in self._loaded.values() if ref.identity == identity), None)
+
+    def check(self, ref: AdapterRef | None) -> None:
+        """Raises AdapterNotFound if this very adapter is not loaded any more."""
+        if ref is not None and self._loaded.get(ref.name) != ref:
+            raise _not_found(ref.name)
+
+    async def load(self, name: str, directory: Path) -> AdapterRef:
+        """Raises InvalidAdapter, with nothing changed."""
+        self._check_new(name)
+        self._loading.add(name)
+        try:
+            weights = await asyncio.to_thread(self._source.load, directory)
+        finally:
+            self._loading.discard(name)
+        return self.add(name, weights)
+
+    def add(self, name: str, weights: AdapterWeights) -> AdapterRef:
+        """One whose files have been read."""
+        self._check_new(name)
+        self._last += 1
+        ref = self._loaded[name] = AdapterRef(name, self._last, weights.digest)
+        self._device.tell(AdapterRegistration(ref.handle, weights))
+        size = f"{weights.num_bytes / 2**20:.1f} MiB"
+        log.info("adapter %s: loaded, rank %d, %s", name, weights.rank, size)
+        return ref
+
+    def unload(self, name: str) -> None:
+        """What it left without a lease is forgotten. Raises AdapterNotFound, or AdapterInUse, with nothing changed."""
+        ref = self._loaded.get(name)
+        if ref is None:
+            raise _not_found(name)
+        requests = [id for id, group in self._groups.items() if group.request.adapter == ref]
+        records = self._retention.computed_with(ref)
+        leases = [record.id for record in records if record.leased]
+        if requests or leases:
+            raise _in_use(name, requests, leases)
+        for record in records:
+            self._retention.expire_record(record)
+        del self._loaded[name]
+        self._device.tell(AdapterRelease(ref.handle))
+        log.info("adapter %s: unloaded", name)
+
+    def _check_new(self, name: str) -> None:
+        if not re.fullmatch(ADAPTER_NAME, name):
+            raise InvalidAdapter(
+                "The name of an adapter has 1 to 128 ASCII characters, without spaces and equals signs.",
+                reason="adapter_name",
+            )
+        if name in self._loaded or name in self._loading:
+            raise InvalidAdapter(f"An adapter '{name}' is loaded already.", reason="adapter_loaded", name=name)
+        if (count := len(self._loaded) + len(self._loading)) >= (most := self._source.most):
+            message = f"{count} adapters are loaded, and {most} may be."
+            raise InvalidAdapter(message, reason="too_many_adapters", most=most)
+
+
+def _not_found(name: str) -> AdapterNotFound:
+    return AdapterNotFound(f"There is no adapter '{name}'.", reason="adapter_unknown", name=name)
+
+
+def _in_use(name: str, requests: list[str], leases: list[str]) -> AdapterInUse:
+    needed_by = [f"{len(ids)} {what}" for ids, what in ((requests, "open request(s)"), (leases, "lease(s)")) if ids]
+    return AdapterInUse(
+        f"The adapter '{name}' is needed by {' and '.join(needed_by)}.",
+        reason="adapter_in_use",
+        details={
+            "num_requests": len(requests),
+            "num_leases": len(leases),
+            "requests": requests[:_MOST_TOLD],
+            "leases": leases[:_MOST_TOLD],
+        },
+        name=name,
+        users=" and ".join(needed_by),
+        ids=", ".join([*requests, *leases][:_MOST_TOLD]),
+    )
