@@ -162,8 +162,9 @@ class Core:
     # --- how they run --------------------------------------------------------------------------------------------
 
     def _call(self, request: Fields, body: type[_Body], prefix: str) -> Call[_Body]:
-        name = self.context.model_names[0]
-        return Call(self.context, read(request, body), new_id(prefix), name, _LOCAL, time.monotonic())
+        asked = read(request, body)
+        name = self.context.served_name(getattr(asked, "model", None))
+        return Call(self.context, asked, new_id(prefix), name, _LOCAL, time.monotonic())
 
     async def _each(
         self, items: Sequence[_Item], work: Callable[[_Item], Awaitable[_Result]], progress: bool | None

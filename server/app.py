@@ -9,8 +9,9 @@ from pathlib import Path
 from aiohttp import web
 
 from bequest.engine.config import ServerConfig
+from bequest.engine.errors import ModelError
 from bequest.engine.text.foreign_template import TemplateRenderer
-from bequest.server.about import console, console_state, health, models, tokens
+from bequest.server.about import adapters, console, console_state, health, models, tokens
 from bequest.server.about.openapi import openapi
 from bequest.server.access.admission import Admission
 from bequest.server.access.auth import Gate
@@ -89,6 +90,8 @@ ROUTES: list[Route] = [
     ("POST", "/v1/batches/{id}/cancel", batches.cancel),
     ("POST", "/v1/audio/transcriptions", transcriptions.transcriptions),
     ("POST", "/v1/audio/translations", transcriptions.translations),
+    ("POST", "/v1/load_lora_adapter", adapters.load),
+    ("POST", "/v1/unload_lora_adapter", adapters.unload),
     ("GET", "/v1/models", models.list_models),
     ("GET", "/v1/models/{id:.+}", models.retrieve_model),
     ("POST", "/tokenize", tokens.tokenize),
@@ -116,6 +119,9 @@ def make_context(
 ) -> Context:
     """`close_context` ends its threads."""
     names = tuple(config.served_model_name) or (engine.info.name,)
+    for name in names:
+        if engine.adapters.find(name) is not None:
+            raise ModelError(f"lora={name}: the model itself has this name; choose another one for the adapter")
     metrics.model_name = names[0]
     metrics.cache_dtype = engine.info.kv_cache_dtype
     metrics.load = engine.load

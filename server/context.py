@@ -9,9 +9,11 @@ from aiohttp import web
 
 from bequest.engine.config import ServerConfig
 from bequest.engine.text.foreign_template import TemplateRenderer
+from bequest.engine.types.adapter import AdapterRef
 from bequest.server.access.admission import Admission
 from bequest.server.access.auth import Gate
 from bequest.server.access.in_flight import InFlight
+from bequest.server.access.keys import Caller
 from bequest.server.access.threads import DaemonThreads
 from bequest.server.access.turns import Entrance, FairPool
 from bequest.server.interfaces import EngineLike, TextLike
@@ -70,9 +72,21 @@ class Context:
         """The name to answer with; raises 404 for a model that is not here."""
         if model is None:
             return self.model_names[0]
-        if model not in self.model_names:
+        if model not in self.model_names and self.engine.adapters.find(model) is None:
             raise unknown_model(model, self.model_names)
         return model
+
+    def adapter(self, model: str, caller: Caller) -> AdapterRef | None:
+        """The adapter of this name; None: it is the model itself. Raises 404 where the caller may not use it, too."""
+        if model in self.model_names:
+            return None
+        ref = self.engine.adapters.find(model)
+        if ref is None or not caller.may_use(model):
+            raise unknown_model(model, self.model_names)
+        return ref
+
+    def adapters_for(self, caller: Caller) -> list[AdapterRef]:
+        return [ref for ref in self.engine.adapters.refs if caller.may_use(ref.name)]
 
 
 CONTEXT: web.AppKey[Context] = web.AppKey("context", Context)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from bequest.engine.types import ModelInfo, Parent, RecordEntry, Request, Sink
+from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.types.estate import Estate
 from bequest.engine.watching.observation import EngineLoad
 from bequest.engine.watching.snapshot import Snapshot
@@ -16,9 +18,27 @@ if TYPE_CHECKING:
 EngineState = Literal["loading", "ready", "draining", "dead", "stopped"]
 
 
+class AdaptersLike(Protocol):
+    """Those that are loaded."""
+
+    @property
+    def refs(self) -> Sequence[AdapterRef]: ...
+
+    def find(self, name: str) -> AdapterRef | None: ...
+
+    async def load(self, name: str, directory: Path) -> AdapterRef:
+        """Raises InvalidAdapter."""
+
+    def unload(self, name: str) -> None:
+        """Raises AdapterNotFound, or AdapterInUse while requests or leases need it."""
+
+
 class EngineLike(Protocol):
     @property
     def info(self) -> ModelInfo: ...
+
+    @property
+    def adapters(self) -> AdaptersLike: ...
 
     @property
     def extraction_limits(self) -> ExtractionLimits: ...

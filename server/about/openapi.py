@@ -112,6 +112,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/audio/translations"): Operation(
         "Writes speech down in English.", answer_types.Transcription, form.TranslationBody, form=True
     ),
+    ("POST", "/v1/load_lora_adapter"): Operation("Loads a LoRA adapter.", answer_types.Model, bodies.LoadAdapterBody),
+    ("POST", "/v1/unload_lora_adapter"): Operation(
+        "Unloads a LoRA adapter.", answer_types.Deleted, bodies.UnloadAdapterBody
+    ),
     ("GET", "/v1/models"): Operation("The models.", answer_types.ModelList),
     ("GET", "/v1/models/{id}"): Operation("One model.", answer_types.Model),
     **{

@@ -48,6 +48,7 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     expires: Annotated[datetime, Meta(tz=True)] | None = None
     operator: bool = False
     permissions: list[Permission] = []
+    adapters: list[_Name] | None = None
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -70,6 +71,7 @@ _TAKES: Mapping[str, str] = {
     "expires": "a time with its zone and without quotes, such as 2027-01-01T00:00:00Z",
     "operator": "true or false",
     "permissions": "a list of permissions, of which there is one: estates",
+    "adapters": "a list of names of adapters",
     **dict.fromkeys(("max_prompt_tokens", "max_concurrent", "max_queued"), _COUNT),
     **dict.fromkeys(("max_body_mb", "requests_per_minute", "max_timeout"), _AMOUNT),
     "lowest_priority": "a whole number of 32 bits",

@@ -10,8 +10,9 @@ A key file is TOML; [limits] holds for every key that does not say otherwise:
     tenant = "acme"                   # default: the name
     key = "sk-…"                      # or sha256 = "…", the hexadecimal digest of the key
     expires = 2027-01-01T00:00:00Z
-    operator = true                   # sees all tenants in the console
+    operator = true                   # sees all tenants in the console, may load adapters
     permissions = ["estates"]         # may take what it retains to another server
+    adapters = ["legal", "medical"]   # that it may name as `model`, beside the model itself; default: all
     max_concurrent = 8
 """
 
@@ -37,6 +38,10 @@ class Caller:
     limits: KeyLimits
     operator: bool = False
     permissions: frozenset[Permission] = frozenset()
+    adapters: frozenset[str] | None = None  # that it may name; None: all
+
+    def may_use(self, adapter: str) -> bool:
+        return self.adapters is None or adapter in self.adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,9 @@ def read_keys(path: str) -> list[Key]:
 
 def _key(entry: Entry, limits: KeyLimits) -> Key:
     digest = digest_of(entry.key) if entry.key is not None else bytes.fromhex(entry.sha256 or "")
-    caller = Caller(entry.name, entry.tenant or entry.name, limits, entry.operator, frozenset(entry.permissions))
+    permissions, named = frozenset(entry.permissions), entry.adapters
+    adapters = None if named is None else frozenset(named)
+    caller = Caller(entry.name, entry.tenant or entry.name, limits, entry.operator, permissions, adapters)
     return Key(caller, digest, None if entry.expires is None else entry.expires.timestamp())
 
 

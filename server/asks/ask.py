@@ -65,6 +65,7 @@ class Ask:
             ),
             encoder=prompt.encoder,
             images=prompt.images,
+            adapter=prompt.adapter or terms.adapter,
             hidden_states=None if self.states is None else self.states.params,
             speculation=self.speculation,
             suffixes=self.suffixes,

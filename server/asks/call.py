@@ -8,6 +8,8 @@ from typing import Generic, TypeVar
 import msgspec
 from aiohttp import web
 
+from bequest.engine.errors import EngineError
+from bequest.engine.types.adapter import AdapterRef
 from bequest.server.access.key_file import KeyLimits
 from bequest.server.access.keys import Caller
 from bequest.server.access.marks import ANSWER_ID, ARRIVED, CALLER
@@ -34,6 +36,16 @@ class Call(Generic[AnyBody]):
     @property
     def tenant(self) -> str:
         return self.caller.tenant
+
+    @property
+    def adapter(self) -> AdapterRef | None:
+        """Of the model; raises 404 where the client may not use it."""
+        return self.context.adapter(self.model, self.caller)
+
+    @property
+    def names_model(self) -> bool:
+        """Whether the client did; else a child has the model of its parent."""
+        return getattr(self.body, "model", None) is not None
 
     @property
     def limits(self) -> KeyLimits:
@@ -66,5 +78,20 @@ def call_of(http: web.Request, body: _Body, ignored: list[str], prefix: str) -> 
     answer_id = http[ANSWER_ID] = new_id(prefix)
     context.metrics.spending.open(answer_id)
     model: str | None = getattr(body, "model", None)
+    if model is None:
+        model = _model_of_parent(context, http[CALLER].tenant, body)
     served = context.served_name(model)
     return HttpCall(context, body, answer_id, served, http[CALLER], http[ARRIVED], http, tuple(ignored))
+
+
+def _model_of_parent(context: Context, tenant: str, body: msgspec.Struct) -> str | None:
+    """A request that names no model has its parent's adapter. Whether there is a parent is another's question."""
+    reference: str | None = getattr(body, "continuation_of", None) or getattr(body, "previous_response_id", None)
+    if reference is None:
+        return None
+    try:
+        adapter = context.engine.parent(tenant, reference).adapter
+    except EngineError:
+        stored = context.stored.get(tenant, reference)
+        return None if stored is None else stored.adapter
+    return None if adapter is None else adapter.name

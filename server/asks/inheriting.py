@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from bequest.engine.errors import ParentFailed, ParentLost, ParentNotFound
 from bequest.engine.types import Lineage, Parent, ParentChoice
+from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.types.image import Image
 from bequest.server.asks.call import Call
 from bequest.server.asks.extension import Conversation
@@ -71,6 +72,7 @@ class Cut:
             lineage=Lineage(self.parent.id, self.index, at),
             cache_salt=self.parent.cache_salt,
             origin=origin,
+            adapter=self.parent.adapter,
             encoder=self.parent.encoder,
             images=self.parent.images if images is None else images,
         )
@@ -176,6 +178,7 @@ async def cut(context: Context, terms: AskTerms, wanted: Inheriting) -> Cut | No
     if terms.cache_salt and terms.cache_salt != parent.cache_salt:
         message = "`cache_salt` must be the parent's own, whose cache this request inherits; leave it out."
         raise ApiError(400, "continuation_mismatch", message, param="cache_salt")
+    check_model(terms, parent.adapter, reference)
     if index >= (n := len(parent.choices)):  # those of a list's later prompts are requests of their own
         with suppress(ParentNotFound, ParentFailed):
             parent = await _parent(context, terms, part_id(parent.id, index // n), place)
@@ -192,6 +195,24 @@ async def cut(context: Context, terms: AskTerms, wanted: Inheriting) -> Cut | No
     choice = parent.choices[index]
     at = _place(parent, choice, place, reference)
     return Cut(reference, parent, index, choice, at, branch=isinstance(place, int))
+
+
+def check_model(terms: AskTerms, adapter: AdapterRef | None, reference: str) -> None:
+    """What a parent has computed is of its own adapter, or of the model alone. Raises 400."""
+    if terms.names_model and terms.adapter != adapter:
+        raise other_model(terms, None if adapter is None else adapter.name, reference)
+
+
+def other_model(terms: AskTerms, adapter: str | None, reference: str) -> ApiError:
+    """`adapter`: the name of the parent's."""
+    given = None if terms.adapter is None else terms.adapter.name
+    own = "without an adapter" if adapter is None else f"with the adapter '{adapter}'"
+    again = " as it was loaded then" if given == adapter else ""
+    names = "the model itself" if given is None else f"'{given}'"
+    message = (
+        f"`model` must be the parent's own: '{reference}' was computed {own}{again}, and this request names {names}."
+    )
+    return ApiError(400, "continuation_mismatch", message, param="model")
 
 
 async def _parent(context: Context, terms: AskTerms, reference: str, place: int | str | None) -> Parent:

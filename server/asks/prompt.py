@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bequest.engine.types import Lineage
+from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.types.image import Image, without_images
 from bequest.server.wire.errors import invalid
@@ -21,6 +22,7 @@ class Prompt:
     lineage: Lineage | None = None  # of a continuation, even if nothing of its parent is in it
     cache_salt: str = ""  # the parent's
     origin: object = None  # what the tokens were made from, for whoever continues
+    adapter: AdapterRef | None = None  # the parent's
     encoder: EncoderInput | None = None  # of an encoder-decoder model, whose decoder's prompt is `token_ids`
     images: tuple[Image, ...] = ()  # whose ids are among `token_ids`
     param: str | None = None  # the field that `token_ids` came in, where it is not `prompt`

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from bequest.engine.types import Terms
+from bequest.engine.types.adapter import AdapterRef
 from bequest.server.asks import leases, ranges
 from bequest.server.asks.call import Call
 from bequest.server.wire.bodies import HiddenStatesBody, InputBody, SampledBody
@@ -20,6 +21,8 @@ class AskTerms:
     deadline: float | None  # on the engine's clock
     max_prompt_tokens: int | None  # of the key
     cache_salt: str = ""
+    adapter: AdapterRef | None = None  # that the model's name stands for
+    names_model: bool = False  # whether the client named it; else it has its parent's
     record: Terms = Terms(keep_record=False)  # what each of its prompts adds its own lineage to
 
 
@@ -35,6 +38,8 @@ def record_terms(call: Call[SampledBody | HiddenStatesBody], open_ended: bool) -
         priority=priority,
         deadline=deadline,
         cache_salt=body.cache_salt or "",
+        adapter=call.adapter,
+        names_model=call.names_model,
         record=Terms(name=name, retain=retain, keep_record=body.store is not False),
         max_prompt_tokens=call.limits.max_prompt_tokens,
     )
@@ -53,6 +58,8 @@ def passing_terms(
         deadline=_deadline(call, timeout),
         priority=ranges.priority(priority, call.limits.lowest_priority),
         cache_salt=cache_salt,
+        adapter=call.adapter,
+        names_model=call.names_model,
         max_prompt_tokens=call.limits.max_prompt_tokens,
     )
 

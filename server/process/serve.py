@@ -81,7 +81,12 @@ async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
         gc.freeze()  # what was loaded lives as long as the process: the collector need not look at it again
         _raise_file_limit()
         _warn_if_open(listener, keys)
-        app = make_app(engine, text, config, leases, keys, metrics)
+        try:
+            app = make_app(engine, text, config, leases, keys, metrics)
+        except ModelError as error:
+            _log.error("%s", with_flags(error))
+            await engine.stop(_HURRY)
+            return EXIT_FAILED
         engine.expect_tenants(keys.num_tenants)
         runner = AppRunner(app, client_timeout=config.client_timeout)
         await runner.setup()

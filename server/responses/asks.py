@@ -71,7 +71,7 @@ async def response_ask(call: Call[ResponseBody], reading: Reading, waiting: Wait
     terms = record_terms(call, length.open_ended)
     head = document.in_progress(body, call.id, int(time.time()), call.model, chosen, reading.tools)
     context.engine.check_room(terms.tenant)
-    prompt = await waiting(head, response_prompt(context, terms.tenant, body, reading, terms.deadline))
+    prompt = await waiting(head, response_prompt(context, terms, body, reading))
     # The grammar comes behind the prompt, which says whether thoughts come first.
     constraint = await apart(context, lambda: reading.constraint(form, prompt.prompt))
     grammar = None if constraint is None else await context.grammars.compiled(call.tenant, constraint)

@@ -83,6 +83,7 @@ class Making:
             num_prompt=len(request.prompt_token_ids),
             prompt_text=prompt.text,
             cache_salt=request.cache_salt,
+            adapter=None if request.adapter is None else request.adapter.name,
             pieces=self.answer.pieces,
             images=request.images,
         )

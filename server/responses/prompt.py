@@ -19,10 +19,12 @@ from bequest.engine.types.image import Image
 from bequest.server.asks.chats import TemplateUse, check_converses, template_kwargs
 from bequest.server.asks.extension import Conversation
 from bequest.server.asks.images import extend_seen, images_in, look_at, merged, unfolded
+from bequest.server.asks.inheriting import other_model
 from bequest.server.asks.messages import MESSAGE_CHARS, text_length
 from bequest.server.asks.prompt import Prompt, check_not_empty
 from bequest.server.asks.prompts import check_length
 from bequest.server.asks.reading import Reading
+from bequest.server.asks.terms import AskTerms
 from bequest.server.context import Context
 from bequest.server.responses.items import Item, input_items, messages_of
 from bequest.server.stores.responses import StoredResponse
@@ -43,15 +45,15 @@ class ResponsePrompt:
     parent: StoredResponse | None
 
 
-async def response_prompt(
-    context: Context, tenant: str, body: ResponseBody, reading: Reading, deadline: float | None
-) -> ResponsePrompt:
+async def response_prompt(context: Context, terms: AskTerms, body: ResponseBody, reading: Reading) -> ResponsePrompt:
     check_converses(context, "input")
     count = len(body.input) if isinstance(body.input, list) else 1
     items = await off_loop(context, MESSAGE_CHARS * count, lambda: input_items(body.input))
     parent = None
     if body.previous_response_id is not None:
-        parent = await _previous(context, tenant, body.previous_response_id, deadline)
+        parent = await _previous(context, terms.tenant, body.previous_response_id, terms.deadline)
+        if parent.adapter != (None if terms.adapter is None else terms.adapter.name):
+            raise other_model(terms, parent.adapter, body.previous_response_id)
     messages = await off_loop(context, _history_chars(parent) + MESSAGE_CHARS * count, lambda: _messages(parent, items))
     messages, images = await look_at(context, messages)
     if body.instructions:
@@ -67,21 +69,21 @@ async def response_prompt(
         raise at_field(error, "input") from error
     prompt = Prompt(built.token_ids, origin=built.conversation, images=images)
     if parent is not None:
-        same_cache = body.cache_salt in (None, "", parent.cache_salt) and not _is_lost(context, tenant, parent)
+        same_cache = body.cache_salt in (None, "", parent.cache_salt) and _can_inherit(context, terms, parent)
         lineage = Lineage(parent.id, 0, built.at if same_cache else 0)
         prompt = replace(prompt, lineage=lineage, cache_salt=parent.cache_salt)
     return ResponsePrompt(check_not_empty(prompt, "input"), built.conversation.prompt_text, items, parent)
 
 
-def _is_lost(context: Context, tenant: str, parent: StoredResponse) -> bool:
-    """Whether the files of its lease are broken. Its items are here, so that it is computed again."""
+def _can_inherit(context: Context, terms: AskTerms, parent: StoredResponse) -> bool:
+    """Not if the files of its lease are broken, or if its adapter was loaded again. Its items are here: they are
+    computed again."""
     try:
-        context.engine.parent(tenant, parent.id)
+        return context.engine.parent(terms.tenant, parent.id).adapter == terms.adapter
     except ParentLost:
-        return True
-    except EngineError:
         return False
-    return False
+    except EngineError:
+        return True  # nothing is left to inherit
 
 
 def _history_chars(parent: StoredResponse | None) -> int:

@@ -43,6 +43,7 @@ class _Rest(msgspec.Struct):
     cache_salt: str
     pieces: bytes
     model: str
+    adapter: str | None = None
 
 
 class ResponseFile:
@@ -153,6 +154,7 @@ def _insert(database: sqlite3.Connection, response: StoredResponse, model: str) 
         cache_salt=response.cache_salt,
         pieces=response.pieces.tobytes(),
         model=model,
+        adapter=response.adapter,
     )
     parent = None if turn.parent is None else turn.parent.id
     row = (response.tenant, response.id, parent, turn.items, turn.num_input, response.body)
@@ -204,5 +206,6 @@ def _stored(response_id: str, tenant: str, body: bytes, turn: Turn, kept: _Rest,
         num_prompt=kept.num_prompt if same_model else 0,
         prompt_text=kept.prompt_text if same_model else "",
         cache_salt=kept.cache_salt,
+        adapter=kept.adapter,
         pieces=pieces,
     )

@@ -63,6 +63,7 @@ class StoredResponse:
     cache_salt: str
     pieces: array[int]  # characters and log-probabilities of each text delta, alternating: how it was streamed
     images: tuple[Image, ...] = ()  # of the prompt
+    adapter: str | None = None  # its name: what is stored is text, and goes on under another load of it
 
     @property
     def size(self) -> int:

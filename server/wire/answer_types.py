@@ -234,7 +234,7 @@ class Model(msgspec.Struct, kw_only=True):
     display_name: str
     created_at: str
     root: str
-    parent: None
+    parent: str | None
     max_model_len: int
     reasoning_parser: str | None
     tool_call_parser: str

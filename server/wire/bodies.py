@@ -234,6 +234,15 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[Any] | None = None
 
 
+class LoadAdapterBody(msgspec.Struct, frozen=True, kw_only=True):
+    lora_name: str | None = None
+    lora_path: str | None = None
+
+
+class UnloadAdapterBody(msgspec.Struct, frozen=True, kw_only=True):
+    lora_name: str | None = None
+
+
 class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     tokens: list[int] | None = None

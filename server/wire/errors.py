@@ -31,6 +31,7 @@ _NEVER_AGAIN = (
     "files_full",
     "file_in_use",
     "batch_ended",
+    "adapter_in_use",
 )
 
 _TYPES = {
@@ -52,6 +53,10 @@ _ENGINE_STATUS = {
     "invalid_estate": 400,
     "estate_mismatch": 409,
     "answer_too_large": 400,
+    "invalid_adapter": 400,
+    "continuation_mismatch": 400,
+    "model_not_found": 404,
+    "adapter_in_use": 409,
     "continuation_parent_not_found": 404,
     "continuation_parent_expired": 404,
     "continuation_parent_failed": 409,

@@ -14,6 +14,7 @@ from bequest.engine.errors import EngineError, ModelError
 
 # Fields of the engine's requests under the names that clients have for them; others have the same.
 _PARAMS = {
+    "adapter": "model",
     "audio": "file",
     "beams.width": "beam_width",
     "deadline": "timeout",
@@ -133,6 +134,17 @@ SENTENCES = {
     "choose another name.",
     "name_of_retained": "`request_id` '{name}' is the name of a request that is retained ({id}); delete it (DELETE "
     "/v1/continuations/{id}), or choose another name.",
+    # adapters
+    "adapter_unknown": "The model '{name}' does not exist here: no adapter of this name is loaded, or not any more.",
+    "adapter_name": "`lora_name` must be 1 to 128 ASCII characters without spaces and equals signs.",
+    "adapter_loaded": "An adapter '{name}' is loaded already: unload it (POST /v1/unload_lora_adapter), or choose "
+    "another `lora_name`.",
+    "too_many_adapters": "This server holds {most} adapters at most (--max-loras): unload one first (POST "
+    "/v1/unload_lora_adapter).",
+    "rank_too_large": "The adapter's rank is {rank}, but this server takes {most} at most (--max-lora-rank).",
+    "adapter_in_use": "The adapter '{name}' is needed by {users}: {ids}. Wait for requests to end, release leases "
+    "(DELETE /v1/continuations/{{id}}), and unload it then.",
+    "other_adapter": "`model` must be the parent's own: '{parent}' was computed with another adapter, or without one.",
     # time and room
     "queue_full": "The server's queue is full ({max_queued} waiting {kind}); try again in {retry_after} s.",
     "late_in_queue": "The request's timeout passed while it was still in the queue; nothing was generated.",

@@ -45,7 +45,15 @@ class Record:
         ]
         running = not self.ended.is_set()
         request = self.request
-        return Parent(request.id, running, request.cache_salt, tuple(choices), request.terms.origin, request.encoder)
+        return Parent(
+            request.id,
+            running,
+            request.cache_salt,
+            tuple(choices),
+            request.terms.origin,
+            request.encoder,
+            request.adapter,
+        )
 
     def entry(self) -> RecordEntry:
         grade: Grade = "warm" if self.expires_at is None else "leased"

@@ -5,13 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from bequest.engine.errors import EngineDead, EngineDraining, EngineError, InvalidRequest, QueueFull
+from bequest.engine.errors import (
+    AdapterInUse,
+    AdapterNotFound,
+    EngineDead,
+    EngineDraining,
+    EngineError,
+    InvalidAdapter,
+    InvalidRequest,
+    QueueFull,
+)
 from bequest.engine.scheduling.limits import ExtractionLimits
 from bequest.engine.types import ChoiceDelta, Delta, ModelInfo, OutputMode, Request, Sink, TokenLogprob, Usage
+from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.watching.block_map import NOBODY, BlockField, BlockMap
 from bequest.engine.watching.observation import EngineLoad
 from bequest.engine.watching.snapshot import OpenRequest, Snapshot
@@ -85,6 +96,37 @@ class Run:
     begun: bool = False
 
 
+class FakeAdapters:
+    """Loads everything but what is called "missing"."""
+
+    def __init__(self) -> None:
+        self.loaded: dict[str, AdapterRef] = {}
+        self.directories: list[Path] = []
+        self.used: set[str] = set()
+
+    @property
+    def refs(self) -> tuple[AdapterRef, ...]:
+        return tuple(self.loaded.values())
+
+    def find(self, name: str) -> AdapterRef | None:
+        return self.loaded.get(name)
+
+    async def load(self, name: str, directory: Path) -> AdapterRef:
+        self.directories.append(directory)
+        if directory.name == "missing":
+            raise InvalidAdapter("There is no such directory.")
+        ref = self.loaded[name] = AdapterRef(name, len(self.directories), str(len(self.directories)))
+        return ref
+
+    def unload(self, name: str) -> None:
+        if name not in self.loaded:
+            raise AdapterNotFound(f"There is no adapter '{name}'.", reason="adapter_unknown", name=name)
+        if name in self.used:
+            facts = {"name": name, "users": "1 lease(s)", "ids": "cmpl-1"}
+            raise AdapterInUse("It is needed.", reason="adapter_in_use", details={"leases": ["cmpl-1"]}, **facts)
+        del self.loaded[name]
+
+
 class FakeEngine(FakeRecords):
     """Plays the deltas of `script` one per loop iteration; with `held` only when `advance` says so."""
 
@@ -102,6 +144,7 @@ class FakeEngine(FakeRecords):
             hidden_size=HIDDEN,
             kv_cache_dtype="fp8_e4m3",
         )
+        self.adapters = FakeAdapters()
         self.extraction_limits = ExtractionLimits()
         self.states = FakeStates(self.info)
         self.state: Any = "ready"

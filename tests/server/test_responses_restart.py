@@ -134,6 +134,15 @@ async def test_another_model_goes_on_from_the_words(tmp_path: Path) -> None:
     await file.close()
 
 
+async def test_the_adapter_of_a_response_is_brought_back(tmp_path: Path) -> None:
+    file = ResponseFile(tmp_path / "r", "m")
+    await file.load()
+    file.put(replace(response(4), adapter="legal"))
+    await file.close()
+    [found] = await ResponseFile(tmp_path / "r", "m").load()
+    assert found.adapter == "legal"
+
+
 async def test_a_conversation_that_is_not_whole_is_not_brought_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
