@@ -88,6 +88,15 @@ _GRAPH_BYTES = GIB // 2
 
 
 @dataclass(frozen=True, slots=True)
+class ExtractingSteps:
+    """Steps that extract hidden states, as in ExtractionLimits."""
+
+    rows: int  # max_step_rows
+    tokens: int  # max_step_tokens
+    short: tuple[int, ...]  # short_steps
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     runner: Runner
     info: ModelInfo
@@ -97,11 +106,9 @@ class Prepared:
     windows: tuple[int, ...]  # of the cache's strips (engine/models/strips.py)
     max_num_batched_tokens: int
     prompt_pace: float  # as in SchedulerLimits
-    states_rows: int  # as in ExtractionLimits.max_step_rows
+    extracting: ExtractingSteps
     max_num_tokens_alone: int | None = None  # as in SchedulerLimits
-    max_num_tokens_extracting: int | None = None  # as in ExtractionLimits.max_step_tokens
     max_num_encoder_tokens: int = 0  # likewise
-    short_extractions: tuple[int, ...] = ()  # as in ExtractionLimits.short_steps
     max_num_seqs: int = 1  # as in SchedulerLimits
     states: StateSizes | None = None  # of a model with recurrent layers
     load_adapter: LoadAdapter = no_adapters
@@ -167,22 +174,19 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
     runner = CpuRunner(loaded.model, kv_cache, host_cache, seqs, loaded.dtype, states.allocate(), tower)
     tokens = config.max_num_batched_tokens or _CPU_BATCHED_TOKENS
     alone = _CPU_TOKENS_ALONE if config.max_num_batched_tokens is None else None
-    info = _info(config, path, loaded, plan, torch.float32, drafts=_may_draft(loaded.config))
     rows = _states_rows(loaded, _CPU_STATES, torch.float32)
     return Prepared(
         runner,
-        info,
+        _info(config, path, loaded, plan, torch.float32, drafts=_may_draft(loaded.config)),
         plan.num_blocks,
         num_host,
         plan.num_lease_blocks,
         loaded.config.strips.windows_below(plan.max_model_len),
         tokens,
         _CPU_PROMPT_PACE,
-        rows,
+        ExtractingSteps(rows, _CPU_TOKENS_EXTRACTING, _CPU_SHORT_EXTRACTIONS),
         alone,
-        _CPU_TOKENS_EXTRACTING,
         config.max_num_encoder_tokens or _CPU_ENCODER_TOKENS,
-        _CPU_SHORT_EXTRACTIONS,
         states.max_num_seqs,
         states.sizes,
         loader_of(loaded, config.max_lora_rank),
@@ -235,9 +239,7 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
         loaded.config.strips.windows_below(plan.max_model_len),
         tokens,
         _CUDA_PROMPT_PACE,
-        states,
-        max_num_tokens_extracting=extracting,
-        short_extractions=tuple(size for size in mixed_ladder(tokens) if size < extracting),
+        ExtractingSteps(states, extracting, tuple(size for size in mixed_ladder(tokens) if size < extracting)),
         max_num_encoder_tokens=encoder_tokens,
         max_num_seqs=memory_of_states.max_num_seqs,
         states=memory_of_states.sizes,
