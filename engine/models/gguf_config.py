@@ -12,6 +12,7 @@ from bequest.engine.formats.gguf_file import GGUFFile
 from bequest.engine.models.config import DecoderConfig, RopeConfig, extended_max_position, parse_rope_kind
 from bequest.engine.models.fields import Fields
 from bequest.engine.models.gguf_experts import parse_gguf_experts
+from bequest.engine.models.gguf_hybrids import parse_gguf_recurrent
 from bequest.engine.models.registry import GGUFVariant, find_gguf_variant
 
 # Keys below the architecture's name that change what a model computes in ways this decoder does not, unless 0 or 1.
@@ -43,7 +44,7 @@ def parse_gguf_config(file: GGUFFile) -> DecoderConfig:
     num_heads = fields.integer("attention.head_count")
     if num_heads < 1:
         raise ModelError(f"{fields.source}: attention.head_count must be positive, not {num_heads}")
-    num_layers = fields.integer("block_count")
+    num_layers = fields.integer("block_count") - fields.integer("nextn_predict_layers", 0)  # which draft tokens
     head_dim = fields.integer("attention.key_length", hidden_size // num_heads)
     if fields.integer("attention.value_length", head_dim) != head_dim:
         raise ModelError(f"{fields.source}: attention.value_length other than attention.key_length is not supported")
@@ -82,6 +83,8 @@ def parse_gguf_config(file: GGUFFile) -> DecoderConfig:
         sinks=variant.sinks,
         unrotated_layers=_unrotated_layers(variant, windows),
         tie_word_embeddings="output.weight" not in file.tensors,
+        attention_gate=variant.recurrent != "no",
+        recurrent=None if variant.recurrent == "no" else parse_gguf_recurrent(fields, num_layers),
     )
 
 

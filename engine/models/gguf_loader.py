@@ -15,6 +15,7 @@ from torch import Tensor
 from bequest.engine.formats.gguf_file import GGUFFile, GGUFTensor
 from bequest.engine.kernels.cpu_weights import QuantisedRows
 from bequest.engine.layers.codes import Codes
+from bequest.engine.models import gguf_hybrids
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.families.dense import layer_prefix
 from bequest.engine.models.gguf_experts import expert_tensors
@@ -34,6 +35,8 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# Whose names have neither weight nor bias behind them in checkpoints.
+VECTORS = {"attn_sinks.weight": "self_attn.sinks", "ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
 READ_ELSEWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # by gguf_config.py
 
 # Values that are dequantised at once: temporaries stay in the cache, and the calls are still long enough for threads
@@ -50,7 +53,7 @@ class GGUFSource:
         self.description = str(file.path)
         variant = find_gguf_variant(file.architecture)
         names = layer_names(config.style, variant)
-        read = {name: tensor for name, tensor in file.tensors.items() if name not in READ_ELSEWHERE}
+        read = {name: tensor for name, tensor in file.tensors.items() if not _is_left_out(name, config)}
         self._tensors = {ours: part for name, whole in read.items() for ours, part in _named(name, whole, names)}
         self._config = config
         self._interleaved_rope = variant.interleaved_rope
@@ -84,6 +87,14 @@ class GGUFSource:
         return rows
 
 
+def _is_left_out(name: str, config: DecoderConfig) -> bool:
+    """Read elsewhere, or of a layer that drafts tokens: it follows those of a hybrid."""
+    if name in READ_ELSEWHERE:
+        return True
+    layer = name.split(".")[1] if name.startswith("blk.") else ""
+    return config.recurrent is not None and layer.isdigit() and int(layer) >= config.num_layers
+
+
 def layer_names(style: LayerStyle, variant: GGUFVariant) -> dict[str, str]:
     """Parts of a layer as GGUF files of an architecture call them, and as a style's checkpoints do."""
     norms = {
@@ -94,15 +105,17 @@ def layer_names(style: LayerStyle, variant: GGUFVariant) -> dict[str, str]:
     }
     matrices = {"attn_qkv": "self_attn.qkv_proj"} if "qkv_proj" in variant.joined else {}
     matrices |= {"ffn_up": "mlp.gate_up_proj"} if "gate_up_proj" in variant.joined else {}
+    matrices |= gguf_hybrids.LAYER_NAMES if variant.recurrent != "no" else {}
     return LAYER_NAMES | matrices | {theirs: ours for theirs, ours in norms.items() if ours is not None}
 
 
 def _named(name: str, tensor: GGUFTensor, names: Mapping[str, str]) -> list[tuple[str, GGUFTensor]]:
     """What a stored tensor is by our names: itself, or one matrix of each expert."""
+    match name.split(".", 2):
+        case ["blk", layer, part] if layer.isdigit() and part in VECTORS:
+            return [(f"{layer_prefix(int(layer))}{VECTORS[part]}", tensor)]
     stem, _, kind = name.rpartition(".")
     match stem.split(".", 2):
-        case ["blk", layer, "attn_sinks"] if layer.isdigit() and kind == "weight":
-            return [(f"{layer_prefix(int(layer))}self_attn.sinks", tensor)]
         case ["blk", layer, part] if layer.isdigit() and kind in ("weight", "bias"):
             if found := list(expert_tensors(layer_prefix(int(layer)), part, kind, tensor)):
                 return found

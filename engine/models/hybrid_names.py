@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bequest.engine.kernels.cpu_weights import QuantisedRows
 from bequest.engine.layers.codes import Codes
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.weights import SourceOver, WeightSource
@@ -66,7 +67,10 @@ class HybridNames(SourceOver):
         return part.make(self._source.load(part.stored))
 
     def load_codes(self, name: str) -> Codes | None:
-        return None
+        """Of a GGUF file: rows can be put in another order. Scales of other formats are of several rows."""
+        part = self._parts[name]
+        codes = self._source.load_codes(part.stored)
+        return QuantisedRows(codes.bits, part.make(codes.rows)) if isinstance(codes, QuantisedRows) else None
 
 
 def _parts_of(name: str, stored: str, config: DecoderConfig, sizes: DeltaSizes) -> dict[str, _Part]:

@@ -87,6 +87,8 @@ class GGUFVariant:
     truncates_yarn: bool = True  # to whole dimensions, at the ends of its ramp
     whole_yarn_factor: bool = False  # the factor of a file is all that cos and sin are multiplied by
     unscaled_windows: bool = False  # layers with a window turn as if positions were not scaled
+    # Some layers are recurrent: their value heads are in the order of checkpoints, or in turns (gguf_hybrids.py).
+    recurrent: Literal["no", "in_order", "in_turns"] = "no"
 
 
 MULTIPLIERS = frozenset({"attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"})
@@ -322,6 +324,15 @@ HF_ARCHITECTURES: Mapping[str, HFVariant] = {
 
 _GGUF_GEMMA = replace(GEMMA2, norm_offset=0.0)  # the converter has added it
 
+_GGUF_HYBRID = GGUFVariant(
+    qk_norm=True,
+    interleaved_rope=False,
+    norm_before_mlp="post_attention_norm",
+    recurrent="in_turns",
+    # Of positions in a picture: those of a text are the same on all axes.
+    defaults={"rope.dimension_sections": None, "nextn_predict_layers": 0},
+)
+
 GGUF_ARCHITECTURES: Mapping[str, GGUFVariant] = {
     # Mistral's and Mixtral's too
     "llama": GGUFVariant(qk_norm=False, interleaved_rope=True, renormalises_experts=True),
@@ -394,6 +405,9 @@ GGUF_ARCHITECTURES: Mapping[str, GGUFVariant] = {
     ),
     "qwen2moe": GGUFVariant(qk_norm=False, interleaved_rope=False, renormalises_experts=False),
     "olmoe": GGUFVariant(qk_norm=True, interleaved_rope=False, renormalises_experts=False, style=OLMOE),
+    "qwen3next": replace(_GGUF_HYBRID, recurrent="in_order", renormalises_experts=True),
+    "qwen35": _GGUF_HYBRID,
+    "qwen35moe": replace(_GGUF_HYBRID, renormalises_experts=True),
     "qwen3moe": GGUFVariant(qk_norm=True, interleaved_rope=False, renormalises_experts=True),
 }
 

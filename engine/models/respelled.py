@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bequest.engine.layers.codes import Codes
 from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.gguf_hybrids import HybridGguf
 from bequest.engine.models.hybrid_names import HybridNames
 from bequest.engine.models.registry import HF_ARCHITECTURES, find_gguf_variant
 from bequest.engine.models.rope import pair_halves
@@ -28,7 +29,11 @@ def respelled(source: WeightSource, config: DecoderConfig) -> WeightSource:
 
 def respelled_gguf(source: WeightSource, config: DecoderConfig) -> WeightSource:
     """The same of a GGUF file, whose source turns rows itself."""
-    joined = {name: _JOINED[name](config) for name in find_gguf_variant(config.architecture).joined}
+    variant = find_gguf_variant(config.architecture)
+    if config.recurrent is not None:
+        in_order = HybridGguf(source, config.recurrent.sizes, in_turns=variant.recurrent == "in_turns")
+        return HybridNames(in_order, config)
+    joined = {name: _JOINED[name](config) for name in variant.joined}
     return RespelledSource(source, joined, {}, config.rotary_dim) if joined else source
 
 

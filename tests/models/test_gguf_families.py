@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 from transformers import (
@@ -17,15 +18,23 @@ from transformers import (
     Olmo3Config,
     Olmo3ForCausalLM,
     PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
 
 from bequest.engine.errors import ModelError
 from bequest.engine.formats.gguf_file import GGUFFile
+from bequest.engine.models.fields import Fields
 from bequest.engine.models.gguf_config import parse_gguf_config
+from bequest.engine.models.gguf_hybrids import parse_gguf_recurrent
 from bequest.engine.models.gguf_loader import layer_names
-from bequest.engine.models.load import open_checkpoint
+from bequest.engine.models.load import load_model, open_checkpoint
 from bequest.engine.models.registry import GGUF_ARCHITECTURES
 from tests.models.test_gguf_loader import assert_same_logits
 from tests.models.tiny_gguf import write_tiny_gguf
@@ -35,7 +44,23 @@ FOUR, SIX = SHAPE | {"num_hidden_layers": 4}, SHAPE | {"num_hidden_layers": 6}
 F32, Q8_0 = GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0
 
 NAMES = ["olmo2", "gemma2", "gemma3", "granite", "smollm3", "cohere", "cohere2", "phi3", "phi3-long", "glm4"]
-NAMES += ["gemma", "olmo3", "gpt-oss"]
+NAMES += ["gemma", "olmo3", "gpt-oss", "qwen3-next", "qwen3.5", "qwen3.5-moe"]
+# Every other layer is recurrent, and groups of codes are of one head.
+HYBRID = FOUR | {
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "head_dim": 32,
+    "pad_token_id": 1,
+}
+EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+}
 
 
 def make(name: str) -> PreTrainedModel:
@@ -58,6 +83,12 @@ def make(name: str) -> PreTrainedModel:
             rope = {"full_attention": YARN, "sliding_attention": plain}
             config = Olmo3Config(**FOUR, sliding_window=7, layer_types=kinds, rope_parameters=rope)
             return randomised(Olmo3ForCausalLM(config), name)
+        case "qwen3-next":
+            return randomised(Qwen3NextForCausalLM(Qwen3NextConfig(**HYBRID, **EXPERTS, norm_topk_prob=True)), name)
+        case "qwen3.5":
+            return randomised(Qwen3_5ForCausalLM(Qwen3_5TextConfig(**HYBRID)), name)
+        case "qwen3.5-moe":
+            return randomised(Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**HYBRID, **EXPERTS)), name)
         case "smollm3":
             return randomised(SmolLM3ForCausalLM(SmolLM3Config(**FOUR, pad_token_id=1)), name)
         case "cohere2":
@@ -77,6 +108,29 @@ def test_gpt_oss_in_mxfp4(tmp_path: Path) -> None:
     """As its files have it: experts in codes of four bits."""
     reference = write_tiny_gguf(make("gpt-oss"), tmp_path / "model.gguf", GGMLQuantizationType.MXFP4)
     assert_same_logits(tmp_path / "model.gguf", reference)
+
+
+def test_hybrids_stay_in_codes(tmp_path: Path) -> None:
+    reference = write_tiny_gguf(make("qwen3.5"), tmp_path / "model.gguf", Q8_0)
+    assert load_model(tmp_path / "model.gguf").formats == ("codes of 8 bits",)
+    assert_same_logits(tmp_path / "model.gguf", reference)
+
+
+def test_layers_of_a_hybrid_that_draft_are_left_out(tmp_path: Path) -> None:
+    reference = make("qwen3.5")
+    reference.config.num_hidden_layers = 5  # in the description alone
+    path, drafts = tmp_path / "model.gguf", {"blk.4.nextn.eh_proj.weight": np.zeros((4, 4), np.float32)}
+    write_tiny_gguf(reference, path, metadata={"nextn_predict_layers": 1}, extra_tensors=drafts)
+    reference.config.num_hidden_layers = 4
+    assert_same_logits(path, reference)
+
+
+def test_heads_of_a_hybrid_that_cannot_be_shared() -> None:
+    values = {"ssm.time_step_rank": 6, "ssm.inner_size": 192, "ssm.group_count": 4, "ssm.state_size": 16}
+    with pytest.raises(ModelError, match=r"model\.gguf: ssm\.inner_size = 192, .* do not divide each other"):
+        parse_gguf_recurrent(Fields({**values, "ssm.conv_kernel": 4}, "model.gguf"), 4)
+    with pytest.raises(ModelError, match=r"ssm\.group_count must be positive, not 0"):
+        parse_gguf_recurrent(Fields({**values, "ssm.conv_kernel": 4, "ssm.group_count": 0}, "model.gguf"), 4)
 
 
 def test_windows_of_olmo_without_a_pattern(tmp_path: Path) -> None:

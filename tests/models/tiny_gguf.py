@@ -12,6 +12,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from transformers import PreTrainedModel
 
 from bequest.engine.models.gguf_experts import LAYER_NAMES as EXPERT_LAYER_NAMES
+from bequest.engine.models.gguf_hybrids import LAYER_NAMES as RECURRENT_NAMES
 from bequest.engine.models.gguf_loader import GLOBAL_NAMES, layer_names
 from bequest.engine.models.registry import GGUF_ARCHITECTURES
 from tests.tiny_models import make_reference
@@ -34,6 +35,9 @@ ARCHITECTURES = {
     "phi3": "phi3",
     "glm4": "glm4",
     "gpt_oss": "gpt-oss",
+    "qwen3_next": "qwen3next",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
     "mixtral": "llama",
     "olmoe": "olmoe",
     "qwen2_moe": "qwen2moe",
@@ -41,7 +45,8 @@ ARCHITECTURES = {
 }
 PERMUTED = ("llama", "granite", "smollm3")  # rows of queries and keys: from halves to neighbours
 WITHOUT_WINDOWS = ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe")  # files have no key for them
-SHIFTED = ("gemma", "gemma2", "gemma3")  # norms: by the 1 that transformers adds to them
+HYBRIDS = ("qwen3next", "qwen35", "qwen35moe")
+SHIFTED = ("gemma", "gemma2", "gemma3", *HYBRIDS)  # norms: by the 1 that transformers adds to them
 EXPERT_NAMES = {theirs: ours for ours, theirs in EXPERT_LAYER_NAMES.items()}
 
 
@@ -62,7 +67,8 @@ def write_tiny_gguf(
         add(f"{architecture}.{key}", value)
     for tensor_name, parameter in reference.named_parameters():
         values = parameter.detach().numpy()
-        is_matrix = values.ndim > 1 and not tensor_name.endswith(("shared_expert_gate.weight", "_bias"))
+        vectors = ("shared_expert_gate.weight", "_bias", "conv1d.weight")
+        is_matrix = values.ndim > 1 and not tensor_name.endswith(vectors)
         if is_matrix:
             # Files have rows of what is summed, gpt-oss' parameters columns.
             turned = architecture == "gpt-oss" and ".experts." in tensor_name
@@ -71,9 +77,9 @@ def write_tiny_gguf(
             parameter.data.copy_(parameter.new_tensor(values.swapaxes(-1, -2) if turned else values))
         if architecture in PERMUTED and (".q_proj." in tensor_name or ".k_proj." in tensor_name):
             values = _interleave(values, head_dim_of(reference))
-        if architecture in SHIFTED and tensor_name.endswith("norm.weight"):
+        if architecture in SHIFTED and tensor_name.endswith("norm.weight") and "linear_attn" not in tensor_name:
             values = values + 1
-        for stored_name, part in _stored(tensor_name, values, architecture):
+        for stored_name, part in _stored(tensor_name, values, architecture, reference.config):
             stored = gguf.quantize(np.ascontiguousarray(part), kind) if is_matrix else part
             writer.add_tensor(stored_name, stored, raw_dtype=kind if is_matrix else None)
     for tensor_name, values in (extra_tensors or {}).items():
@@ -85,11 +91,13 @@ def write_tiny_gguf(
     return reference
 
 
-def _stored(name: str, values: np.ndarray, architecture: str) -> list[tuple[str, np.ndarray]]:
+def _stored(name: str, values: np.ndarray, architecture: str, config: Any) -> list[tuple[str, np.ndarray]]:
     """What a parameter becomes in the file: experts have a tensor of all gates and one of all ups."""
     layer = name.split(".")[2] if name.startswith("model.layers.") else ""
     if architecture == "gpt-oss" and ("experts" in name or name.endswith((".sinks", "router.weight", "router.bias"))):
         return [(f"blk.{layer}.{part}", part_values) for part, part_values in _stored_by_gpt_oss(name, values)]
+    if "linear_attn" in name:
+        return [(f"blk.{layer}.{part}", values) for part, values in _stored_recurrent(name, values, config)]
     if name.endswith("experts.gate_up_proj"):
         gates, ups = np.split(values, 2, axis=1)
         return [(f"blk.{layer}.ffn_gate_exps.weight", gates), (f"blk.{layer}.ffn_up_exps.weight", ups)]
@@ -108,6 +116,44 @@ def _stored_by_gpt_oss(name: str, values: np.ndarray) -> list[tuple[str, np.ndar
     if name.endswith(".sinks"):
         return [("attn_sinks.weight", values)]
     return [(f"ffn_gate_inp.{name.rsplit('.', 1)[1]}", values)]
+
+
+def _stored_recurrent(name: str, values: np.ndarray, config: Any) -> list[tuple[str, np.ndarray]]:
+    """Value heads of Qwen3.5 in turns; of Qwen3-Next queries, keys and values apart from z."""
+    part = name.split(".linear_attn.")[1]
+    groups, heads = config.linear_num_key_heads, config.linear_num_value_heads
+    keys = groups * config.linear_key_head_dim
+    in_turns = config.model_type != "qwen3_next"
+
+    def turned(rows: np.ndarray, axis: int = 0) -> np.ndarray:
+        if not in_turns:
+            return rows
+        shape = rows.shape
+        split = rows.reshape(*shape[:axis], groups, heads // groups, -1, *shape[axis + 1 :])
+        return split.swapaxes(axis, axis + 1).reshape(shape)
+
+    match part.removesuffix(".weight"):
+        case "in_proj_qkvz":
+            of_group = values.reshape(groups, -1, values.shape[-1])
+            sizes = np.cumsum([config.linear_key_head_dim] * 2 + [heads // groups * config.linear_value_head_dim])
+            q, k, v, z = (rows.reshape(-1, values.shape[-1]) for rows in np.split(of_group, sizes, axis=1))
+            return [("attn_qkv.weight", np.concatenate([q, k, v])), ("attn_gate.weight", z)]
+        case "in_proj_qkv":
+            return [("attn_qkv.weight", np.concatenate([values[: 2 * keys], turned(values[2 * keys :])]))]
+        case "conv1d":
+            taps = values[:, 0]
+            return [("ssm_conv1d.weight", np.concatenate([taps[: 2 * keys], turned(taps[2 * keys :])]))]
+        case "A_log":
+            return [("ssm_a", turned(-np.exp(values)))]
+        case "dt_bias":
+            return [("ssm_dt.bias", turned(values))]
+        case "norm":
+            return [("ssm_norm.weight", values)]
+        case "out_proj":
+            return [("ssm_out.weight", turned(values, 1))]
+        case other:
+            stored = next(stored for stored, ours in RECURRENT_NAMES.items() if ours == f"linear_attn.{other}")
+            return [(f"{stored}.weight", turned(values))]
 
 
 def gguf_name(name: str, architecture: str) -> str:
@@ -134,7 +180,8 @@ def _add_metadata(writer: GGUFWriter, reference: PreTrainedModel) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    if config.model_type != "qwen3_5_moe_text":
+        writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     _add_eps(writer, config)
@@ -152,6 +199,19 @@ def _add_metadata(writer: GGUFWriter, reference: PreTrainedModel) -> None:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     if hasattr(config, "num_experts_per_tok"):
         _add_experts(writer, config)
+    if hasattr(config, "linear_num_key_heads"):
+        _add_recurrent(writer, config)
+
+
+def _add_recurrent(writer: GGUFWriter, config: Any) -> None:
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+    writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+    writer.add_full_attention_interval(2)
+    if config.model_type != "qwen3_next":
+        writer.add_rope_dimension_sections([2, 1, 1, 0])
 
 
 def _add_experts(writer: GGUFWriter, config: Any) -> None:
