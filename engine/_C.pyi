@@ -270,7 +270,9 @@ Preparation = tuple[HeadNorm | None, Rotation, int, LayerCache | None]  # the th
 Product = tuple[int, int, int, int]  # weight [N, K], bias [N] or 0, N, K
 Sampled = tuple[int, int]  # tokens [N], which of them are bad [N]
 TappedNorm = tuple[int, float, HiddenTap | None]  # weight [K], eps
-ChainTail = tuple[Product, tuple[int, float], Product, int, Product]  # output, norm, gate and up, activation, down
+ChainExperts = tuple[Product, int, bool, float]  # router, experts of a row, whether they count 1 together, factor
+# Output, norm, gate and up, activation, down; with experts gate and up and down are those of one of them.
+ChainTail = tuple[Product, tuple[int, float], Product, int, Product, ChainExperts | None]
 ChainHead = tuple[TappedNorm, Product, int]  # norm, qkv, where that goes
 ExpertSizes = tuple[int, int, int]  # T, K of E experts to each, E
 ExpertRouting = tuple[int, int, int, int, int, bool, float]  # csrc/ops/cuda/expert_route.h
@@ -291,6 +293,7 @@ def cuda_skinny_linear(
     x: Matrix, product: Product, out: int, finish: tuple[int, int], norm: TappedNorm | None, stream: int
 ) -> None: ...  # `finish`: a SkinnyResult (csrc/ops/cuda/skinny_linear.h) and its activation
 def cuda_can_chain(attended: int, hidden: int, inner: int) -> bool: ...
+def cuda_can_chain_experts(attended: int, hidden: int, inner: int, num_experts: int, num_chosen: int) -> bool: ...
 def cuda_skinny_chain(
     attended: Matrix, residual: int, tail: ChainTail, head: ChainHead | None, scratch: int, stream: int
 ) -> None: ...

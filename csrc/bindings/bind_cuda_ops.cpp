@@ -161,6 +161,7 @@ void skinny_chain(const Matrix& attended, Address residual, const ChainTail& tai
                       .residual = pointer<void>(residual),
                       .output = tail.output,
                       .mlp_norm = tail.norm,
+                      .experts = tail.experts.value_or(cuda::ChainExperts{}),
                       .gate_up = tail.gate_up,
                       .activation = tail.activation,
                       .down = tail.down,
@@ -182,6 +183,8 @@ void bind_products(py::module_& m) {
   m.def("cuda_skinny_chain", &skinny_chain, py::arg("attended"), py::arg("residual"), py::arg("tail"),
         py::arg("head"), py::arg("scratch"), py::arg("stream"));
   m.def("cuda_can_chain", &cuda::can_chain, py::arg("attended"), py::arg("hidden"), py::arg("inner"));
+  m.def("cuda_can_chain_experts", &cuda::can_chain_experts, py::arg("attended"), py::arg("hidden"),
+        py::arg("inner"), py::arg("num_experts"), py::arg("num_chosen"));
   m.attr("cuda_chain_scratch_bytes") = cuda::kChainScratchBytes;
 }
 

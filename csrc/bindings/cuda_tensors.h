@@ -107,6 +107,11 @@ template <>
 inline constexpr auto fields_of<cuda::ChainNorm> =
     std::tuple(&cuda::ChainNorm::weight, &cuda::ChainNorm::eps);
 
+template <>
+inline constexpr auto fields_of<cuda::ChainExperts> =
+    std::tuple(&cuda::ChainExperts::router, &cuda::ChainExperts::num_chosen,
+               &cuda::ChainExperts::renormalises, &cuda::ChainExperts::factor);
+
 // What a layer does behind its attention, and what the next one does before its own.
 struct ChainTail {
   cuda::ChainProduct output;
@@ -114,10 +119,12 @@ struct ChainTail {
   cuda::ChainProduct gate_up;
   Activation activation;
   cuda::ChainProduct down;
+  std::optional<cuda::ChainExperts> experts;
 };
 template <>
-inline constexpr auto fields_of<ChainTail> = std::tuple(
-    &ChainTail::output, &ChainTail::norm, &ChainTail::gate_up, &ChainTail::activation, &ChainTail::down);
+inline constexpr auto fields_of<ChainTail> =
+    std::tuple(&ChainTail::output, &ChainTail::norm, &ChainTail::gate_up, &ChainTail::activation,
+               &ChainTail::down, &ChainTail::experts);
 
 struct ChainHead {
   TappedNorm norm;

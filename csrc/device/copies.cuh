@@ -70,6 +70,16 @@ __device__ __forceinline__ void copy_box(const CUtensorMap& map, uint32_t destin
       : "memory");
 }
 
+// The same of a map of five dimensions, of whose last the box has `last` alone.
+__device__ __forceinline__ void copy_box(const CUtensorMap& map, uint32_t destination,
+                                         const PhaseBarrier& barrier, int4 at, int last, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(destination),
+      "l"(&map), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w), "r"(last), "r"(barrier.address()), "l"(policy)
+      : "memory");
+}
+
 // True in one thread of a whole warp, and the compiler knows that it is one: around copy_box it then needs no
 // loop over threads.
 __device__ __forceinline__ bool is_elected() {

@@ -1,6 +1,7 @@
 """All products between two attentions as one kernel, for a few bfloat16 rows (csrc/model/cuda/skinny_chain.h).
 
-Dims: T rows, A what attention gives, H hidden, I inner, Q queries, keys and values of the next layer.
+Dims: T rows, A what attention gives, H hidden, I inner, Q queries, keys and values of the next layer; E experts,
+each of inner size I.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ _BF16_CODE = 1  # csrc/core/dtype.h
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    weight: Tensor  # [N, K]
+    weight: Tensor  # [N, K]; of experts [E, N, K]
     bias: Tensor | None = None  # [N]
 
-    def arguments(self, outputs: int, depth: int) -> tuple[int, int, int, int]:
+    def arguments(self, outputs: int, depth: int, *num_experts: int) -> tuple[int, int, int, int]:
         bias = 0 if self.bias is None else cuda.address_of(self.bias, _BF16, outputs)
-        return (cuda.address_of(self.weight, _BF16, outputs, depth), bias, outputs, depth)
+        return (cuda.address_of(self.weight, _BF16, *num_experts, outputs, depth), bias, outputs, depth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +42,33 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """Of experts by the softmax of a router's logits, for one row."""
+
+    router: Product  # [E, H]
+    top_k: int
+    renormalises: bool
+    factor: float
+
+    def arguments(self, hidden: int) -> _C.ChainExperts:
+        num_experts = self.router.weight.shape[0]
+        return self.router.arguments(num_experts, hidden), self.top_k, self.renormalises, self.factor
+
+
+@dataclass(frozen=True, slots=True)
 class Tail:
     """What a layer does behind its attention."""
 
     output: Product  # [H, A]
     norm: RowNorm
-    gate_up: Product  # [2 I, H]
+    gate_up: Product  # [2 I, H]; of experts [E, 2 I, H]
     activation: str
-    down: Product  # [H, I]
+    down: Product  # [H, I]; of experts [E, H, I]
+    choice: Choice | None = None  # None: there are no experts
+
+    @property
+    def most_rows(self) -> int:
+        return MOST_CHAINED_ROWS if self.choice is None else 1
 
 
 def make_scratch(device: torch.device) -> Tensor:
@@ -61,6 +81,11 @@ def has_kernel(attended: int, hidden: int, inner: int) -> bool:
     return _C.cuda_can_chain(attended, hidden, inner)
 
 
+def has_expert_kernel(attended: int, hidden: int, inner: int, num_experts: int, top_k: int) -> bool:
+    """The same for one row of a model with experts."""
+    return _C.cuda_can_chain_experts(attended, hidden, inner, num_experts, top_k)
+
+
 def can_chain(attended: Tensor, down: Tensor) -> bool:
     """Whether there is a kernel for rows [T, A] of a model whose down is [H, I]."""
     if attended.dtype is not torch.bfloat16 or not 0 < attended.shape[0] <= MOST_CHAINED_ROWS:
@@ -71,7 +96,8 @@ def can_chain(attended: Tensor, down: Tensor) -> bool:
 def run(attended: Tensor, residual: Tensor, tail: Tail, head: Head | None, scratch: Tensor) -> Tensor | None:
     """residual [T, H] += all that the tail makes of attended [T, A]; the projection [T, Q] of the next layer's head."""
     num_tokens, depth = attended.shape
-    hidden, inner = residual.shape[1], tail.down.weight.shape[1]
+    hidden, inner = residual.shape[1], tail.down.weight.shape[-1]
+    leading = tail.down.weight.shape[:-2]  # E, where there are experts
     qkv: Tensor | None = None
     following = None
     if head is not None:
@@ -86,9 +112,10 @@ def run(attended: Tensor, residual: Tensor, tail: Tail, head: Head | None, scrat
         (
             tail.output.arguments(hidden, depth),
             _norm_arguments(tail.norm, hidden),
-            tail.gate_up.arguments(2 * inner, hidden),
+            tail.gate_up.arguments(2 * inner, hidden, *leading),
             ACTIVATION_CODES[tail.activation],
-            tail.down.arguments(hidden, inner),
+            tail.down.arguments(hidden, inner, *leading),
+            None if tail.choice is None else tail.choice.arguments(hidden),
         ),
         following,
         cuda.address_of(scratch, torch.uint8, _C.cuda_chain_scratch_bytes),

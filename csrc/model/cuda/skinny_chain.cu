@@ -20,6 +20,7 @@
 #include "device/shared_memory.cuh"
 #include "device/tensor_core.cuh"
 #include "model/cuda/skinny_chain.cuh"
+#include "model/cuda/skinny_chain_choice.cuh"
 #include "model/cuda/skinny_chain_results.cuh"
 #include "model/cuda/skinny_chain_rows.cuh"
 #include "model/cuda/skinny_chain_weights.cuh"
@@ -110,13 +111,28 @@ __device__ __forceinline__ void multiply_tiles(RingEnd& ring, int count, int chu
   in_turns(count * chunks, left, even, odd, step);
 }
 
-// By the warps that multiply.
-template <int T>
+// Stages x of gate and up, and then chooses the experts: weights come when these are known. A CTA without a
+// tile here needs them for its tiles of down.
+template <int kPerLane>
+__device__ __forceinline__ void await_experts(const Arguments& a, const RowStager<1, true>& rows,
+                                              const View& view, LaunchNumber launch, int warp, int lane,
+                                              Fixed& fixed) {
+  float squares[1] = {};
+  rows.stage_published(view, view.units, view.chunks, view.gain, launch, squares);
+  store_squares(squares, warp, lane, fixed.squares[Order<true>::kGate]);
+  if (warp == 0) choose<kPerLane>(a, launch, lane, fixed.chosen);
+  sync_consumers();
+}
+
+// By the warps that multiply. kPerLane: experts that a lane looks at to choose; 0: there are none
+template <int T, int kPerLane>
 __device__ __forceinline__ void multiply(const Arguments& a, const Places& places, uint8_t* shared,
                                          LaunchNumber launch) {
   Fixed& fixed = *reinterpret_cast<Fixed*>(shared + places.fixed);
   const int lane = kept(threadIdx.x % kWarp), warp = kept(threadIdx.x / kWarp);
-  const RowStager<T> rows(a, shared + places.rows, shared + places.gains, warp, lane);
+  constexpr bool kHasExperts = kPerLane > 0;
+  using Order = Order<kHasExperts>;
+  const RowStager<T, kHasExperts> rows(a, shared + places.rows, shared + places.gains, warp, lane);
   RingEnd ring(fixed.ring, shared_address(shared) + lane_in_stage(warp, lane), lane, a.stages);
   // Columns beyond the last row of x are the last; nobody stores what becomes of them.
   const uint32_t row_at = shared_address(shared + places.rows) + min(lane / 8, T - 1) * a.row_pitch +
@@ -131,9 +147,12 @@ __device__ __forceinline__ void multiply(const Arguments& a, const Places& place
     const View& view = fixed.views[i];
     const int units = view.units, chunks = view.chunks, end = view.end, gain = view.gain;
     int tile = view.first;
+    auto& shared_squares = fixed.squares[i];
+    const bool has_staged = kHasExperts && i == Order::kGate;
+    if constexpr (kHasExperts)
+      if (has_staged) await_experts<kPerLane>(a, rows, view, launch, warp, lane, fixed);
     if (tile == end) continue;
     const uint32_t x_begin = row_at + warp * (chunks * kSteps * kSliceBytes);
-    auto& shared_squares = fixed.squares[i / 2];
     Weights even, odd;
     ring.take(even);                   // the first ones, before x is there
     int left = (end - tile) * chunks;  // stages
@@ -142,19 +161,20 @@ __device__ __forceinline__ void multiply(const Arguments& a, const Places& place
       const int count = min(kRoundTiles, end - tile);
       float* to = of_round + (lane % 4 * kWarps + warp) * kPartPitch + row_of_lane(lane);
       const Element element(view, T, tile, count, warp * kWarp + lane);
-      if (tile == view.first) {
+      if (tile == view.first && !has_staged) {
         float squares[T] = {};
         if (view.from == nullptr)
           rows.stage_attended(units, chunks);
         else
-          rows.stage_published(view.from, units, chunks, gain, launch, squares);
+          rows.stage_published(view, units, chunks, gain, launch, squares);
         if (gain >= 0) store_squares(squares, warp, lane, shared_squares);
       }
       multiply_tiles(ring, count, chunks, x_begin, lane % 4 < T, to, left, even, odd);
       sync_consumers();
       if (warp < T * (kPlaces / kWarp))
         element.store(view, a.activation, of_round, shared_squares, launch,
-                      i == 2 && a.tap.ring_rows != nullptr ? &a.tap : nullptr);
+                      i == Order::kDown && a.tap.ring_rows != nullptr ? &a.tap : nullptr,
+                      kHasExperts ? fixed.chosen.counts : nullptr);
       of_round += to_other;
       to_other = -to_other;
       tile += kRoundTiles;
@@ -162,9 +182,28 @@ __device__ __forceinline__ void multiply(const Arguments& a, const Places& place
   }
 }
 
-template <int T>
+// By the thread that asks for weights.
+template <int kPerLane>
+__device__ __forceinline__ void read_weights(const Arguments& a, Fixed& fixed, uint32_t ring_at) {
+  using Order = Order<(kPerLane > 0)>;
+  Reader reader(a, fixed.ring, ring_at);
+  if constexpr (kPerLane == 0) {
+#pragma unroll 1
+    for (int i = 0; i < a.num_phases; ++i) reader.read(fixed.views[i], a.weights[i]);
+  } else {
+    reader.read(fixed.views[0], a.weights[0]);
+    reader.read(fixed.views[Order::kRouter], a.weights[Order::kRouter]);
+    fixed.chosen.there.wait(0);
+    reader.read_experts(fixed.views[Order::kGate], a.weights[Order::kGate], fixed.chosen.ids);
+    reader.read_experts(fixed.views[Order::kDown], a.weights[Order::kDown], fixed.chosen.ids);
+    if (a.num_phases > Order::kNext) reader.read(fixed.views[Order::kNext], a.weights[Order::kNext]);
+  }
+}
+
+template <int T, int kPerLane>
 __global__ __launch_bounds__(kThreads, 2) void skinny_chain_kernel(const __grid_constant__ Arguments a) {
   extern __shared__ __align__(1024) uint8_t shared[];
+  using Order = Order<(kPerLane > 0)>;
   const Places places(a.stages, T, a.row_pitch, a.gain_bytes);
   Fixed& fixed = *reinterpret_cast<Fixed*>(shared + places.fixed);
   if (a.lets_next_in_early) let_next_start();
@@ -174,32 +213,30 @@ __global__ __launch_bounds__(kThreads, 2) void skinny_chain_kernel(const __grid_
       fixed.ring.full[i].init(1);
       fixed.ring.empty[i].init(kWarps);
     }
+    if constexpr (kPerLane > 0) fixed.chosen.there.init(1);
     publish_barriers();
   }
   if (threadIdx.x < a.num_phases)
-    fixed.views[threadIdx.x] = View::of(a.phases[threadIdx.x], static_cast<int>(threadIdx.x) / 2);
+    fixed.views[threadIdx.x] = View::of(a.phases[threadIdx.x], threadIdx.x < Order::kNext ? 0 : 1);
   __syncthreads();
   if (threadIdx.x >= kConsumers) {
     if (threadIdx.x > kConsumers) return;
-    Reader reader(a, fixed.ring, shared_address(shared));
-#pragma unroll 1
-    for (int i = 0; i < a.num_phases; ++i) reader.read(fixed.views[i], a.weights[i]);
+    read_weights<kPerLane>(a, fixed, shared_address(shared));
     let_next_start();
     return;
   }
-#pragma unroll 1
-  for (int i = 1; i < a.num_phases; i += 2)
-    stage_gain(a.phases[i], shared + places.gains + i / 2 * a.gain_bytes);
+  stage_gain(a.phases[Order::kGate], shared + places.gains);
+  if (a.num_phases > Order::kNext) stage_gain(a.phases[Order::kNext], shared + places.gains + a.gain_bytes);
   sync_consumers();
   wait_for_previous();
   uint32_t* launches = a.launches + blockIdx.x;
   const LaunchNumber launch(__ldcg(launches));
-  multiply<T>(a, places, shared, launch);
+  multiply<T, kPerLane>(a, places, shared, launch);
   sync_consumers();  // all have read the number
   if (threadIdx.x == 0) *launches = launch.get();
 }
 
-template <int T>
+template <int T, int kPerLane = 0>
 void launch_rows(const Arguments& a, int grid, Stream stream) {
   const Places places(a.stages, T, a.row_pitch, a.gain_bytes);
   const LaunchShape shape{.grid = static_cast<unsigned>(grid),
@@ -207,14 +244,17 @@ void launch_rows(const Arguments& a, int grid, Stream stream) {
                           .shared_bytes = static_cast<size_t>(places.total),
                           .overlaps_previous = true};
   // The room beside it is for other kernels, not for a cache that it does not use.
-  check_cuda(cudaFuncSetAttribute(skinny_chain_kernel<T>, cudaFuncAttributePreferredSharedMemoryCarveout,
+  check_cuda(cudaFuncSetAttribute(skinny_chain_kernel<T, kPerLane>,
+                                  cudaFuncAttributePreferredSharedMemoryCarveout,
                                   cudaSharedmemCarveoutMaxShared));
-  launch(skinny_chain_kernel<T>, shape, stream, a);
+  launch(skinny_chain_kernel<T, kPerLane>, shape, stream, a);
 }
 
 }  // namespace
 
 void launch_chain(const Arguments& a, int grid, Stream stream) {
+  if (a.num_experts > kMostRouted / 2) return launch_rows<1, kMostRouted / kWarp>(a, grid, stream);
+  if (a.num_experts > 0) return launch_rows<1, kMostRouted / kWarp / 2>(a, grid, stream);
   switch (a.num_tokens) {
     case 1:
       return launch_rows<1>(a, grid, stream);

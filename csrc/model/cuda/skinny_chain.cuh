@@ -20,7 +20,9 @@ inline constexpr int kRoundTiles = 8;  // whose sums wait in shared memory for t
 inline constexpr int kPlaces = kRoundTiles * kTile;
 inline constexpr int kPartPitch = kPlaces + 4;  // floats; warps that are read at once lie in different banks
 inline constexpr int kMostStages = 12;
-inline constexpr int kMostPhases = 4;
+inline constexpr int kMostPhases = 5;
+inline constexpr int kMostRanks = 32;    // experts of a row
+inline constexpr int kMostRouted = 256;  // experts of a layer
 static_assert(kWarps == kStageWarps && kStepBytes == kUnit * kTile * 2);
 static_assert(kPlaces * kMostChainedRows == kConsumers, "a thread has one result of a round");
 
@@ -60,8 +62,11 @@ class LaunchNumber {
 // A product as all CTAs see it.
 struct Phase {
   Kind kind;
-  int units;               // of K
-  int outputs;             // of a token
+  int units;               // of K, of all experts together
+  int chunks;              // stages along k
+  int stride;              // units of a chunk: kSteps, or as many as an expert has
+  int outputs;             // of a token, of all experts together
+  int part;                // outputs of one expert
   int tiles_each, longer;  // the first `longer` CTAs have one tile more than the others
   float eps;
   const void* gain;  // [K] bfloat16 of the norm of x, or null
@@ -74,19 +79,21 @@ struct Phase {
 struct Arguments {
   CUtensorMap weights[kMostPhases];  // see weight_map
   Phase phases[kMostPhases];
-  int num_phases, num_tokens, stages, in_flight, row_pitch, gain_bytes;
-  bool lets_next_in_early;
+  int num_phases, num_tokens, num_experts, num_chosen, stages, in_flight, row_pitch, gain_bytes;
+  bool lets_next_in_early, renormalises;
+  float factor;
+  const Word* logits;  // [E / 2] in sectors: the router's
   const void* attended;
   Activation activation;
-  HiddenTap tap;       // of the results of phase 2
+  HiddenTap tap;       // of the results of the phase before the last
   uint32_t* launches;  // [CTAs]: how many there were; each CTA has its own
 };
 
 // A product as one CTA sees it, in shared memory, because reading arguments by index takes much longer.
 struct alignas(16) View {
-  int units, chunks;  // chunks: stages along k
-  int first, end;     // tiles
-  int outputs;
+  int units, chunks, stride;
+  int first, end;  // tiles
+  int outputs, part;
   Kind kind;
   int gain;  // whose gain in shared memory, -1: no norm
   float eps;
@@ -99,10 +106,12 @@ struct alignas(16) View {
     const int block = static_cast<int>(blockIdx.x);
     const int first = block * phase.tiles_each + min(block, phase.longer);
     return {phase.units,
-            (phase.units + kSteps - 1) / kSteps,
+            phase.chunks,
+            phase.stride,
             first,
             first + phase.tiles_each + (block < phase.longer ? 1 : 0),
             phase.outputs,
+            phase.part,
             phase.kind,
             phase.gain != nullptr ? gain : -1,
             phase.eps,
@@ -124,11 +133,25 @@ struct Ring {
   PhaseBarrier empty[kMostStages];  // all warps have read them
 };
 
+// The experts of the row.
+struct Chosen {
+  int ids[kMostRanks];
+  float counts[kMostRanks];
+  PhaseBarrier there;  // ids are
+};
+
+// Which product is which: with experts the router is one more.
+template <bool kHasExperts>
+struct Order {
+  static constexpr int kRouter = 1, kGate = kHasExperts ? 2 : 1, kDown = kGate + 1, kNext = kGate + 2;
+};
+
 // What follows the ring, the rows of x and the gains in shared memory.
 struct Fixed {
   View views[kMostPhases];
-  float squares[2][kMostChainedRows][kWarps];  // sums of x², of phases 1 and 3
+  float squares[kMostPhases][kMostChainedRows][kWarps];  // sums of x², where x is normed
   Ring ring;
+  Chosen chosen;
 };
 
 // Where things lie in dynamic shared memory.

@@ -1,6 +1,7 @@
 // What a layer does between its attention and the next one's, for a few rows, in one kernel:
 //   residual += attended Woᵀ;  inner = f(norm(residual) Wgᵀ) * (norm(residual) Wuᵀ);
 //   residual += inner Wdᵀ;     qkv = norm'(residual) Wqkvᵀ of the next layer, if there is one.
+// With experts, of one row: a router chooses K of E, and inner is what these make, each times what it counts.
 #pragma once
 
 #include <cstddef>
@@ -28,12 +29,21 @@ struct ChainNorm {
   float eps;
 };
 
+// Experts in place of a feed-forward layer: gate_up is [E, 2 I, H] then, down [E, H, I], without biases.
+struct ChainExperts {
+  ChainProduct router;  // [E, H]; weight null: there are no experts
+  int64_t num_chosen;   // K, best first by the softmax of the router's logits
+  bool renormalises;    // what they count is divided by its sum
+  float factor;         // of what they count, at last
+};
+
 struct SkinnyChainParams {
   int num_tokens;        // T
   const void* attended;  // [T, A] bfloat16, contiguous, aligned to 16 bytes
   void* residual;        // [T, H] bfloat16, contiguous; read and written
   ChainProduct output;   // [H, A]
   ChainNorm mlp_norm;
+  ChainExperts experts;
   ChainProduct gate_up;  // [2 I, H], the gate's rows and then those of up
   Activation activation;
   ChainProduct down;  // [H, I]
@@ -47,7 +57,12 @@ struct SkinnyChainParams {
 // Whether there is a kernel for these sizes, for any T up to kMostChainedRows.
 bool can_chain(int64_t attended, int64_t hidden, int64_t inner);
 
-// A row's result depends on the row alone. REQUIRES: 1 <= T <= kMostChainedRows; can_chain.
+// The same of one row and experts of this inner size.
+bool can_chain_experts(int64_t attended, int64_t hidden, int64_t inner, int64_t num_experts,
+                       int64_t num_chosen);
+
+// A row's result depends on the row alone. REQUIRES: 1 <= T <= kMostChainedRows; can_chain; with experts
+// T = 1 and can_chain_experts.
 void skinny_chain(const SkinnyChainParams& p, Stream stream);
 
 }  // namespace bequest::cuda

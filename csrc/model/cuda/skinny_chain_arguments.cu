@@ -1,5 +1,6 @@
 // The host side of skinny_chain: what its kernel is launched with.
 #include <algorithm>
+#include <initializer_list>
 
 #include "device/current_device.cuh"
 #include "device/launch.cuh"
@@ -32,69 +33,119 @@ int padded_bytes(int64_t depth) { return padded_units(static_cast<int>(depth / k
 
 Depth depth_of(const Arguments& a) {
   int64_t share = 0;
-  for (int i = 0; i < a.num_phases; ++i)
-    share += (a.phases[i].tiles_each + 1) * ceil_div(a.phases[i].units, kSteps);
-  const Depth wish = share < kLargeShare ? kSmallLayer : kLargeLayer;
+  for (int i = 0; i < a.num_phases; ++i) share += (a.phases[i].tiles_each + 1) * a.phases[i].chunks;
+  const Depth wish = share < kLargeShare && a.num_experts == 0 ? kSmallLayer : kLargeLayer;
   const int beside = Places(0, a.num_tokens, a.row_pitch, a.gain_bytes).total;
   return {std::min(wish.stages, (kMostSharedBytes - beside) / kStageBytes), wish.in_flight,
           wish.lets_next_in_early};
 }
 
-Phase phase_of(const ChainProduct& product, Kind kind, int64_t grid) {
-  const int64_t outputs = kind == Kind::kGate ? product.out_features / 2 : product.out_features;
-  const int64_t tiles = ceil_div(outputs, kind == Kind::kGate ? kTile / 2 : kTile);
-  return {.kind = kind,
-          .units = static_cast<int>(product.in_features / kUnit),
-          .outputs = static_cast<int>(outputs),
-          .tiles_each = static_cast<int>(tiles / grid),
-          .longer = static_cast<int>(tiles % grid),
-          .eps = 0,
-          .gain = nullptr,
-          .bias = product.bias,
-          .from = nullptr,
-          .to = nullptr,
-          .out = nullptr};
+// The kernel's view of the params, put together product by product.
+class Builder {
+ public:
+  Builder(const SkinnyChainParams& p, int64_t grid)
+      : experts_(p.experts), grid_(grid), words_(static_cast<uint8_t*>(p.scratch)) {
+    a.launches = static_cast<uint32_t*>(p.scratch);
+    words_ += kMostBlocks * sizeof(uint32_t);
+  }
+
+  // [kMostChainedRows, width / 2] in sectors
+  Word* rows_of_words(int64_t width) {
+    auto* rows = reinterpret_cast<Word*>(words_);
+    words_ += place_of_word(kMostChainedRows * width / 2);
+    return rows;
+  }
+
+  Phase& add(const ChainProduct& product, Kind kind) {
+    const bool gated = kind == Kind::kGate;
+    a.weights[a.num_phases] = weight_map(product.weight, product.out_features, product.in_features, gated);
+    const int units = static_cast<int>(product.in_features / kUnit);
+    return add_phase({.kind = kind,
+                      .units = units,
+                      .chunks = static_cast<int>(ceil_div(units, kSteps)),
+                      .stride = kSteps,
+                      .outputs = static_cast<int>(product.out_features / (gated ? 2 : 1)),
+                      .bias = product.bias});
+  }
+
+  // Of the chosen experts: gate and up give the outputs of all of them, down takes these.
+  Phase& add_of_experts(const ChainProduct& product, Kind kind) {
+    const bool gated = kind == Kind::kGate;
+    const int ranks = static_cast<int>(experts_.num_chosen);
+    a.weights[a.num_phases] = expert_weight_map(product.weight, experts_.router.out_features,
+                                                product.out_features, product.in_features, gated);
+    const int units = static_cast<int>(product.in_features / kUnit);
+    const int outputs = static_cast<int>(product.out_features / (gated ? 2 : 1));
+    return add_phase({.kind = kind,
+                      .units = gated ? units : ranks * units,
+                      .chunks = gated ? static_cast<int>(ceil_div(units, kSteps)) : ranks,
+                      .stride = gated ? kSteps : units,
+                      .outputs = gated ? ranks * outputs : outputs,
+                      .part = outputs});
+  }
+
+  Arguments a{};
+
+ private:
+  Phase& add_phase(Phase phase) {
+    const int64_t tiles = ceil_div(phase.outputs, phase.kind == Kind::kGate ? kTile / 2 : kTile);
+    phase.tiles_each = static_cast<int>(tiles / grid_);
+    phase.longer = static_cast<int>(tiles % grid_);
+    a.phases[a.num_phases] = phase;
+    return a.phases[a.num_phases++];
+  }
+
+  const ChainExperts& experts_;
+  const int64_t grid_;
+  uint8_t* words_;
+};
+
+void norm_from(Phase& phase, const ChainNorm& norm, const Word* from) {
+  phase.from = from;
+  phase.gain = norm.weight;
+  phase.eps = norm.eps;
 }
 
-// The kernel's view of the params.
-Arguments arguments_of(const SkinnyChainParams& p, int64_t grid) {
-  const int64_t hidden = p.output.out_features, inner = p.down.in_features;
-  const bool goes_on = p.next_qkv.weight != nullptr;
-  auto* launches = static_cast<uint32_t*>(p.scratch);
-  auto* words = reinterpret_cast<uint8_t*>(launches + kMostBlocks);
-  const auto rows_of_words = [&](int64_t width) {  // [kMostChainedRows, width / 2] in sectors
-    auto* rows = reinterpret_cast<Word*>(words);
-    words += place_of_word(kMostChainedRows * width / 2);
-    return rows;
-  };
-  Word *after_output = rows_of_words(hidden), *gated = rows_of_words(inner),
-       *after_down = rows_of_words(hidden);
-  Arguments a{};
-  const ChainProduct* products[] = {&p.output, &p.gate_up, &p.down, &p.next_qkv};
-  constexpr Kind kKinds[] = {Kind::kAdd, Kind::kGate, Kind::kAdd, Kind::kStore};
-  a.num_phases = goes_on ? 4 : 3;
-  for (int i = 0; i < a.num_phases; ++i) {
-    a.weights[i] = weight_map(products[i]->weight, products[i]->out_features, products[i]->in_features,
-                              kKinds[i] == Kind::kGate);
-    a.phases[i] = phase_of(*products[i], kKinds[i], grid);
+void add_feed_forward(Builder& builder, const SkinnyChainParams& p, const Word* from) {
+  const bool has_experts = p.experts.router.weight != nullptr;
+  Arguments& a = builder.a;
+  if (has_experts) {
+    Phase& router = builder.add(p.experts.router, Kind::kStore);
+    norm_from(router, p.mlp_norm, from);
+    a.logits = router.to = builder.rows_of_words(router.outputs);
+    a.num_experts = router.outputs;
+    a.num_chosen = static_cast<int>(p.experts.num_chosen);
+    a.renormalises = p.experts.renormalises;
+    a.factor = p.experts.factor;
   }
-  a.phases[0].out = a.phases[2].out = static_cast<BFloat16*>(p.residual);
-  a.phases[0].to = after_output;
-  a.phases[1].from = after_output;
-  a.phases[1].gain = p.mlp_norm.weight;
-  a.phases[1].eps = p.mlp_norm.eps;
-  a.phases[1].to = gated;
-  a.phases[2].from = gated;
-  if (goes_on) {
-    a.phases[2].to = after_down;
-    a.phases[3].from = after_down;
-    a.phases[3].gain = p.next_norm.weight;
-    a.phases[3].eps = p.next_norm.eps;
-    a.phases[3].out = static_cast<BFloat16*>(p.qkv);
+  Phase& gate =
+      has_experts ? builder.add_of_experts(p.gate_up, Kind::kGate) : builder.add(p.gate_up, Kind::kGate);
+  norm_from(gate, p.mlp_norm, from);
+  gate.to = builder.rows_of_words(gate.outputs);
+  Phase& down = has_experts ? builder.add_of_experts(p.down, Kind::kAdd) : builder.add(p.down, Kind::kAdd);
+  down.from = gate.to;
+  down.out = static_cast<BFloat16*>(p.residual);
+}
+
+Arguments arguments_of(const SkinnyChainParams& p, int64_t grid) {
+  const int64_t hidden = p.output.out_features;
+  Builder builder(p, grid);
+  Arguments& a = builder.a;
+  Phase& output = builder.add(p.output, Kind::kAdd);
+  output.out = static_cast<BFloat16*>(p.residual);
+  output.to = builder.rows_of_words(hidden);
+  add_feed_forward(builder, p, output.to);
+  if (p.next_qkv.weight != nullptr) {
+    Phase& down = a.phases[a.num_phases - 1];
+    down.to = builder.rows_of_words(hidden);
+    Phase& next = builder.add(p.next_qkv, Kind::kStore);
+    norm_from(next, p.next_norm, down.to);
+    next.out = static_cast<BFloat16*>(p.qkv);
     a.tap = p.tap;
   }
   a.num_tokens = p.num_tokens;
-  a.row_pitch = padded_bytes(std::max({p.output.in_features, hidden, inner})) + kRowPad;
+  for (int i = 0; i < a.num_phases; ++i)
+    a.row_pitch = std::max(a.row_pitch, a.phases[i].chunks * kStageDepth * 2 + kRowPad);
   a.gain_bytes = padded_bytes(hidden);
   const Depth depth = depth_of(a);
   a.stages = depth.stages;
@@ -102,20 +153,28 @@ Arguments arguments_of(const SkinnyChainParams& p, int64_t grid) {
   a.lets_next_in_early = depth.lets_next_in_early;
   a.attended = p.attended;
   a.activation = p.activation;
-  a.launches = launches;
   return a;
 }
 
 void check_params(const SkinnyChainParams& p) {
-  const int64_t hidden = p.output.out_features, inner = p.down.in_features;
-  check(p.num_tokens >= 1 && p.num_tokens <= kMostChainedRows, "skinny_chain: 1 to 4 rows");
-  check(can_chain(p.output.in_features, hidden, inner), "skinny_chain: sizes");
+  const ChainExperts& experts = p.experts;
+  const int64_t attended = p.output.in_features, hidden = p.output.out_features, inner = p.down.in_features;
+  if (experts.router.weight != nullptr) {
+    check(p.num_tokens == 1, "skinny_chain: experts are chained for one row");
+    check(can_chain_experts(attended, hidden, inner, experts.router.out_features, experts.num_chosen) &&
+              experts.router.in_features == hidden && p.gate_up.bias == nullptr && p.down.bias == nullptr,
+          "skinny_chain: experts");
+  } else {
+    check(p.num_tokens >= 1 && p.num_tokens <= kMostChainedRows, "skinny_chain: 1 to 4 rows");
+    check(can_chain(attended, hidden, inner), "skinny_chain: sizes");
+  }
   check(p.gate_up.in_features == hidden && p.gate_up.out_features == 2 * inner &&
             p.down.out_features == hidden &&
             (p.next_qkv.weight == nullptr || p.next_qkv.in_features == hidden),
         "skinny_chain: products that do not fit each other");
-  for (const void* pointer : {p.attended, p.output.weight, p.gate_up.weight, p.down.weight, p.next_qkv.weight,
-                              p.mlp_norm.weight, p.next_norm.weight, static_cast<const void*>(p.scratch)})
+  for (const void* pointer :
+       {p.attended, p.output.weight, p.gate_up.weight, p.down.weight, p.next_qkv.weight, p.mlp_norm.weight,
+        p.next_norm.weight, experts.router.weight, static_cast<const void*>(p.scratch)})
     check(is_aligned(pointer, 16), "skinny_chain: rows and weights are aligned to 16 bytes");
   check(in_range(p.tap) && !p.tap.store_output, "skinny_chain: tap");
 }
@@ -123,15 +182,36 @@ void check_params(const SkinnyChainParams& p) {
 }  // namespace
 }  // namespace chain
 
-bool can_chain(int64_t attended, int64_t hidden, int64_t inner) {
+namespace {
+
+// depths: of the products; widths: of what they leave for each other, of all experts together
+bool has_room(std::initializer_list<int64_t> depths, std::initializer_list<int64_t> widths, int64_t longest,
+              int64_t hidden, int num_tokens) {
   using namespace chain;
-  const auto scratch = kMostBlocks * sizeof(uint32_t) +
-                       static_cast<size_t>(place_of_word(kMostChainedRows * (2 * hidden + inner) / 2));
-  for (const int64_t depth : {attended, hidden, inner})
+  for (const int64_t depth : depths)
     if (depth < kUnit || depth % kUnit != 0) return false;
-  const int pitch = padded_bytes(std::max({attended, hidden, inner})) + kRowPad;
-  const int most = Places(kFewestStages, kMostChainedRows, pitch, padded_bytes(hidden)).total;
+  size_t scratch = kMostBlocks * sizeof(uint32_t);
+  for (const int64_t width : widths)
+    scratch += static_cast<size_t>(place_of_word(kMostChainedRows * width / 2));
+  const int most =
+      Places(kFewestStages, num_tokens, padded_bytes(longest) + kRowPad, padded_bytes(hidden)).total;
   return most <= kMostSharedBytes && multiprocessors() <= kMostBlocks && scratch <= kChainScratchBytes;
+}
+
+}  // namespace
+
+bool can_chain(int64_t attended, int64_t hidden, int64_t inner) {
+  return has_room({attended, hidden, inner}, {hidden, inner, hidden}, std::max({attended, hidden, inner}),
+                  hidden, kMostChainedRows);
+}
+
+bool can_chain_experts(int64_t attended, int64_t hidden, int64_t inner, int64_t num_experts,
+                       int64_t num_chosen) {
+  using namespace chain;
+  if (num_chosen < 1 || num_chosen > std::min<int64_t>(kMostRanks, num_experts)) return false;
+  if (num_experts > kMostRouted || num_experts % 4 != 0 || inner > kStageDepth) return false;
+  return has_room({attended, hidden, inner}, {hidden, num_experts, num_chosen * inner, hidden},
+                  std::max({attended, hidden, num_chosen * kStageDepth}), hidden, 1);
 }
 
 void skinny_chain(const SkinnyChainParams& p, Stream stream) {

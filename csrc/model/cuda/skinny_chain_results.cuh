@@ -53,10 +53,11 @@ class Element {
     if (view.kind == Kind::kAdd) other_ = {__ldcg(reinterpret_cast<const uint16_t*>(out_))};
   }
 
-  // parts: [T, kWarps, kPartPitch], the warps' sums; squares: [kMostChainedRows, kWarps]; tap: or null
+  // parts: [T, kWarps, kPartPitch], the warps' sums; squares: [kMostChainedRows, kWarps]; tap: or null;
+  // counts: of experts, whose results a gated product has; or null
   __device__ __forceinline__ void store(const View& view, Activation activation, const float* parts,
                                         const float (*squares)[kWarps], LaunchNumber launch,
-                                        const HiddenTap* tap) const {
+                                        const HiddenTap* tap, const float* counts) const {
     const float* part = parts + token_ * (kWarps * kPartPitch) + place_;
     float scale = 1;
     if (view.gain >= 0) {
@@ -67,6 +68,7 @@ class Element {
     if (view.kind == Kind::kGate) {
       const float up = rounded<BFloat16>(total(part + kTile / 2) * scale + widen(other_));
       y = gate(activation, y, up);
+      if (counts != nullptr && exists_) y *= counts[output_ / view.part];
     } else {
       y += widen(other_);
     }

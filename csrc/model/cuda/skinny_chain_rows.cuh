@@ -49,7 +49,7 @@ __device__ __forceinline__ void store_squares(float (&squares)[T], int warp, int
 
 // The 16 bytes that a lane multiplies at once lie in the order in which the tensor cores take them: their
 // first and third word, then the others.
-template <int T>
+template <int T, bool kHasExperts>
 class RowStager {
  public:
   // rows: [T, row_pitch]; gains: [2, gain_bytes]
@@ -79,10 +79,17 @@ class RowStager {
   }
 
   // x [T, K / 2] as the phase before publishes it, multiplied by the gain if there is a norm (`gain`: which,
-  // or -1); squares: this lane's sum of x² of each token.
-  __device__ __forceinline__ void stage_published(const Word* x, int units, int chunks, int gain,
+  // or -1); squares: this lane's sum of x² of each token. Where a chunk has fewer units than a stage, an
+  // expert's, the rest of it is zeros.
+  __device__ __forceinline__ void stage_published(const View& view, int units, int chunks, int gain,
                                                   LaunchNumber number, float (&squares)[T]) const {
     const uint32_t launch = number.get();
+    const Word* x = view.from;
+    int stride = kSteps, limit = units;
+    if constexpr (kHasExperts) {
+      stride = view.stride;
+      if (stride < kSteps) limit = lane_ / 8 < stride ? chunks * kSteps : 0;
+    }
     const int lane_unit = lane_ / 8, slice = warp_ * chunks * (kSteps * kSliceBytes);
     const uint8_t* from = reinterpret_cast<const uint8_t*>(x) + lane_unit * kUnitBytes +
                           warp_ * (kUnitBytes / kWarps) + lane_ % 8 / 2 * kSectorPitch + lane_ % 2 * 16;
@@ -92,7 +99,7 @@ class RowStager {
 #pragma unroll 1
     for (int unit = lane_unit; unit < chunks * kSteps; unit += kBatch * kSteps) {
       uint4 words[kBatch][T] = {};
-      read_until(from, unit, units, launch, words);
+      read_until(from, unit, {units, limit, stride}, launch, words);
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
         if (unit + b * kSteps >= chunks * kSteps) break;
@@ -109,7 +116,7 @@ class RowStager {
           at[2] = values.y;
         }
       }
-      from += kBatch * kSteps * kUnitBytes;
+      from += kBatch * stride * kUnitBytes;
       to += kBatch * kSteps * kSliceBytes;
       gains += kBatch * kSteps * kSliceBytes;
     }
@@ -120,23 +127,27 @@ class RowStager {
   static constexpr int kBatch = T == 1 ? 4 : T == 2 ? 2 : 1;  // groups of kSteps units that are read at once
   static constexpr int kUnitBytes = place_of_word(kUnit / 2);
 
+  struct Units {
+    int of_row, limit, stride;  // of a row of x; below which those of this lane exist; of a chunk
+  };
+
   // Two words of each group and token; what lies beyond the last unit stays zero.
-  __device__ __forceinline__ static void read_until(const uint8_t* from, int unit, int units, uint32_t launch,
-                                                    uint4 (&words)[kBatch][T]) {
+  __device__ __forceinline__ static void read_until(const uint8_t* from, int unit, const Units& units,
+                                                    uint32_t launch, uint4 (&words)[kBatch][T]) {
     bool all_there;
     Patience patience;
     do {
       all_there = true;
 #pragma unroll
       for (int b = 0; b < kBatch; ++b)
-        if (unit + b * kSteps < units) {
+        if (unit + b * kSteps < units.limit) {
 #pragma unroll
           for (int t = 0; t < T; ++t)
-            words[b][t] = load_words(from + t * units * kUnitBytes + b * kSteps * kUnitBytes);
+            words[b][t] = load_words(from + t * units.of_row * kUnitBytes + b * units.stride * kUnitBytes);
         }
 #pragma unroll
       for (int b = 0; b < kBatch; ++b)
-        if (unit + b * kSteps < units) {
+        if (unit + b * kSteps < units.limit) {
 #pragma unroll
           for (int t = 0; t < T; ++t) all_there &= words[b][t].y == launch && words[b][t].w == launch;
         }

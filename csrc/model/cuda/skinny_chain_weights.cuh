@@ -21,17 +21,41 @@ class Reader {
 #pragma unroll 1
     for (int tile = view.first; tile < view.end; ++tile)
 #pragma unroll 1
-      for (int chunk = 0; chunk < view.chunks; ++chunk) copy(map, tile * rows, chunk * kStageLines);
+      for (int chunk = 0; chunk < view.chunks; ++chunk) {
+        make_room();
+        copy_stage(map, place(), ring_.full[at_.index], tile * rows, chunk * kStageLines, policy_);
+        advance();
+      }
+  }
+
+  // Of the chosen experts' matrices: a tile of gate and up is one expert's, one of down has a stage of each.
+  __device__ void read_experts(const View& view, const CUtensorMap& map, const int* ids) {
+    const bool gated = view.kind == Kind::kGate;
+    const int tiles = gated ? view.part / (kTile / 2) : 0;  // of an expert
+#pragma unroll 1
+    for (int tile = view.first; tile < view.end; ++tile) {
+      const int rank = gated ? tile / tiles : 0;
+      const int row = gated ? (tile - rank * tiles) * (kTile / 2) : tile * kTile;
+#pragma unroll 1
+      for (int chunk = 0; chunk < view.chunks; ++chunk) {
+        make_room();
+        copy_expert_stage(map, place(), ring_.full[at_.index], {row, gated ? chunk * kStageLines : 0},
+                          ids[gated ? rank : chunk], policy_);
+        advance();
+      }
+    }
   }
 
  private:
-  __device__ __forceinline__ void copy(const CUtensorMap& map, int row, int line) {
+  __device__ __forceinline__ void make_room() {
     if (asked_ >= a_.in_flight) {
       ring_.full[arrived_.index].wait(arrived_.parity);
       arrived_.advance(a_.stages);
     }
     if (asked_ >= a_.stages) ring_.empty[at_.index].wait(at_.parity ^ 1);
-    copy_stage(map, ring_at_ + at_.index * kStageBytes, ring_.full[at_.index], row, line, policy_);
+  }
+  __device__ __forceinline__ uint32_t place() const { return ring_at_ + at_.index * kStageBytes; }
+  __device__ __forceinline__ void advance() {
     at_.advance(a_.stages);
     ++asked_;
   }

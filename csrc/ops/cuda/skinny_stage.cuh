@@ -18,22 +18,37 @@ inline constexpr int kStageLines = 16;
 inline constexpr int kStageDepth = kStageLines * kLine;
 inline constexpr int kStageBytes = kStageRows * kStageDepth * 2;
 
-// W [N, K] as stages. What lies beyond its end arrives as zeros. REQUIRES: K is a multiple of kLine.
-inline CUtensorMap weight_map(const void* weight, int64_t out_features, int64_t in_features, bool gated) {
+namespace detail {
+
+inline CUtensorMap stage_map(const void* weight, cuuint32_t rank, int64_t num_matrices, int64_t out_features,
+                             int64_t in_features, bool gated) {
   const auto k = static_cast<cuuint64_t>(in_features), halves = cuuint64_t{gated ? 2u : 1u};
   const cuuint64_t rows = static_cast<cuuint64_t>(out_features) / halves;
-  const cuuint64_t sizes[] = {kLine, rows, halves, k / kLine};
-  const cuuint64_t strides[] = {k * 2, rows * k * 2, kLineBytes};
+  const cuuint64_t sizes[] = {kLine, rows, halves, k / kLine, static_cast<cuuint64_t>(num_matrices)};
+  const cuuint64_t strides[] = {k * 2, rows * k * 2, kLineBytes, halves * rows * k * 2};
   const cuuint32_t box[] = {kLine, static_cast<cuuint32_t>(kStageRows / halves),
-                            static_cast<cuuint32_t>(halves), kStageLines};
-  const cuuint32_t steps[] = {1, 1, 1, 1};
+                            static_cast<cuuint32_t>(halves), kStageLines, 1};
+  const cuuint32_t steps[] = {1, 1, 1, 1, 1};
   CUtensorMap map;
   const CUresult result =
-      tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(weight), sizes,
+      tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<void*>(weight), sizes,
                            strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                            CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   check(result == CUDA_SUCCESS, "the driver refused the tensor map of a weight");
   return map;
+}
+
+}  // namespace detail
+
+// W [N, K] as stages. What lies beyond its end arrives as zeros. REQUIRES: K is a multiple of kLine.
+inline CUtensorMap weight_map(const void* weight, int64_t out_features, int64_t in_features, bool gated) {
+  return detail::stage_map(weight, 4, 1, out_features, in_features, gated);
+}
+
+// The same of the matrices [E, N, K] of E experts.
+inline CUtensorMap expert_weight_map(const void* weight, int64_t num_experts, int64_t out_features,
+                                     int64_t in_features, bool gated) {
+  return detail::stage_map(weight, 5, num_experts, out_features, in_features, gated);
 }
 
 // Asks for the stage that begins with row `row` (of each half, of a gated product) and line `line`; its
@@ -42,6 +57,12 @@ __device__ __forceinline__ void copy_stage(const CUtensorMap& map, uint32_t to, 
                                            int row, int line, uint64_t policy) {
   arrived.arrive_expecting(kStageBytes);
   copy_box(map, to, arrived, {0, row, 0, line}, policy);
+}
+// The same of an expert's matrix.
+__device__ __forceinline__ void copy_expert_stage(const CUtensorMap& map, uint32_t to, PhaseBarrier& arrived,
+                                                  int2 row_and_line, int expert, uint64_t policy) {
+  arrived.arrive_expecting(kStageBytes);
+  copy_box(map, to, arrived, {0, row_and_line.x, 0, row_and_line.y}, expert, policy);
 }
 
 // --- a lane's part of a stage, where kStageWarps warps divide each 256 of k

@@ -9,12 +9,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from bequest.engine.backends.cuda.experts import DenseExperts
 from bequest.engine.backends.cuda.weights import DenseWeight, row_norm
 from bequest.engine.kernels import cuda_chain
+from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.ops import Ops
 from bequest.engine.layers.parts import Heads, Norm
 from bequest.engine.layers.plain import PlainProgram
-from bequest.engine.layers.spec import Attention, FeedForward, LayerSpec, Sublayer
+from bequest.engine.layers.spec import Attention, Experts, FeedForward, LayerSpec, Sublayer
 from bequest.engine.layers.start import StartRows
 from bequest.engine.layers.step import LayerStep
 from bequest.engine.layers.stream import Stream
@@ -37,16 +39,18 @@ class ChainCompiler:
             case (Sublayer(mixer=Attention(gate=Weight())), *_):
                 return "an attention with a gate"
             case (Sublayer(mixer=Attention(output=output)), Sublayer(mixer=FeedForward(gated=True, down=down))):
-                pass
+                has_kernel = cuda_chain.has_kernel(output.in_features, down.out_features, down.in_features)
+            case (Sublayer(mixer=Attention(output=output)), Sublayer(mixer=Experts() as experts)):
+                if (refusal := _refusal_of_experts(experts)) is not None:
+                    return refusal
+                has_kernel = _has_expert_kernel(output, experts)
             case _:
-                return "not an attention and a gated feed-forward layer"
+                return "not an attention and a gated feed-forward layer or experts"
         if not all(_is_chained_norm(sublayer) for sublayer in layer.sublayers):
             return "norms other than root-mean-square ones before each sublayer"
         if any(sublayer.factor != 1.0 for sublayer in layer.sublayers):
             return "what it adds has a factor"
-        if not cuda_chain.has_kernel(output.in_features, down.out_features, down.in_features):
-            return "no kernel for these sizes"
-        return None
+        return None if has_kernel else "no kernel for these sizes"
 
     def compile(self, layers: Sequence[LayerSpec], *, ends: bool) -> ChainProgram:
         return ChainProgram(
@@ -56,6 +60,29 @@ class ChainCompiler:
 
 def _is_bfloat16(weight: Weight) -> bool:
     return type(weight) is DenseWeight and weight.matrix.dtype is torch.bfloat16
+
+
+def _refusal_of_experts(experts: Experts) -> str | None:
+    routing = experts.routing
+    if experts.shared is not None:
+        return "an expert that all tokens take"
+    if routing.scoring != "softmax" or routing.bias is not None or routing.num_groups > 1:
+        return "a choice of experts other than by a softmax"
+    if not _is_bfloat16_of_experts(experts.up) or not _is_bfloat16_of_experts(experts.down):
+        return "experts that have biases or are not in bfloat16"
+    return None
+
+
+def _is_bfloat16_of_experts(weights: ExpertWeights) -> bool:
+    if type(weights) is not DenseExperts:
+        return False
+    return weights.matrices.weight.dtype is torch.bfloat16 and weights.matrices.bias is None
+
+
+def _has_expert_kernel(output: Weight, experts: Experts) -> bool:
+    down = experts.down
+    sizes = (output.in_features, down.out_features, down.in_features)
+    return cuda_chain.has_expert_kernel(*sizes, down.num_experts, experts.routing.top_k)
 
 
 def _is_chained_norm(sublayer: Sublayer) -> bool:
@@ -82,6 +109,7 @@ class ChainProgram:
         self._links = links
         self._plain = plain
         self._scratch = scratch
+        self._most_rows = min(link.tail.most_rows for link in links)
 
     def run_from(self, start: StartRows, step: LayerStep) -> Stream:
         stream = start.stream(self._plain.ops)
@@ -90,7 +118,7 @@ class ChainProgram:
 
     def run(self, stream: Stream, step: LayerStep) -> None:
         """A step of more rows, or one of which some rows are read, goes kernel by kernel."""
-        if len(step.positions) > cuda_chain.MOST_CHAINED_ROWS or step.read is not None:
+        if len(step.positions) > self._most_rows or step.read is not None:
             self._plain.run(stream, step)
         else:
             self._run_chained(stream, step)
@@ -114,18 +142,26 @@ def _head(link: Link | None, step: LayerStep) -> cuda_chain.Head | None:
 
 
 def _linked(layer: LayerSpec) -> Link:
-    attention, feed_forward = (sublayer.mixer for sublayer in layer.sublayers)
+    attention, mlp = (sublayer.mixer for sublayer in layer.sublayers)
     norms = [sublayer.before for sublayer in layer.sublayers]
-    assert isinstance(attention, Attention) and isinstance(feed_forward, FeedForward)
+    assert isinstance(attention, Attention) and isinstance(mlp, FeedForward | Experts)
     assert norms[0] is not None and norms[1] is not None and isinstance(attention.qkv, DenseWeight)
-    tail = cuda_chain.Tail(
-        _product(attention.output),
-        row_norm(norms[1]),
-        _product(feed_forward.up),
-        feed_forward.activation,
-        _product(feed_forward.down),
-    )
-    return Link(layer.index, norms[0], attention.qkv, attention.heads, tail)
+    return Link(layer.index, norms[0], attention.qkv, attention.heads, _tail(attention.output, norms[1], mlp))
+
+
+def _tail(output: Weight, norm: Norm, mlp: FeedForward | Experts) -> cuda_chain.Tail:
+    if isinstance(mlp, FeedForward):
+        up, down, choice = _product(mlp.up), _product(mlp.down), None
+    else:
+        up, down = _expert_product(mlp.up), _expert_product(mlp.down)
+        routing = mlp.routing
+        choice = cuda_chain.Choice(_product(mlp.router), routing.top_k, routing.renormalises, routing.factor)
+    return cuda_chain.Tail(_product(output), row_norm(norm), up, mlp.activation, down, choice)
+
+
+def _expert_product(weights: ExpertWeights) -> cuda_chain.Product:
+    assert isinstance(weights, DenseExperts)
+    return cuda_chain.Product(weights.matrices.weight)
 
 
 def _product(weight: Weight) -> cuda_chain.Product:

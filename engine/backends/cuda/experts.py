@@ -45,6 +45,10 @@ class DenseExperts(ExpertWeights):
         self._matrices = cuda_experts.ExpertMatrices(matrices, bias)
 
     @property
+    def matrices(self) -> cuda_experts.ExpertMatrices:
+        return self._matrices
+
+    @property
     def num_experts(self) -> int:
         return self._matrices.weight.shape[0]
 

@@ -1,0 +1,180 @@
+"""The chain of a layer with experts, for one row, against float32 torch and the kernels one by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bequest.engine import _C
+from bequest.engine.kernels import cuda_chain
+from bequest.engine.kernels.cuda_chain import Choice, Head, Product, Tail
+from bequest.engine.kernels.cuda_linear import RowNorm
+from tests.gpu.test_ops import guarded, randn, reference_norm
+from tests.gpu.test_skinny_chain import apply, assert_near, make_scratch, product
+
+pytestmark = pytest.mark.gpu
+
+BF16 = torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Sizes:
+    attended: int
+    hidden: int
+    inner: int
+    outputs: int
+    num_experts: int
+    top_k: int
+
+
+# Fewer tiles than CTAs, an expert of less than a stage and of a whole one, more and fewer experts than 128, one to a
+# row, outputs that do not fill a tile, and the sizes of models.
+SIZES = [
+    Sizes(256, 256, 256, 8, 4, 1),
+    Sizes(512, 768, 512, 1021, 12, 3),
+    Sizes(768, 1280, 1024, 2307, 64, 8),
+    Sizes(512, 512, 256, 256, 132, 32),
+    Sizes(4096, 2048, 768, 5120, 128, 8),
+    Sizes(4096, 2048, 512, 9216, 256, 8),
+]
+
+
+@dataclass(frozen=True)
+class Layer:
+    tail: Tail
+    head: Head | None
+
+    def run(self, attended: Tensor, residual: Tensor, scratch: Tensor) -> Tensor | None:
+        return cuda_chain.run(attended, residual, self.tail, self.head, scratch)
+
+
+def make_layer(
+    sizes: Sizes, *, activation: str = "silu", last: bool = False, renormalises: bool = True, factor: float = 1.0
+) -> Layer:
+    hidden, inner, experts = sizes.hidden, sizes.inner, sizes.num_experts
+    router = randn(experts, hidden, dtype=BF16, seed=3, scale=3 * hidden**-0.5)
+    tail = Tail(
+        product(hidden, sizes.attended, False, 5),
+        RowNorm(randn(hidden, dtype=BF16, seed=7), 1e-5),
+        Product(randn(experts, 2 * inner, hidden, dtype=BF16, seed=8, scale=hidden**-0.5)),
+        activation,
+        Product(randn(experts, hidden, inner, dtype=BF16, seed=10, scale=inner**-0.5)),
+        Choice(Product(router), sizes.top_k, renormalises, factor),
+    )
+    head = Head(RowNorm(randn(hidden, dtype=BF16, seed=12), 1e-6), product(sizes.outputs, hidden, False, 13))
+    return Layer(tail, None if last else head)
+
+
+@dataclass(frozen=True)
+class Expected:
+    gap: float  # between the last expert that is chosen and the first that is not
+    residual: Tensor
+    qkv: Tensor | None
+
+
+def reference(layer: Layer, attended: Tensor, residual: Tensor) -> Expected:
+    """In float32, rounded where a row leaves a product."""
+    tail, head, choice = layer.tail, layer.head, layer.tail.choice
+    assert choice is not None
+    residual = (residual.float() + apply(attended, tail.output)).to(BF16)
+    normed = reference_norm(residual, tail.norm.weight, tail.norm.eps).float()
+    logits = apply(normed, choice.router).to(BF16).float()[0]
+    order = logits.argsort(descending=True, stable=True)
+    ids, others = order[: choice.top_k], order[choice.top_k :]
+    counts = logits.softmax(0)[ids]
+    counts = choice.factor * (counts / counts.sum() if choice.renormalises else counts)
+    total = torch.zeros_like(residual, dtype=torch.float32)
+    for expert, weight in zip(ids.tolist(), counts.tolist(), strict=True):
+        gate, up = (normed @ tail.gate_up.weight[expert].float().T).chunk(2, dim=-1)
+        gated = F.silu(gate) * up if tail.activation == "silu" else F.gelu(gate) * up
+        total += weight * (gated @ tail.down.weight[expert].float().T)
+    residual = (residual.float() + total).to(BF16)
+    gap = float(logits[ids[-1]] - logits[others[0]]) if len(others) else 1.0
+    qkv = None if head is None else apply(reference_norm(residual, head.norm.weight, head.norm.eps), head.qkv)
+    return Expected(gap, residual, qkv)
+
+
+def inputs(sizes: Sizes, layer: Layer) -> tuple[Tensor, Tensor, Expected]:
+    """A row whose choice does not hang on the rounding of a logit."""
+    for seed in count(1):
+        attended = randn(1, sizes.attended, dtype=BF16, seed=seed)
+        residual = randn(1, sizes.hidden, dtype=BF16, seed=seed + 1000, scale=3.0)
+        expected = reference(layer, attended, residual)
+        if expected.gap > 0.05:
+            return attended, residual, expected
+    raise AssertionError
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("renormalises", [True, False])
+def test_chain(sizes: Sizes, renormalises: bool) -> None:
+    layer = make_layer(sizes, renormalises=renormalises, factor=1.0 if renormalises else 2.5)
+    attended, start, expected = inputs(sizes, layer)
+    residual, check = guarded(1, sizes.hidden, dtype=BF16)
+    residual.copy_(start)
+    qkv = layer.run(attended, residual, make_scratch())
+    assert_near(residual, expected.residual)
+    assert qkv is not None and expected.qkv is not None
+    assert_near(qkv, expected.qkv)
+    check()
+
+
+def test_last_layer() -> None:
+    layer = make_layer(SIZES[1], activation="gelu", last=True)
+    attended, residual, expected = inputs(SIZES[1], layer)
+    assert layer.run(attended, residual, make_scratch()) is None
+    assert_near(residual, expected.residual)
+
+
+def test_chains_in_a_graph() -> None:
+    """Replay after replay the same, with another choice in every layer."""
+    sizes = Sizes(1024, 1024, 512, 1024, 128, 8)
+    layers = [make_layer(sizes), make_layer(sizes, activation="gelu")]
+    start, kept, _ = inputs(sizes, layers[0])
+    residual, scratch = kept.clone(), make_scratch()
+
+    def run(apart: bool) -> Tensor:
+        attended = start
+        for i in range(20):
+            qkv = layers[i % 2].run(attended, residual, scratch)
+            assert qkv is not None
+            attended = qkv
+            if apart:
+                torch.cuda.synchronize()
+        return attended
+
+    first = run(apart=True)
+    last_residual = residual.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        last = run(apart=False)
+    for _ in range(50):
+        residual.copy_(kept)
+        last.zero_()
+        graph.replay()
+        assert torch.equal(last, first) and torch.equal(residual, last_residual)
+
+
+def test_nan_gives_nan() -> None:
+    """A row without numbers reads some expert and stays without."""
+    layer, sizes = make_layer(SIZES[2]), SIZES[2]
+    attended, residual, _ = inputs(sizes, layer)
+    qkv = layer.run(torch.full_like(attended, float("nan")), residual, make_scratch())
+    assert qkv is not None and qkv.isnan().all() and residual.isnan().all()
+
+
+def test_what_cannot_be_chained() -> None:
+    assert _C.cuda_can_chain_experts(4096, 2048, 768, 128, 8)
+    assert not _C.cuda_can_chain_experts(4096, 2880, 2880, 32, 4)  # no multiples of 256
+    assert not _C.cuda_can_chain_experts(4096, 4096, 14336, 8, 2)  # an expert of more than a stage
+    assert not _C.cuda_can_chain_experts(4096, 2048, 768, 512, 8)
+    assert not _C.cuda_can_chain_experts(4096, 2048, 768, 8, 9)
+    layer, sizes = make_layer(SIZES[0]), SIZES[0]
+    attended, residual, _ = inputs(sizes, layer)
+    with pytest.raises(_C.Error, match="one row"):
+        layer.run(attended.repeat(2, 1), residual.repeat(2, 1), make_scratch())
