@@ -48,6 +48,18 @@ def prompts() -> list[list[int]]:
     return [common[: n // 2] + [draw.randrange(3, VOCAB_SIZE) for _ in range(n - n // 2)] for n in LENGTHS]
 
 
+@torch.no_grad()
+def expect(model: torch.nn.Module, prompt: list[int]) -> Expected:
+    """What the model generates, token by token: slow, for those who have no answer to judge."""
+    tokens = list(prompt)
+    rows = []
+    for _ in range(NUM_TOKENS):
+        logits = model(torch.tensor([tokens])).logits[0, -1].double()
+        rows.append(logits.log_softmax(-1))
+        tokens.append(int(logits.argmax()))
+    return Expected(tokens[len(prompt) :], torch.stack(rows))
+
+
 class Judge:
     """What a model of transformers says of answers to the prompts, one pass over each that it has not seen.
 
