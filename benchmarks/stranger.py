@@ -163,7 +163,7 @@ def prepare_folder(folder: Path) -> local.Hub:
 def install(given: argparse.Namespace, folder: Path) -> Path:
     """The interpreter of an environment with bequest in it."""
     if given.python:
-        return Path(given.python)
+        return Path(given.python).absolute()
     if given.clone:
         subprocess.run(["git", "clone", "-q", str(ROOT), str(folder / "bequest")], check=True)
         subprocess.run(["make", "-s", "setup"], cwd=folder / "bequest", check=True)
