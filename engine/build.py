@@ -69,6 +69,7 @@ class CacheSizes:
     windows: tuple[int, ...] = (0,)  # of the strips of the cache (engine/models/strips.py); 0: all tokens
     window_interval: int = WINDOW_INTERVAL  # of positions that leases keep windows of
     num_file_blocks: int = 0  # that leases may have in files
+    rows_of_state: int = 0  # as in RetentionLimits
 
 
 def make_scheduler(
@@ -97,7 +98,9 @@ def make_scheduler(
     budget = sizes.num_lease_blocks + sizes.num_host_blocks - 1
     states = Stateless() if sizes.states is None else RecurrentStates(sizes.states, sizes.block_size)
     per_tenant = int(budget * lease_fraction)
-    kept = RetentionLimits(budget, per_tenant, max_leases, max_records, sizes.states, sizes.num_file_blocks)
+    kept = RetentionLimits(
+        budget, per_tenant, max_leases, max_records, sizes.states, sizes.num_file_blocks, sizes.rows_of_state
+    )
     retention = Retention(kept, pool, wall, states, corpus)
     cache = KvCache(
         pool,
@@ -202,6 +205,7 @@ def _sizes(config: EngineConfig, prepared: Prepared) -> CacheSizes:
         prepared.windows,
         config.state_interval or WINDOW_INTERVAL,
         _file_blocks(config, prepared),
+        prepared.runner.block_layout.rows_of_state,
     )
 
 

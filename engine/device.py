@@ -24,7 +24,16 @@ from typing import TypeVar
 import numpy as np
 
 from bequest.engine.types import PendingStep, Registration, Release, Runner, StepPlan, StepResult
-from bequest.engine.types.blocks import BlockBytes, BlockLayout, BlockRead, BlockWrite, PendingBlocks
+from bequest.engine.types.blocks import (
+    BlockBytes,
+    BlockLayout,
+    BlockRead,
+    BlockWrite,
+    BytesMove,
+    PendingBlocks,
+    StateRead,
+    StateWrite,
+)
 from bequest.engine.types.device import Change
 
 T = TypeVar("T")
@@ -42,16 +51,22 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Bytes of blocks that are read or written between two plans."""
+    """Bytes of blocks or states that are read or written between two plans."""
 
-    blocks: BlockRead | BlockWrite
+    move: BytesMove
     settle: Callable[[BlockBytes], None]  # on the event loop, with what was read
 
     def begin(self, runner: Runner) -> BlockBytes | PendingBlocks:
-        if isinstance(self.blocks, BlockRead):
-            return runner.read_blocks(self.blocks)
-        pending = runner.write_blocks(self.blocks)
-        return self.blocks.content[:0] if pending is None else pending
+        match self.move:
+            case BlockRead():
+                return runner.read_blocks(self.move)
+            case StateRead():
+                return runner.read_states(self.move)
+            case BlockWrite():
+                pending = runner.write_blocks(self.move)
+            case StateWrite():
+                pending = runner.write_states(self.move)
+        return self.move.content[:0] if pending is None else pending
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +130,7 @@ class DeviceThread:
     def block_layout(self) -> BlockLayout:
         return self._runner.block_layout
 
-    def transfer(self, blocks: BlockRead | BlockWrite, then: Callable[[BlockBytes], None]) -> None:
+    def transfer(self, move: BytesMove, then: Callable[[BlockBytes], None]) -> None:
         """Behind everything launched before, and before everything launched later."""
 
         def settle(content: BlockBytes) -> None:
@@ -123,7 +138,7 @@ class DeviceThread:
             then(content)
 
         self._num_transfers += 1
-        self._put(Transfer(blocks, settle))
+        self._put(Transfer(move, settle))
 
     async def probe(self) -> None:
         """Returns when everything launched before has come back."""

@@ -23,8 +23,8 @@ from bequest.engine.constraints.masks import MaskChannel
 from bequest.engine.device import DeviceThread, post
 from bequest.engine.errors import DeadlineExceeded, EngineDead, EngineDraining, EngineError, InternalError
 from bequest.engine.estates import EstateDesk
-from bequest.engine.inheritance.retention import Retention, Settlement
-from bequest.engine.kept import ended, parent_of
+from bequest.engine.inheritance.retention import Settlement
+from bequest.engine.kept import Keeper
 from bequest.engine.outputs import ChoiceOutput
 from bequest.engine.scheduling.admission import check_admissible, check_room, seed_of
 from bequest.engine.scheduling.limits import ExtractionLimits
@@ -35,22 +35,17 @@ from bequest.engine.state.record import Record
 from bequest.engine.state.sequence import Group, Lane
 from bequest.engine.states.memory import StatesMemory
 from bequest.engine.text.tokenizer import Tokenizer
-from bequest.engine.timer import Timer
 from bequest.engine.types import (
     Delta,
     ModelInfo,
     OutputMode,
-    Parent,
-    RecordEntry,
     Request,
     Runner,
     Sink,
     StepResult,
 )
 from bequest.engine.types.adapter import NO_ADAPTERS, AdapterSource
-from bequest.engine.types.estate import NO_NOTES, Estate, Notes
-from bequest.engine.vault.shelf import Shelf
-from bequest.engine.vault.vault import NoVault, Vault
+from bequest.engine.types.estate import NO_NOTES, Notes
 from bequest.engine.watching.observation import EngineLoad, Observer
 from bequest.engine.watching.snapshot import Snapshot, load_of, take_snapshot
 from bequest.engine.watching.stats import stats_of_request, stats_of_step, usage_of
@@ -61,7 +56,7 @@ log = logging.getLogger("bequest.engine")
 State = Literal["ready", "draining", "dead"]
 
 
-class AsyncEngine:
+class AsyncEngine(Keeper):
     def __init__(
         self,
         info: ModelInfo,
@@ -81,15 +76,14 @@ class AsyncEngine:
     ) -> None:
         """Must be made inside a running event loop: it starts the device thread. `fingerprint`: of the weights.
         `notes`: how what the server keeps with records leaves with an estate."""
+        super().__init__(scheduler, clock)
         self.info = info
-        self.scheduler = scheduler
         self.state: State = "ready"
         self.observer = observer
         self._tokenizer = tokenizer
         self._depth = 2 if pipelined else 1
         self._max_queued = max_queued
         self._seed = seed
-        self._clock = clock
         self._loop = asyncio.get_running_loop()
         channel = MaskChannel(info.vocab_size)
         runner.connect(channel)
@@ -99,7 +93,6 @@ class AsyncEngine:
         scheduler.carry = lambda write: self._device.transfer(write, lambda content: None)
         self._groups: dict[str, Group] = {}
         self.adapters = AdapterDesk(self._device, scheduler.retention, self._groups, adapters)
-        self._vault: Vault | NoVault = NoVault()
         self._estates = EstateDesk(info, scheduler, self._device, self.adapters, fingerprint, notes, clock)
         self._watchdog = StepWatchdog(self._loop, step_timeout, self._die)
         self._launched: deque[Launch] = deque()
@@ -109,11 +102,9 @@ class AsyncEngine:
         self._arrivals = 0
         self._paces = {lane: Pace(scheduler.limits.tuning) for lane in Lane}
         self._deadlines: list[tuple[float, str]] = []  # heap
-        self._timer = Timer(clock, self._next_due, self._expire)
         self._pump_pending = self._stopped = False
         self._idle = asyncio.Event()
         self._idle.set()
-        self._death: asyncio.Future[BaseException] = self._loop.create_future()
 
     @property
     def extraction_limits(self) -> ExtractionLimits:
@@ -170,63 +161,6 @@ class AsyncEngine:
         finally:
             self.abort(request.id)
 
-    # --- what is retained ----------------------------------------------------------------------------------------
-
-    def parent(self, tenant: str, reference: str) -> Parent:
-        """Raises ParentNotFound, ParentExpired, ParentLost, or ParentFailed if there is nothing to continue from."""
-        return parent_of(self.retention.find(tenant, reference), reference)
-
-    async def parent_ended(self, tenant: str, reference: str, deadline: float | None) -> Parent:
-        """The same when it does not run any more; raises DeadlineExceeded if it still does at the deadline."""
-        record = self.retention.find(tenant, reference)
-        left = None if deadline is None else max(0.0, deadline - self._clock())
-        await ended(record, reference, left, self._death)
-        await self._vault.reach(record)
-        return self.parent(tenant, record.id)
-
-    def prefetch(self, tenant: str, reference: str) -> RecordEntry:
-        """The bytes of a lease in files will be at hand for its children."""
-        record = self.retention.find(tenant, reference)
-        self._vault.prefetch(record)
-        return record.as_entry(self.scheduler.pool)
-
-    def records(self, tenant: str) -> list[RecordEntry]:
-        """All that the tenant has, oldest first: every choice of every record is looked at."""
-        return [record.as_entry(self.scheduler.pool) for record in self.retention.of(tenant)]
-
-    def record_names(self, tenant: str) -> list[tuple[str, str | None]]:
-        return [(record.id, record.identity.name) for record in self.retention.of(tenant)]
-
-    def record(self, tenant: str, reference: str) -> RecordEntry:
-        return self.retention.find(tenant, reference).as_entry(self.scheduler.pool)
-
-    def set_ttl(self, tenant: str, reference: str, ttl: float | None) -> RecordEntry:
-        record = self.retention.find(tenant, reference)
-        self.retention.set_ttl(record, ttl, self._clock())
-        self._vault.update(record)
-        self._timer.arm()
-        return record.as_entry(self.scheduler.pool)
-
-    def forget(self, tenant: str, reference: str) -> str:
-        record = self.retention.find(tenant, reference)
-        self.retention.forget(record)
-        self._pump_soon()
-        return record.id
-
-    async def export_estate(self, tenant: str, reference: str) -> Estate:
-        """All that an ended request owns. Raises ParentNotFound, or InsufficientRetention if its blocks are gone."""
-        return await self._estates.take_out(tenant, reference)
-
-    async def import_estate(self, tenant: str, estate: Estate, ttl: float) -> str:
-        """Leases it for `ttl` seconds; its id. Raises EstateMismatch, and what a request with a lease raises."""
-        record_id = await self._estates.bring_in(tenant, estate, ttl)
-        self._timer.arm()
-        return record_id
-
-    @property
-    def retention(self) -> Retention:
-        return self.scheduler.retention
-
     @property
     def _states_memory(self) -> StatesMemory:
         return self.scheduler.extractions.memory
@@ -266,14 +200,6 @@ class AsyncEngine:
             return False
         await self._vault.flush(end)
         return True
-
-    async def open_files(self, shelf: Shelf, wait: float) -> None:
-        """Keeps leases in files from now on; those of earlier processes are found. `wait`: as in Vault."""
-        self._vault = self.scheduler.cache.files = Vault(
-            shelf, self._estates, self.retention, wait=wait, clock=self._clock, on_lost=self._fail_children
-        )
-        await self._vault.open()
-        self._timer.arm()
 
     async def stop(self, grace: float = 10.0) -> None:
         """Ends at once: open requests get an error; what is launched gets `grace` seconds."""

@@ -16,12 +16,13 @@ from bequest.engine.adapter_desk import AdapterDesk
 from bequest.engine.cache.entries import host_block, is_on_host
 from bequest.engine.cache.tiers.ticket import Ticket
 from bequest.engine.device import DeviceThread
-from bequest.engine.errors import EngineError, EstateMismatch, InsufficientRetention, InvalidEstate, InvalidRequest
+from bequest.engine.errors import EngineError, EstateMismatch, InsufficientRetention, InvalidEstate
 from bequest.engine.inheritance.estates import Coming, Estates, Leaving
 from bequest.engine.scheduling.scheduler import Scheduler
-from bequest.engine.state.record import Record
+from bequest.engine.state.record import KeptChoice, Record
+from bequest.engine.state.recurrent import State
 from bequest.engine.types import IntArray, ModelInfo, StepMoves
-from bequest.engine.types.blocks import BlockBytes, BlockRead, BlockWrite
+from bequest.engine.types.blocks import BlockBytes, BlockRead, BlockWrite, BytesMove, StateRead, StateWrite
 from bequest.engine.types.encoder import check_encoder
 from bequest.engine.types.estate import Deed, Estate, EstateIdentity, Notes
 
@@ -54,20 +55,13 @@ class EstateDesk:
         self._closed: EngineError | None = None
         self.piece_bytes = _PIECE_BYTES
 
-    def _refuse_recurrent(self) -> None:
-        if self._cache.states.passes_in_order:
-            raise InvalidRequest(
-                "Estates hold keys and values; recurrent states of this model cannot leave its engine.",
-                reason="estates_without_states",
-            )
-
     async def take_out(self, tenant: str, reference: str) -> Estate:
-        self._refuse_recurrent()
         identity = await self.identity(tenant)
         leaving = self._estates.leave(tenant, reference)
         try:
             await self._reach(leaving)
             pieces = await self.read(leaving.entries, self.piece_bytes)
+            pieces += [await self.read_state(state) for state in leaving.states]
             content = pieces[0] if len(pieces) == 1 else await asyncio.to_thread(np.concatenate, pieces)
             return Estate(leaving.deed(identity, self.notes), content)
         finally:
@@ -75,7 +69,6 @@ class EstateDesk:
             self._wake()
 
     async def bring_in(self, tenant: str, estate: Estate, ttl: float) -> str:
-        self._refuse_recurrent()
         adapter = self.adapters.find_identity(estate.deed.identity.adapter)
         identity = replace(await self.identity(tenant), adapter="" if adapter is None else adapter.identity)
         if differs := estate.deed.identity.differs(identity):
@@ -87,6 +80,7 @@ class EstateDesk:
         coming = self._estates.come(estate, self.notes.from_bytes(estate.deed.origin), adapter)
         try:
             await self._write(coming, estate.content)
+            await self._write_states(coming, estate.content)
             self.adapters.check(adapter)
             return coming.grant(ttl, self._clock())
         finally:
@@ -103,18 +97,37 @@ class EstateDesk:
     def block_size(self) -> int:
         return self._cache.pool.block_size
 
-    def in_memory(self, record: Record) -> bool:
-        """Whether some of its blocks are."""
-        return record.num_left_blocks(self._cache.pool) > 0
+    @property
+    def num_strips(self) -> int:
+        return self._cache.pool.num_strips
+
+    @property
+    def rows_of_state(self) -> int:
+        return self._device.block_layout.rows_of_state
+
+    def num_left(self, kept: KeptChoice) -> int:
+        """Blocks of a choice that are in memory."""
+        return kept.num_left(self._cache.pool)
 
     def leave(self, record: Record) -> Leaving:
         """Holds its blocks. Raises what `take_out` raises."""
-        self._refuse_recurrent()
         return self._estates.leave_record(record, record.id)
 
     async def read(self, entries: list[int], piece_bytes: int) -> list[BlockBytes]:
         """Their bytes, a piece at a time. REQUIRES: they are held, and the bytes of the tier are at hand"""
         return [await self._read(piece) for piece in self._pieces(entries, piece_bytes)]
+
+    async def read_state(self, state: State) -> BlockBytes:
+        """In rows of the size of a block. REQUIRES: it is held"""
+        layout = self._device.block_layout
+        content = await self._transfer(StateRead(slots=_ints([state.slot])))
+        rows = np.zeros((layout.rows_of_state, layout.num_bytes), np.uint8)
+        rows.reshape(-1)[: layout.state_bytes] = content[0]
+        return rows
+
+    def state_in(self, rows: BlockBytes) -> BlockBytes:
+        """The state in such rows."""
+        return rows.reshape(-1)[: self._device.block_layout.state_bytes]
 
     def close(self, error: EngineError) -> None:
         """Nothing comes back from the device any more: those who wait are told."""
@@ -160,12 +173,17 @@ class EstateDesk:
             piece = await asyncio.to_thread(content.__getitem__, rows)
             await self._transfer(BlockWrite(moves=self._moves(), blocks=_ints(blocks), content=piece))
 
-    async def _transfer(self, blocks: BlockRead | BlockWrite) -> BlockBytes:
+    async def _write_states(self, coming: Coming, content: BlockBytes) -> None:
+        for slot, rows in zip(coming.slots, coming.state_rows, strict=True):
+            state = self.state_in(content[list(rows)])
+            await self._transfer(StateWrite(slots=_ints([slot]), content=state[None]))
+
+    async def _transfer(self, move: BytesMove) -> BlockBytes:
         if self._closed is not None:
             raise self._closed
         future: asyncio.Future[BlockBytes] = asyncio.get_running_loop().create_future()
         self._open.add(future)
-        self._device.transfer(blocks, lambda content: None if future.done() else future.set_result(content))
+        self._device.transfer(move, lambda content: None if future.done() else future.set_result(content))
         try:
             return await future
         finally:

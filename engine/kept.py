@@ -1,15 +1,139 @@
-"""A record as its children need it: ended, and not lost. Event-loop thread."""
+"""What an engine keeps of requests that have ended, for those who ask: parents, records, leases, estates.
+
+Event-loop thread.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 
-from bequest.engine.errors import DeadlineExceeded, EngineDead, ParentFailed, ParentLost
+from bequest.engine.errors import (
+    DeadlineExceeded,
+    EngineDead,
+    EngineError,
+    InsufficientRetention,
+    ParentFailed,
+    ParentLost,
+)
+from bequest.engine.estates import EstateDesk
+from bequest.engine.inheritance.retention import Retention
+from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.state.record import Record
-from bequest.engine.types import Parent
+from bequest.engine.timer import Timer
+from bequest.engine.types import Parent, RecordEntry
+from bequest.engine.types.estate import Estate
+from bequest.engine.vault.shelf import Shelf
+from bequest.engine.vault.vault import NoVault, Vault
 
 
-def parent_of(record: Record, reference: str) -> Parent:
+class Keeper(ABC):
+    _estates: EstateDesk
+
+    def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
+        self.scheduler = scheduler
+        self._clock = clock
+        self._vault: Vault | NoVault = NoVault()
+        self._timer = Timer(clock, self._next_due, self._expire)
+        self._death: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+    @property
+    def retention(self) -> Retention:
+        return self.scheduler.retention
+
+    # --- parents -------------------------------------------------------------------------------------------------
+
+    def parent(self, tenant: str, reference: str) -> Parent:
+        """Raises ParentNotFound, ParentExpired, ParentLost, or ParentFailed if there is nothing to continue from."""
+        return _parent_of(self.retention.find(tenant, reference), reference)
+
+    async def parent_ended(self, tenant: str, reference: str, deadline: float | None) -> Parent:
+        """The same when it does not run any more; raises DeadlineExceeded if it still does at the deadline."""
+        record = self.retention.find(tenant, reference)
+        left = None if deadline is None else max(0.0, deadline - self._clock())
+        await _ended(record, reference, left, self._death)
+        return self.parent(tenant, record.id)
+
+    async def reach(self, tenant: str, reference: str, choice: int) -> None:
+        """Returns when the bytes of a choice are at hand, if they are in files. Raises ParentLost."""
+        await self._vault.reach(self.retention.find(tenant, reference), choice)
+
+    def prefetch(self, tenant: str, reference: str) -> RecordEntry:
+        """The bytes of a lease in files will be at hand for its children."""
+        record = self.retention.find(tenant, reference)
+        self._vault.prefetch(record)
+        return record.as_entry(self.scheduler.pool)
+
+    # --- records -------------------------------------------------------------------------------------------------
+
+    def records(self, tenant: str) -> list[RecordEntry]:
+        """All that the tenant has, oldest first: every choice of every record is looked at."""
+        return [record.as_entry(self.scheduler.pool) for record in self.retention.of(tenant)]
+
+    def record_names(self, tenant: str) -> list[tuple[str, str | None]]:
+        return [(record.id, record.identity.name) for record in self.retention.of(tenant)]
+
+    def record(self, tenant: str, reference: str) -> RecordEntry:
+        return self.retention.find(tenant, reference).as_entry(self.scheduler.pool)
+
+    def set_ttl(self, tenant: str, reference: str, ttl: float | None) -> RecordEntry:
+        record = self.retention.find(tenant, reference)
+        self.retention.set_ttl(record, ttl, self._clock())
+        self._vault.update(record)
+        self._timer.arm()
+        return record.as_entry(self.scheduler.pool)
+
+    def forget(self, tenant: str, reference: str) -> str:
+        record = self.retention.find(tenant, reference)
+        self.retention.forget(record)
+        self.scheduler.wake()
+        return record.id
+
+    # --- estates -------------------------------------------------------------------------------------------------
+
+    async def export_estate(self, tenant: str, reference: str) -> Estate:
+        """All that an ended request owns, from memory or from files. Raises ParentNotFound, ParentLost, or
+        InsufficientRetention if its blocks are gone."""
+        record = self.retention.find(tenant, reference)
+        try:
+            return await self._estates.take_out(tenant, record.id)
+        except InsufficientRetention:
+            stored = await self._vault.take_out(record)
+            if stored is None:
+                raise
+            return stored
+
+    async def import_estate(self, tenant: str, estate: Estate, ttl: float) -> str:
+        """Leases it for `ttl` seconds; its id. Raises EstateMismatch, and what a request with a lease raises."""
+        record_id = await self._estates.bring_in(tenant, estate, ttl)
+        self._timer.arm()
+        return record_id
+
+    async def open_files(self, shelf: Shelf, wait: float) -> None:
+        """Keeps leases in files from now on; those of earlier processes are found. `wait`: as in Vault."""
+        self._vault = self.scheduler.cache.filed.files = Vault(
+            shelf, self._estates, self.retention, wait=wait, clock=self._clock, on_lost=self._fail_children
+        )
+        await self._vault.open()
+        self._timer.arm()
+
+    # --- the engine's --------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _next_due(self) -> float | None:
+        """When the timer has to look."""
+
+    @abstractmethod
+    def _expire(self) -> None:
+        """What is due."""
+
+    @abstractmethod
+    def _fail_children(self, record: Record, error: EngineError) -> None:
+        """Ends those that wait for what is lost."""
+
+
+def _parent_of(record: Record, reference: str) -> Parent:
     if record.failed:
         raise ParentFailed(
             f"The request '{reference}' ended before anything was computed.",
@@ -21,7 +145,7 @@ def parent_of(record: Record, reference: str) -> Parent:
     return record.as_parent()
 
 
-async def ended(record: Record, reference: str, left: float | None, death: asyncio.Future[BaseException]) -> None:
+async def _ended(record: Record, reference: str, left: float | None, death: asyncio.Future[BaseException]) -> None:
     """Returns when it does not run any more. Raises DeadlineExceeded if it still does when `left` seconds are over."""
     if record.group is None:
         return

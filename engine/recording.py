@@ -25,7 +25,15 @@ from bequest.engine.config import EngineConfig
 from bequest.engine.errors import ModelError
 from bequest.engine.types import ComingMasks, IntArray, MaskSource, PendingStep, Runner, StepPlan, StepResult
 from bequest.engine.types.adapter import AdapterWeights
-from bequest.engine.types.blocks import BlockBytes, BlockLayout, BlockRead, BlockWrite, PendingBlocks
+from bequest.engine.types.blocks import (
+    BlockBytes,
+    BlockLayout,
+    BlockRead,
+    BlockWrite,
+    PendingBlocks,
+    StateRead,
+    StateWrite,
+)
 from bequest.engine.types.catalogue import Catalogue
 
 log = logging.getLogger("bequest.engine")
@@ -93,18 +101,18 @@ class BlocksWritten(msgspec.Struct, frozen=True, tag=True):
     write: BlockWrite
 
 
-Record = (
-    Opened
-    | Registered
-    | Released
-    | AdapterRegistered
-    | AdapterReleased
-    | Planned
-    | Masked
-    | Returned
-    | BlocksRead
-    | BlocksWritten
-)
+class StatesRead(msgspec.Struct, frozen=True, tag=True):
+    """The same of states of recurrent layers."""
+
+    read: StateRead
+
+
+class StatesWritten(msgspec.Struct, frozen=True, tag=True):
+    write: StateWrite
+
+
+Moved = BlocksRead | BlocksWritten | StatesRead | StatesWritten
+Record = Opened | Registered | Released | AdapterRegistered | AdapterReleased | Planned | Masked | Returned | Moved
 
 
 class RecordingError(Exception):
@@ -246,6 +254,14 @@ class RecordingRunner:
     def write_blocks(self, write: BlockWrite) -> PendingBlocks | None:
         self._recorder.write(BlocksWritten(write))
         return self._runner.write_blocks(write)
+
+    def read_states(self, read: StateRead) -> BlockBytes | PendingBlocks:
+        self._recorder.write(StatesRead(read))
+        return self._runner.read_states(read)
+
+    def write_states(self, write: StateWrite) -> PendingBlocks | None:
+        self._recorder.write(StatesWritten(write))
+        return self._runner.write_states(write)
 
     def close(self) -> None:
         self._runner.close()

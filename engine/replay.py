@@ -27,6 +27,7 @@ from bequest.engine.recording import (
     BlocksRead,
     BlocksWritten,
     Masked,
+    Moved,
     Opened,
     Planned,
     Record,
@@ -35,6 +36,8 @@ from bequest.engine.recording import (
     Registered,
     Released,
     Returned,
+    StatesRead,
+    StatesWritten,
 )
 from bequest.engine.types import IntArray, Runner, StepPlan, StepResult
 from bequest.engine.types.adapter import AdapterWeights, LoadAdapter, no_adapters
@@ -81,7 +84,7 @@ class Replay:
                 self._runner.register_adapter(record.handle, self._adapter(record))
             elif isinstance(record, AdapterReleased):
                 self._runner.release_adapter(record.handle)
-            elif isinstance(record, BlocksRead | BlocksWritten):
+            elif isinstance(record, Moved):
                 self._transfer(record)
             elif isinstance(record, Planned):
                 if not self._has_masks(record.plan):
@@ -102,12 +105,18 @@ class Replay:
             raise RecordingError(f"the files of the adapter {record.directory} have changed since the recording")
         return weights
 
-    def _transfer(self, record: BlocksRead | BlocksWritten) -> None:
+    def _transfer(self, record: Moved) -> None:
         """What is read is not compared: the steps that read the same blocks are."""
-        if isinstance(record, BlocksRead):
-            pending: BlockBytes | PendingBlocks | None = self._runner.read_blocks(record.read)
-        else:
-            pending = self._runner.write_blocks(record.write)
+        pending: BlockBytes | PendingBlocks | None
+        match record:
+            case BlocksRead():
+                pending = self._runner.read_blocks(record.read)
+            case BlocksWritten():
+                pending = self._runner.write_blocks(record.write)
+            case StatesRead():
+                pending = self._runner.read_states(record.read)
+            case StatesWritten():
+                pending = self._runner.write_states(record.write)
         if pending is not None and not isinstance(pending, np.ndarray):
             pending.wait()
 

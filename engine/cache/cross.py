@@ -16,6 +16,7 @@ import numpy as np
 from bequest.engine._C import BlockPool, BlockTable
 from bequest.engine.state.cross import CrossTable, Moving
 from bequest.engine.types import Source
+from bequest.engine.types.blocks import BlockBytes
 from bequest.engine.types.encoder import EncoderInput, Slots
 
 
@@ -113,13 +114,14 @@ class CrossPlace:
     """Where the cross blocks of a waiting sequence's group come from. Nothing has moved yet. Without an encoder there
     are none: the place is an empty table, and all of it is there."""
 
-    __slots__ = ("encoder", "needed", "own", "source", "table")
+    __slots__ = ("content", "encoder", "needed", "own", "source", "table")
 
     def __init__(self, encoder: EncoderInput | None, table: BlockTable, own: CrossTable | None, needed: int) -> None:
         """`table`: empty, if the encoder has to run, which needs so many blocks. `own`: the group already holds it."""
         self.encoder = encoder
         self.table = table
         self.own = own
+        self.content: BlockBytes | None = None  # out of files: the table is empty until they are brought
         self.source: Source = "blocks" if table.resident else "host"
         self.needed = table.num_on_host  # device blocks that are missing
         if encoder is not None and len(table) == 0:
@@ -134,12 +136,22 @@ class CrossPlace:
         """The choice that kept the table of its group, which is `held` now, has dropped it since."""
         return self.encoder is not None and self.own is not held
 
+    def take_content(self, content: BlockBytes) -> None:
+        """The encoder need not run. REQUIRES: it would"""
+        self.content, self.source = content, "file"
+
+    def prepare(self) -> list[int]:
+        """Blocks for all positions. REQUIRES: they are free"""
+        assert self.encoder is not None
+        copies = self.table.try_prepare_write(0, self.encoder.length)
+        assert copies == [], "the blocks were counted"
+        return self.table.blocks
+
     def write(self, block_size: int) -> Slots | None:
         """What a run of the encoder fills; None if it does not run. REQUIRES: the blocks are free"""
         if self.encoder is None or not self.runs_encoder:
             return None
-        copies = self.table.try_prepare_write(0, self.encoder.length)
-        assert copies == [], "the blocks were counted"
+        self.prepare()
         return slots_of(self.table, self.encoder.length, block_size)
 
     def drop(self) -> None:

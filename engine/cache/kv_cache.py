@@ -21,16 +21,16 @@ import numpy as np
 from bequest.engine._C import BlockPool, BlockTable, swap_out_some, try_swap_in, try_swap_out
 from bequest.engine.cache.cross import CrossPlace, CrossTables
 from bequest.engine.cache.entries import host_block, is_on_host
+from bequest.engine.cache.filed import Filed
 from bequest.engine.cache.placement import Placement
 from bequest.engine.cache.recurrent import States
-from bequest.engine.cache.tiers.files import Files, NoFiles
 from bequest.engine.cache.tiers.ticket import Ticket
 from bequest.engine.cache.tiers.tier import Moves, Tier
-from bequest.engine.state.capture import capture_of
+from bequest.engine.cache.windows import keep_windows, most_inherited
 from bequest.engine.state.record import Record
 from bequest.engine.state.sequence import Group, Sequence, Status
 from bequest.engine.types import Inheritance, Source, StepMoves
-from bequest.engine.types.blocks import BlockBytes, BlockWrite
+from bequest.engine.types.blocks import BlockWrite, BytesWrite
 from bequest.engine.types.encoder import Slots
 
 
@@ -92,8 +92,7 @@ class KvCache:
         self._leases = leases
         self.device_budget = device_budget
         self.prefix_caching = prefix_caching
-        self.files: Files = NoFiles()
-        self._writes: list[tuple[list[int], BlockBytes]] = []
+        self.filed = Filed(pool, states, cross.nowhere, prefix_caching=prefix_caching)
 
     def begin_plan(self) -> None:
         # Copies run before the step, side by side: until the plan is made their sources are not handed out again.
@@ -108,12 +107,11 @@ class KvCache:
         """What the next step has to carry out."""
         return self.tier.take_moves()
 
-    def take_writes(self) -> list[BlockWrite]:
+    def take_writes(self) -> list[BytesWrite]:
         """Bytes out of files, which have to be on the device before the step. They take the swaps along, which empty
         the blocks that they are written to."""
-        writes, self._writes = self._writes, []
-        taken = []
-        for blocks, content in writes:
+        taken: list[BytesWrite] = [*self.filed.take_states()]
+        for blocks, content in self.filed.take_blocks():
             moves = [np.asarray(pairs, np.int32).reshape(-1, 2) for pairs in (*self.take_swaps(), [])]
             step = StepMoves(swaps_out=moves[0], swaps_in=moves[1], copies=moves[2])
             taken.append(BlockWrite(moves=step, blocks=np.asarray(blocks, np.int32), content=content))
@@ -145,6 +143,8 @@ class KvCache:
             placement = self._reach(placement, sequence)
         group = sequence.group
         cross = placement.cross = self.cross.place(group.salt, group.request.encoder, group.cross)
+        if cross.runs_encoder:
+            self.filed.place_cross(placement, sequence)
         return placement if cross.table.resident else self._reach_cross(placement, cross, sequence)
 
     def _reach(self, placement: Placement, sequence: Sequence) -> Placement:
@@ -196,7 +196,7 @@ class KvCache:
         placement = self._inherit(sequence)
         if placement is not None and placement.computed >= self._expected(sequence):
             return placement
-        if (stored := self._from_files(sequence)) is not None:
+        if (stored := self.filed.place(sequence, 0 if placement is None else placement.computed)) is not None:
             if placement is not None:
                 placement.drop()
             return stored
@@ -215,7 +215,7 @@ class KvCache:
         REQUIRES: `needed` blocks are free.
         """
         if placement.content is not None:
-            self._bring(placement, placement.content, sequence)
+            self.filed.fill(placement, placement.content, sequence)
         sequence.table = placement.table
         sequence.num_computed = placement.computed
         self.states.take(sequence, placement.computed)
@@ -234,6 +234,8 @@ class KvCache:
             self._leases.note_move([group.ties.parent], moved)
         elif moving:
             self._swap_in(moving)
+        if cross.content is not None:
+            self.filed.fill_cross(cross, cross.content)
         return cross.write(self.pool.block_size)
 
     def _can_come_too(self, lease: BlockTable, placement: Placement) -> bool:
@@ -306,56 +308,18 @@ class KvCache:
         # Tokens decide, as in the prefix index: beams may have changed places since the child was asked for.
         alike = held.tokens.common_prefix(sequence.tokens)
         goal = sequence.work.goal_len(sequence)
-        computed = table.servable(min(lineage.at, held.computed, self._most_inherited(sequence), alike))
+        computed = table.servable(min(lineage.at, held.computed, most_inherited(self.pool, sequence), alike))
         table.truncate(computed)
         if self.states.nearest(sequence, computed) < goal:
             computed = self._startable(sequence, table, computed)
         if computed == 0 and goal > 1:
             return None
         lender = None if held.holds_blocks else table.fork()
-        self._keep_windows(table, sequence)
+        keep_windows(self.pool, table, sequence)
         table.slide(computed)
         missing = self._missing_to(sequence, table, computed)
         source: Source = "blocks" if table.resident else "host"
         return Placement(table, computed, missing, source, self.cross.nowhere, lender, held.lease)
-
-    def _from_files(self, sequence: Sequence) -> Placement | None:
-        """What the files of its parent have. Its table is filled when it is let in."""
-        parent, lineage = sequence.group.ties.parent, sequence.group.request.terms.lineage
-        if parent is None or lineage is None or parent.stored is None or parent.lost:
-            return None
-        held = parent.kept.get(lineage.choice)
-        if held is None or sequence.group.request.params.prompt_logprobs is not None:
-            return None
-        alike = held.tokens.common_prefix(sequence.tokens)
-        there = next(choice.computed for choice in parent.stored.deed.choices if choice.index == lineage.choice)
-        computed = min(lineage.at, there, sequence.work.most_inherited(sequence), alike)
-        if computed == 0:
-            return None
-        table, found = BlockTable(self.pool, sequence.group.salt), self.files.content(parent, lineage.choice)
-        missing = table.blocks_needed(0, max(computed, sequence.work.goal_len(sequence)))
-        placement = Placement(
-            table, computed, missing + sequence.work.spare_blocks(sequence), "file", self.cross.nowhere
-        )
-        if isinstance(found, Ticket):
-            placement.ticket = found
-        else:
-            placement.content = found
-        return placement
-
-    def _bring(self, placement: Placement, content: BlockBytes, sequence: Sequence) -> None:
-        """Gives the bytes blocks, which further children find as those of a warm record."""
-        table, computed = placement.table, placement.computed
-        copies = table.try_prepare_write(0, computed)
-        assert copies == [], "the blocks were counted"
-        self._writes.append((table.blocks, content[: len(table)]))
-        parent, lineage = sequence.group.ties.parent, sequence.group.request.terms.lineage
-        assert parent is not None and lineage is not None
-        held = parent.kept[lineage.choice]
-        if held.table is None and computed == held.computed:
-            held.epochs = table.epochs()
-        if self.prefix_caching:
-            table.commit(sequence.tokens, computed)
 
     def _step_back(self, sequence: Sequence) -> None:
         """To where it can go on: recurrent layers may have lost their states since it gave way."""
@@ -373,33 +337,13 @@ class KvCache:
         table.truncate(computed)
         return computed
 
-    def _most_inherited(self, sequence: Sequence) -> int:
-        """Tokens whose KV it may find in place. Where windows are given back, hidden states are not computed from KV
-        that is in place: the windows before it may be gone."""
-        most = sequence.work.most_inherited(sequence)
-        if self.pool.slides and (wanted := capture_of(sequence.group.request)):
-            return min(most, wanted.first_possible)
-        return most
-
-    def _keep_windows(self, table: BlockTable, sequence: Sequence) -> None:
-        """Says what a table keeps for its sequence and for those who come later."""
-        if not self.pool.slides:
-            return
-        record = sequence.group.ties.record
-        if capture_of(sequence.group.request):
-            table.keep_all()  # states that are owed in the end are computed from any position on
-        elif record is not None and record.lease.ttl is not None:
-            table.keep_for_lease(sequence.num_prompt)
-        else:
-            table.keep_window()
-
     def _match(self, sequence: Sequence) -> Placement:
         """What the prefix index knows, down to the head of a block."""
         table = BlockTable(self.pool, sequence.group.salt)
-        self._keep_windows(table, sequence)
+        keep_windows(self.pool, table, sequence)
         computed = 0
         if self.prefix_caching and sequence.group.request.params.prompt_logprobs is None:
-            most = self._most_inherited(sequence)
+            most = most_inherited(self.pool, sequence)
             computed = table.match_prefix(sequence.tokens, most)
             computed += table.match_partial(sequence.tokens, most)
             if self.states.nearest(sequence, computed) < computed:
@@ -415,7 +359,7 @@ class KvCache:
         lineage, parent = sequence.group.request.terms.lineage, sequence.group.ties.parent
         if lineage is None:
             return 0
-        most = min(lineage.at, self._most_inherited(sequence))
+        most = min(lineage.at, most_inherited(self.pool, sequence))
         held = None if parent is None else parent.choice(lineage.choice)
         return most if held is None else min(most, held.full_len)
 

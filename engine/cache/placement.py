@@ -9,7 +9,7 @@ from bequest.engine.cache.cross import CrossPlace
 from bequest.engine.cache.tiers.ticket import Ticket, done
 from bequest.engine.state.sequence import Sequence
 from bequest.engine.types import Source
-from bequest.engine.types.blocks import BlockBytes
+from bequest.engine.types.estate import ChoiceBytes
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Placement:
     cross: CrossPlace
     lender: BlockTable | None = None  # shares the blocks of a warm record, so that the child copies the last one
     lease: BlockTable | None = None  # of the parent: comes to the device together with its child, if there is room
-    content: BlockBytes | None = None  # of its first blocks, out of files: the table is empty until it is settled
+    content: ChoiceBytes | None = None  # of its parent, out of files: the table is empty until it is settled
     ticket: Ticket = field(default_factory=done)  # for its bytes; pending: whoever waits for them waits in the queue
 
     @property

@@ -95,6 +95,12 @@ class States(Protocol):
     def find(self, salt: bytes, tokens: TokenList, position: int) -> State | None:
         """One exactly there, held for the caller."""
 
+    def bring(self, salt: bytes, tokens: TokenList, position: int) -> State:
+        """One that comes from elsewhere, held for the caller, who has its bytes written to its slot."""
+
+    def forget(self, states: Iterable[State]) -> None:
+        """Nobody finds them any more. Whoever holds them still does."""
+
     def plan(self, chunks: Sequence[Chunk]) -> StatePlan | None:
         """The slots of a step; its sequences move on."""
 
@@ -159,6 +165,12 @@ class Stateless:
 
     def find(self, salt: bytes, tokens: TokenList, position: int) -> State | None:
         return None
+
+    def bring(self, salt: bytes, tokens: TokenList, position: int) -> State:
+        raise AssertionError("a model without recurrent layers has no states")
+
+    def forget(self, states: Iterable[State]) -> None:
+        return
 
     def plan(self, chunks: Sequence[Chunk]) -> StatePlan | None:
         return None
@@ -396,13 +408,24 @@ class RecurrentStates:
 
     def _new(self, sequence: running.Sequence, position: int, *, listed: bool = True) -> State:
         """`listed`: it can be found by the sequence's tokens."""
+        state = State(self._slot(), position, sequence.tokens, sequence.group.salt)
+        if listed:
+            self._findable.setdefault(state.salt, {})[state] = None
+        return state
+
+    def _slot(self) -> int:
         if not self._free:
             assert self._idle, "slots of states were counted"
             self._hide(next(iter(self._idle)))
-        salt = sequence.group.salt
-        state = State(self._free.pop(), position, sequence.tokens, salt)
-        if listed:
-            self._findable.setdefault(salt, {})[state] = None
+        return self._free.pop()
+
+    def forget(self, states: Iterable[State]) -> None:
+        for state in states:
+            self._hide(state)
+
+    def bring(self, salt: bytes, tokens: TokenList, position: int) -> State:
+        state = State(self._slot(), position, tokens, salt, lasting=True)
+        self._findable.setdefault(salt, {})[state] = None
         return state
 
     # --- beams ---------------------------------------------------------------------------------------------------

@@ -13,22 +13,37 @@ from dataclasses import dataclass, replace
 from bequest.engine._C import BlockEpochs, BlockTable, TokenList
 from bequest.engine.cache.entries import is_on_host
 from bequest.engine.cache.kv_cache import KvCache
+from bequest.engine.cache.recurrent import States
 from bequest.engine.cache.salt import pack_salt
 from bequest.engine.errors import InsufficientRetention, InvalidEstate, InvalidRequest, ParentFailed
-from bequest.engine.inheritance.leases import Borrowed
+from bequest.engine.inheritance.leases import Borrowed, Leases
 from bequest.engine.inheritance.retention import Retention
 from bequest.engine.state.record import Identity, KeptChoice, Record
+from bequest.engine.state.recurrent import State
 from bequest.engine.types import Lineage
 from bequest.engine.types.adapter import AdapterRef
-from bequest.engine.types.estate import NO_BLOCK, Deed, Estate, EstateChoice, EstateEncoder, EstateIdentity, Notes
+from bequest.engine.types.estate import (
+    NO_BLOCK,
+    Deed,
+    Estate,
+    EstateChoice,
+    EstateEncoder,
+    EstateIdentity,
+    EstateState,
+    Notes,
+)
 
 
 class Leaving:
     """Holds the blocks of a record while they are read."""
 
-    def __init__(self, record: Record, owned: Borrowed) -> None:
+    def __init__(self, record: Record, leases: Leases) -> None:
+        """Raises InsufficientRetention if some of it is gone."""
         self._record = record
-        self._owned = owned
+        self._leases = leases
+        self._owned = owned = leases.borrow(record)
+        self._closed = False
+        self.states = list(dict.fromkeys(owned.states))  # of recurrent layers, each once
         entries = dict.fromkeys(entry for table in owned.all() for entry in table.blocks)
         self.entries = sorted(entries, key=is_on_host)  # the blocks to be read, each once, those of the device first
 
@@ -38,7 +53,7 @@ class Leaving:
         return self._owned.tables
 
     def deed(self, identity: EstateIdentity, notes: Notes) -> Deed:
-        """Its rows are the entries, in order."""
+        """Its rows are the entries, in order, then those of the states."""
         rows = {entry: row for row, entry in enumerate(self.entries)}
         record, lineage = self._record, self._record.identity.lineage
         encoder = None
@@ -52,7 +67,15 @@ class Leaving:
             cache_salt=record.identity.cache_salt,
             num_choices=record.identity.num_choices,
             choices=tuple(
-                _choice(index, record.kept[index], tuple(rows.get(entry, NO_BLOCK) for entry in table.entries))
+                EstateChoice(
+                    index=index,
+                    token_ids=tuple(record.kept[index].tokens[:]),
+                    num_prompt=record.kept[index].num_prompt,
+                    shown_len=record.kept[index].shown_len,
+                    computed=record.kept[index].computed,
+                    rows=tuple(rows.get(entry, NO_BLOCK) for entry in table.entries),
+                    states=self._states_of(record.kept[index], identity.cache.rows_of_state),
+                )
                 for index, table in sorted(self._owned.tables.items())
             ),
             encoder=encoder,
@@ -63,20 +86,23 @@ class Leaving:
             origin=notes.to_bytes(record.identity.origin),
         )
 
+    def _states_of(self, kept: KeptChoice, rows_of_state: int) -> tuple[EstateState, ...]:
+        """Those that stand for tokens of a choice; one for each position."""
+        found: dict[int, EstateState] = {}
+        for number, state in enumerate(self.states):
+            alike = state.tokens.common_prefix(kept.tokens)
+            if state.position <= min(alike, kept.computed) and state.position not in found:
+                first = len(self.entries) + number * rows_of_state
+                found[state.position] = EstateState(
+                    position=state.position, rows=tuple(range(first, first + rows_of_state))
+                )
+        return tuple(found.values())
+
     def close(self) -> None:
         """Idempotent."""
-        self._owned.free()
-
-
-def _choice(index: int, kept: KeptChoice, rows: tuple[int, ...]) -> EstateChoice:
-    return EstateChoice(
-        index=index,
-        token_ids=tuple(kept.tokens[:]),
-        num_prompt=kept.num_prompt,
-        shown_len=kept.shown_len,
-        computed=kept.computed,
-        rows=rows,
-    )
+        if not self._closed:
+            self._closed = True
+            self._leases.give_back(self._owned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +151,21 @@ class Coming:
         if deed.encoder is not None:
             inputs.append(self._table(deed.encoder.rows, deed.encoder.length, None, tables))
         indices = (choice.index for choice in deed.choices)
-        self._owned: Borrowed | None = Borrowed(dict(zip(indices, tables, strict=True)), inputs)
+        self._tokens = {choice.index: TokenList(choice.token_ids) for choice in deed.choices}
+        states = self._bring_states(cache.states)
+        self._owned: Borrowed | None = Borrowed(dict(zip(indices, tables, strict=True)), inputs, states)
+
+    def _bring_states(self, states: States) -> list[State]:
+        """Slots for the states, each once; whoever shares the rows of one shares it."""
+        self.state_rows: list[tuple[int, ...]] = []  # of the content, of each state
+        brought: dict[tuple[int, ...], State] = {}
+        for choice in self._estate.deed.choices:
+            for kept in choice.states:
+                if kept.rows not in brought:
+                    self.state_rows.append(kept.rows)
+                    brought[kept.rows] = states.bring(self._identity.salt, self._tokens[choice.index], kept.position)
+        self.slots = [state.slot for state in brought.values()]  # of the device, that they go to
+        return list(brought.values())
 
     def _table(self, rows: tuple[int, ...], length: int, front: _Front | None, before: list[BlockTable]) -> BlockTable:
         pool = self._cache.pool
@@ -147,7 +187,7 @@ class Coming:
         record = Record(self._identity)
         for choice in self._estate.deed.choices:
             record.kept[choice.index] = KeptChoice(
-                tokens=TokenList(choice.token_ids),
+                tokens=self._tokens[choice.index],
                 num_prompt=choice.num_prompt,
                 shown_len=choice.shown_len,
                 computed=choice.computed,
@@ -164,8 +204,9 @@ class Coming:
         """Gives back what no record has taken over."""
         owned, self._owned = self._owned, None
         if owned is not None:
-            owned.free()
-            self._retention.leases.drop_import(self._identity.tenant, len(self.blocks))
+            self._cache.states.forget(owned.states)  # nobody may go on from what was not written
+            self._retention.leases.give_back(owned)
+            self._retention.leases.drop_import(self._identity.tenant, len(self.blocks), len(self.slots))
 
 
 class Estates:
@@ -187,7 +228,7 @@ class Estates:
         if record.identity.images:
             message = "Ids of images mean something in this process alone."
             raise InvalidRequest(message, reason="estates_without_images", reference=reference)
-        return Leaving(record, self._retention.leases.borrow(record))
+        return Leaving(record, self._retention.leases)
 
     def come(self, estate: Estate, origin: object, adapter: AdapterRef | None) -> Coming:
         """`adapter`: what it was computed with, as it is loaded here.
@@ -202,9 +243,10 @@ class Estates:
         fronts = _fronts(deed, strips)
         num_blocks = sum(map(_num_blocks, deed.choices, fronts, [strips] * len(fronts)))
         num_blocks += 0 if deed.encoder is None else len(deed.encoder.rows)
-        self._retention.leases.open_import(tenant, num_blocks)
+        num_states = len({state.rows for choice in deed.choices for state in choice.states})
+        self._retention.leases.open_import(tenant, num_blocks, num_states)
         if not self._cache.make_room(num_blocks):
-            self._retention.leases.drop_import(tenant, num_blocks)
+            self._retention.leases.drop_import(tenant, num_blocks, num_states)
             raise InsufficientRetention(
                 f"The estate needs {num_blocks} blocks at once, which running requests have.",
                 reason="no_room_for_estate",

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from bequest.engine._C import BlockEpochs, BlockPool, BlockTable, TokenList, count_distinct_blocks
 from bequest.engine.cache.cross import CrossTables
@@ -25,22 +26,22 @@ from bequest.engine.state.recurrent import State
 from bequest.engine.state.sequence import Group
 from bequest.engine.types import Request, Retained
 
+T = TypeVar("T")
+
 # A lease without max_tokens is charged for this many tokens of completion, and again whenever they are used up.
 OPEN_ENDED_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Borrowed:
-    """Tables of the blocks of a whole record, with references of their own."""
+    """Tables of the blocks of a whole record, and its states, with references of their own."""
 
     tables: dict[int, BlockTable]  # by choice
     inputs: list[BlockTable]  # of its encoder input, if it has one
+    states: list[State]  # of recurrent layers
 
     def all(self) -> list[BlockTable]:
         return [*self.tables.values(), *self.inputs]
-
-    def free(self) -> None:
-        _free(self.all())
 
 
 class Leases:
@@ -72,7 +73,7 @@ class Leases:
         discount = self._shared_rows(group.request, creditor)
         cross_discount = self._shared_inputs(record, creditor)
         charge = whole - discount * self._pool.num_whole_strips - cross_discount
-        num_states = self._states.check(group)
+        num_states = self._with_room(record.tenant, partial(self._states.check, group))
         with nullcontext() if creditor is None else creditor.pinned():  # what it pays for must not give way to this
             self._open(record.tenant, charge, whole)
         self._states.promise(record, num_states)
@@ -89,7 +90,7 @@ class Leases:
         whole = self.most_blocks(group)
         more = whole - before
         try:
-            num_states = self._states.check(group, record)
+            num_states = self._with_room(record.tenant, partial(self._states.check, group, record))
             self._with_room(
                 record.tenant, partial(self.budget.promise, record.tenant, more, whole, self._earliest_expiry)
             )
@@ -200,19 +201,32 @@ class Leases:
             kept.table, kept.epochs = table, BlockEpochs()
 
     def borrow(self, record: Record) -> Borrowed:
-        """Tables of all that an ended record has; whoever reads them frees them. Raises InsufficientRetention if some
-        of it is gone."""
+        """All that an ended record has, until `give_back`. Raises InsufficientRetention if some of it is gone."""
         adopted, inputs = self._adopt(record)
+        try:
+            found = self._states_of(record, [kept for kept, _ in adopted])
+        except EngineError:
+            _free([*(table for _, table in adopted), *inputs])
+            raise
         tables = {index: kept.table.fork() for index, kept in record.kept.items() if kept.table is not None}
         tables |= {i: table for i, kept in record.kept.items() for other, table in adopted if other is kept}
-        return Borrowed(tables, [*inputs, *(held.table.fork() for held in record.inputs)])
+        states = [*(state.hold() for state in record.states), *(state for part in found for state in part)]
+        return Borrowed(tables, [*inputs, *(held.table.fork() for held in record.inputs)], states)
 
-    def open_import(self, tenant: str, num_blocks: int) -> None:
+    def give_back(self, borrowed: Borrowed) -> None:
+        """Once."""
+        _free(borrowed.all())
+        self._states.drop(borrowed.states)
+
+    def open_import(self, tenant: str, num_blocks: int, num_states: int) -> None:
         """Promises blocks to a record that comes from elsewhere. Raises RetentionTooLarge or InsufficientRetention."""
+        self._states.check_more(num_states)
         self._open(tenant, num_blocks, num_blocks)
+        self._states.reserve(num_states)
 
-    def drop_import(self, tenant: str, num_blocks: int) -> None:
+    def drop_import(self, tenant: str, num_blocks: int, num_states: int) -> None:
         """It does not come after all."""
+        self._states.reserve(-num_states)
         self.budget.settle(tenant, num_blocks)
         self.budget.close_lease(tenant)
 
@@ -220,6 +234,8 @@ class Leases:
         """It is there, and takes over the tables that were made for it."""
         self.budget.settle(record.tenant, num_blocks)
         self._take_over(record, owned.all(), owned.inputs)
+        record.lease.states = len(owned.states)
+        self._states.hold(record, owned.states)
         for index, table in owned.tables.items():
             record.kept[index].table = table
         self.set_expiry(record, ttl, now)
@@ -258,7 +274,7 @@ class Leases:
     def _open(self, tenant: str, charge: int, whole: int) -> None:
         self._with_room(tenant, partial(self.budget.open_lease, tenant, charge, whole, self._earliest_expiry))
 
-    def _with_room(self, tenant: str, promise: Callable[[], None]) -> None:
+    def _with_room(self, tenant: str, promise: Callable[[], T]) -> T:
         """Leases in files give way to a promise that has no room beside them."""
         while True:
             try:

@@ -35,7 +35,6 @@ from bequest.engine.state.record import Identity, KeptBeams, KeptChoice, Living,
 from bequest.engine.state.sequence import Group, Sequence
 from bequest.engine.types import Grade, GradeLoad, Lineage, Request, Retained
 from bequest.engine.types.adapter import AdapterRef
-from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.types.estate import Manifest
 from bequest.engine.types.recurrent import StateSizes
 
@@ -50,6 +49,7 @@ class RetentionLimits:
     max_records: int = 1024  # without a lease
     states: StateSizes | None = None  # of a model with recurrent layers
     file_blocks: int = 0  # that leases may have in files
+    rows_of_state: int = 0  # of the size of a block, that a state of recurrent layers takes there
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,7 @@ class Retention:
         self.leases = Leases(budget, pool, self.cross, StateLeases(self.states, limits.states), wall)
         self.books = FileBooks(limits.file_blocks)
         self.on_discard: Callable[[Record], None] = lambda record: None  # its lease in files is over
+        self.is_torn: Callable[[str, str], bool] = lambda tenant, reference: False  # files had it, and are broken
         self._limits = limits
         self._pool = pool
         self._corpus = corpus
@@ -101,6 +102,8 @@ class Retention:
                 details={"expired_at": int(expired_at)},
                 reference=reference,
             )
+        if self.is_torn(tenant, reference):
+            raise ParentLost(f"The lease '{reference}' is lost.", reason="parent_lost", id=reference)
         raise ParentNotFound(f"There is no request '{reference}'.", reason="parent_unknown", reference=reference)
 
     def of(self, tenant: str) -> list[Record]:
@@ -238,17 +241,19 @@ class Retention:
     ) -> None:
         """A lease of an earlier process is found again; its blocks are in files."""
         deed, tenant = manifest.deed, manifest.deed.identity.tenant
+        encoder = None if deed.encoder is None else deed.encoder.as_input()
         identity = Identity(
             id=deed.id,
             tenant=tenant,
             name=deed.name,
-            salt=pack_salt(tenant, deed.cache_salt, None, adapter),
+            salt=pack_salt(tenant, deed.cache_salt, encoder, adapter),
             cache_salt=deed.cache_salt,
             created_at=deed.created_at,
             origin=origin,
             lineage=None if deed.parent is None else Lineage(deed.parent, deed.parent_choice, deed.at),
             num_choices=deed.num_choices,
             adapter=adapter,
+            encoder=encoder,
         )
         record = Record(identity, stored=manifest, lost=lost)
         for choice in deed.choices:
@@ -370,17 +375,14 @@ class Retention:
 
     def _promise_files(self, record: Record, group: Group) -> None:
         try:
-            if group.request.images or not self.can_last(group.request.encoder):
-                message = "Leases of this model cannot be kept in files."
+            if group.request.images:
+                message = "Leases of prompts with images cannot be kept in files."
                 raise InvalidRequest(message, reason="not_for_files", field="retain.durable")
-            self.books.promise(record, self.leases.most_blocks(group))
+            rows = record.lease.states * self._limits.rows_of_state
+            self.books.promise(record, self.leases.most_blocks(group) + rows)
         except EngineError as error:
             self.leases.give_up(record, error.message)
             raise
-
-    def can_last(self, encoder: EncoderInput | None) -> bool:
-        """Whether leases can be brought back from files: those of keys and values of all tokens."""
-        return encoder is None and self._limits.states is None and self._pool.num_strips == 1
 
     def _discard_if_free(self, record: Record) -> None:
         """The files of a lease that is over go when no open child was promised them."""

@@ -62,6 +62,10 @@ class StateLeases:
                 limit=limit,
             )
 
+    def reserve(self, num_states: int) -> None:
+        """For a record that is about to come; negative: it does not after all. REQUIRES: `check_more` allowed it"""
+        self._promised += num_states
+
     def promise(self, record: Record, num_states: int) -> None:
         """REQUIRES: `check` allowed it"""
         self._promised += num_states

@@ -1,4 +1,4 @@
-"""The blocks of a cache in the host's memory as bytes."""
+"""The blocks of a cache, and states, in the host's memory as bytes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.types.blocks import BlockBytes, BlockLayout
 
 
-def layout_of(kv_cache: Tensor, windows: tuple[int, ...]) -> BlockLayout:
-    """`kv_cache`: [NB, L, 2, NKV, BS, D]; windows: of its strips"""
+def layout_of(kv_cache: Tensor, windows: tuple[int, ...], states: Tensor | None) -> BlockLayout:
+    """`kv_cache`: [NB, L, 2, NKV, BS, D]; windows: of its strips; `states`: [NS, LR, E]"""
     dtype = "fp8_e4m3" if kv_cache.dtype is FP8 else str(kv_cache.dtype).removeprefix("torch.")
     shape = tuple(kv_cache.shape[1:])
-    return BlockLayout(dtype=dtype, shape=shape, num_bytes=kv_cache[0].nbytes, windows=windows)
+    state_bytes = 0 if states is None else states[0].nbytes
+    return BlockLayout(dtype=dtype, shape=shape, num_bytes=kv_cache[0].nbytes, windows=windows, state_bytes=state_bytes)
 
 
 def bytes_of(cache: Tensor) -> BlockBytes:
-    """[NB, bytes of a block], the same memory. REQUIRES: it is not on a device"""
+    """[N, bytes of a block or a state], the same memory. REQUIRES: it is not on a device"""
     content: BlockBytes = cache.view(torch.uint8).flatten(1).numpy()
     return content

@@ -37,7 +37,7 @@ from bequest.engine.types import (
     StepResult,
 )
 from bequest.engine.types.adapter import AdapterWeights
-from bequest.engine.types.blocks import BlockBytes, BlockLayout, BlockRead, BlockWrite
+from bequest.engine.types.blocks import BlockBytes, BlockLayout, BlockRead, BlockWrite, StateRead, StateWrite
 from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.types.hidden import StepTaps
 from bequest.engine.types.states import StatesArray
@@ -147,7 +147,7 @@ class CpuRunner:
 
     @property
     def block_layout(self) -> BlockLayout:
-        return layout_of(self._kv_cache, self._windows)
+        return layout_of(self._kv_cache, self._windows, self._states)
 
     def read_blocks(self, read: BlockRead) -> BlockBytes:
         self._move(read.moves)
@@ -156,6 +156,14 @@ class CpuRunner:
     def write_blocks(self, write: BlockWrite) -> None:
         self._move(write.moves)
         bytes_of(self._kv_cache)[write.blocks] = write.content
+
+    def read_states(self, read: StateRead) -> BlockBytes:
+        assert self._states is not None, "the model has no recurrent layers"
+        return bytes_of(self._states)[read.slots]
+
+    def write_states(self, write: StateWrite) -> None:
+        assert self._states is not None, "the model has no recurrent layers"
+        bytes_of(self._states)[write.slots] = write.content
 
     def close(self) -> None:
         """Nothing to give back: the memory goes with the object."""

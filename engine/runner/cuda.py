@@ -45,7 +45,7 @@ from bequest.engine.types import (
     StepPlan,
 )
 from bequest.engine.types.adapter import AdapterWeights
-from bequest.engine.types.blocks import BlockLayout, BlockRead, BlockWrite
+from bequest.engine.types.blocks import BlockLayout, BlockRead, BlockWrite, StateRead, StateWrite
 from bequest.engine.types.catalogue import Catalogue
 
 _LOGIT_ROWS = 256  # rows of logits at a time for prompt log-probabilities
@@ -101,7 +101,7 @@ class CudaRunner:
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D] in `dtype` or fp8
         self._dtype = dtype  # of weights and activations
         self._host_cache = PinnedHostCache(num_host_blocks, kv_cache)
-        self._transfers = BlockTransfers(kv_cache, self._host_cache, model.config.strips.windows)
+        self._transfers = BlockTransfers(kv_cache, self._host_cache, model.config.strips.windows, states)
         self._limits = limits
         self._device = kv_cache.device
         self._stream = torch.cuda.Stream(self._device)
@@ -248,6 +248,16 @@ class CudaRunner:
         self._masks.settle()
         with self._scope:
             return self._transfers.write(write)
+
+    def read_states(self, read: StateRead) -> PendingRead:
+        self._masks.settle()
+        with self._scope:
+            return self._transfers.read_states(read)
+
+    def write_states(self, write: StateWrite) -> PendingWrite:
+        self._masks.settle()
+        with self._scope:
+            return self._transfers.write_states(write)
 
     def close(self) -> None:
         torch.cuda.synchronize(self._device)

@@ -1,4 +1,4 @@
-"""Bytes of blocks from and to a GPU, on the runner's stream, through pinned memory. Device thread; waits elsewhere."""
+"""Bytes of blocks and states from and to a GPU, on its stream, by pinned memory. Device thread; waits elsewhere."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from bequest.engine.kernels.streams import record
 from bequest.engine.runner.block_bytes import bytes_of, layout_of
 from bequest.engine.runner.host_cache import PinnedHostCache
 from bequest.engine.types import IntArray, StepMoves
-from bequest.engine.types.blocks import BlockBytes, BlockRead, BlockWrite
+from bequest.engine.types.blocks import BlockBytes, BlockRead, BlockWrite, StateRead, StateWrite
 
 
 class PendingRead:
-    """Blocks on their way to the host. `wait` may be called from another thread, once."""
+    """Blocks or states on their way to the host. `wait` may be called from another thread, once."""
 
     __slots__ = ("_copied", "_host_blocks", "_host_cache", "_pinned")
 
     def __init__(
-        self, pinned: Tensor, copied: torch.cuda.Event, host_cache: PinnedHostCache, host_blocks: IntArray
+        self, pinned: Tensor, copied: torch.cuda.Event, host_cache: PinnedHostCache | None, host_blocks: IntArray
     ) -> None:
         self._pinned = pinned
         self._copied = copied
@@ -30,6 +30,8 @@ class PendingRead:
     def wait(self) -> BlockBytes:
         """Whoever asked holds the host blocks, so that nothing else is written to them meanwhile."""
         self._copied.synchronize()
+        if self._host_cache is None:
+            return bytes_of(self._pinned).copy()  # pinned memory is dear
         return np.concatenate([bytes_of(self._pinned), self._host_cache.read(self._host_blocks)])
 
 
@@ -48,10 +50,13 @@ class PendingWrite:
 
 
 class BlockTransfers:
-    def __init__(self, kv_cache: Tensor, host_cache: PinnedHostCache, windows: tuple[int, ...]) -> None:
+    def __init__(
+        self, kv_cache: Tensor, host_cache: PinnedHostCache, windows: tuple[int, ...], states: Tensor | None
+    ) -> None:
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
         self._host_cache = host_cache
-        self.layout = layout_of(kv_cache, windows)
+        self._states = states  # [NS, LR, E]
+        self.layout = layout_of(kv_cache, windows, states)
 
     def read(self, read: BlockRead) -> PendingRead:
         """On the current stream."""
@@ -69,6 +74,25 @@ class BlockTransfers:
             bytes_of(pinned)[:] = write.content
             kernels.swap_blocks(pinned, self._kv_cache, _pairs(np.arange(len(write.blocks)), write.blocks))
         return PendingWrite(pinned, _recorded())
+
+    def read_states(self, read: StateRead) -> PendingRead:
+        """On the current stream. They are few, and each is one copy."""
+        states, pinned = self._pinned_states(len(read.slots))
+        for place, slot in enumerate(read.slots.tolist()):
+            pinned[place].copy_(states[slot], non_blocking=True)
+        return PendingRead(pinned, _recorded(), None, read.slots[:0])
+
+    def write_states(self, write: StateWrite) -> PendingWrite:
+        """On the current stream."""
+        states, pinned = self._pinned_states(len(write.slots))
+        bytes_of(pinned)[:] = write.content
+        for place, slot in enumerate(write.slots.tolist()):
+            states[slot].copy_(pinned[place], non_blocking=True)
+        return PendingWrite(pinned, _recorded())
+
+    def _pinned_states(self, count: int) -> tuple[Tensor, Tensor]:
+        assert self._states is not None, "the model has no recurrent layers"
+        return self._states, torch.empty((count, *self._states.shape[1:]), dtype=self._states.dtype, pin_memory=True)
 
     def _swap(self, moves: StepMoves) -> None:
         assert not len(moves.copies), "only a step copies"

@@ -52,7 +52,7 @@ from bequest.engine.state.record import KeptBeams
 from bequest.engine.state.sequence import Applied, Begin, Group, Lane, Sequence, Status, Wish
 from bequest.engine.state.step import EncoderWish, Stretch
 from bequest.engine.types import Request, Sink, StepResult
-from bequest.engine.types.blocks import BlockWrite
+from bequest.engine.types.blocks import BytesWrite
 from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.work.desk import Drafter
 from bequest.engine.work.kinds import KINDS, KindClass, kind_of
@@ -88,7 +88,7 @@ class Scheduler:
         self._flow = PromptFlow(limits.prompt_pace, limits.max_num_seqs, limits.max_num_batched_tokens, limits.tuning)
         self._block_size = cache.pool.block_size
         self.wake: Callable[[], None] = lambda: None  # what waited may move; the engine says how to plan again
-        self.carry: Callable[[BlockWrite], None] = lambda write: None  # bytes out of files go before the step
+        self.carry: Callable[[BytesWrite], None] = lambda write: None  # bytes out of files go before the step
 
     # --- what the engine calls -----------------------------------------------------------------------------------
 

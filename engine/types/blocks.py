@@ -26,6 +26,12 @@ class BlockLayout:
     shape: tuple[int, ...]  # [L, 2, NKV, BS, D]
     num_bytes: int
     windows: tuple[int, ...] = (0,)  # of the strips: each has a block for the same tokens (engine/models/strips.py)
+    state_bytes: int = 0  # of a state of all recurrent layers; 0: the model has none
+
+    @property
+    def rows_of_state(self) -> int:
+        """Rows of the size of a block that a state takes in files, the last one filled up with zeros."""
+        return -(-self.state_bytes // self.num_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,9 +52,28 @@ class BlockWrite(Data):
     content: BlockBytes  # [N, bytes of a block]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StateRead(Data):
+    """Asks for the bytes of states of recurrent layers."""
+
+    slots: IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StateWrite(Data):
+    """Replaces the bytes of states."""
+
+    slots: IntArray  # [N]
+    content: BlockBytes  # [N, bytes of a state]
+
+
+BytesWrite = BlockWrite | StateWrite
+BytesMove = BlockRead | StateRead | BytesWrite
+
+
 class PendingBlocks(Protocol):
     """A read or a write that is queued on a device. Called from another thread than the one that queued it."""
 
     def wait(self) -> BlockBytes:
-        """Blocks until it is done; of a write nothing, [0, bytes of a block]. Called once."""
+        """Blocks until it is done; of a write nothing, [0, bytes of one]. Called once."""
         ...

@@ -8,7 +8,15 @@ from typing import Protocol
 
 from bequest.engine.types.adapter import AdapterWeights
 from bequest.engine.types.arrays import IntArray
-from bequest.engine.types.blocks import BlockBytes, BlockLayout, BlockRead, BlockWrite, PendingBlocks
+from bequest.engine.types.blocks import (
+    BlockBytes,
+    BlockLayout,
+    BlockRead,
+    BlockWrite,
+    PendingBlocks,
+    StateRead,
+    StateWrite,
+)
 from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.types.plan import StepPlan
 from bequest.engine.types.result import StepResult
@@ -85,6 +93,12 @@ class Runner(Protocol):
     def block_layout(self) -> BlockLayout: ...
     def read_blocks(self, read: BlockRead) -> BlockBytes | PendingBlocks: ...
     def write_blocks(self, write: BlockWrite) -> PendingBlocks | None:
+        """None: it is done."""
+
+    def read_states(self, read: StateRead) -> BlockBytes | PendingBlocks:
+        """[N, bytes of a state]"""
+
+    def write_states(self, write: StateWrite) -> PendingBlocks | None:
         """None: it is done."""
 
     def close(self) -> None: ...

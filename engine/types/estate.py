@@ -58,6 +58,15 @@ class EstateIdentity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EstateState:
+    """What recurrent layers have behind the first `position` tokens of a choice: bytes in rows of the content, filled
+    up with zeros."""
+
+    position: int
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EstateChoice:
     """A choice: its tokens, and the blocks that hold the first `computed` of them: row by row, strip beside strip."""
 
@@ -67,6 +76,7 @@ class EstateChoice:
     shown_len: int
     computed: int
     rows: tuple[int, ...]  # of the content, or NO_BLOCK where a window has nothing any more; choices share rows
+    states: tuple[EstateState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +128,7 @@ class Deed:
 
     def flaws(self, num_rows: int) -> Iterator[str]:
         """Where it contradicts itself or a content of so many blocks."""
-        size, owned = self.identity.cache.shape[-2], set[int]()
+        size, owned, state_rows = self.identity.cache.shape[-2], set[int](), set[int]()
         windows = self.identity.cache.windows
         indices = [choice.index for choice in self.choices]
         if not indices or len(set(indices)) < len(indices) or not all(0 <= i < self.num_choices for i in indices):
@@ -140,6 +150,11 @@ class Deed:
                 yield "a choice has not the blocks that hold its tokens"
             if any(row == NO_BLOCK and not windows[i % len(windows)] for i, row in enumerate(choice.rows)):
                 yield "a choice lacks blocks that hold its tokens"
+            yield from self._flaws_of_states(choice)
+            state_rows.update(row for state in choice.states for row in state.rows)
+        if not owned.isdisjoint(state_rows):
+            yield "a block is a state, too"
+        owned |= state_rows
         if (encoder := self.encoder) is not None:
             if not encoder.is_whole:
                 yield "its encoder input is not whole"
@@ -148,6 +163,15 @@ class Deed:
             owned.update(encoder.rows)
         if owned != set(range(num_rows)):
             yield "blocks are missing, or nobody's"
+
+    def _flaws_of_states(self, choice: EstateChoice) -> Iterator[str]:
+        positions, needed = [state.position for state in choice.states], self.identity.cache.rows_of_state
+        if positions and not needed:
+            yield "it has states of a model without any"
+        if len(set(positions)) < len(positions) or not all(0 < p <= choice.computed for p in positions):
+            yield "a choice has states behind no tokens of its own"
+        if any(len(set(state.rows)) != needed or min(state.rows, default=0) < 0 for state in choice.states):
+            yield "a state is not whole"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +190,20 @@ class Manifest:
     deed: Deed
     expires_at: float  # seconds since 1970
     blocks: tuple[StoredBlock, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChoiceBytes:
+    """All bytes of a choice, out of files."""
+
+    choice: EstateChoice
+    blocks: BlockBytes  # in the order of its rows, without those that windows have not
+    encoder: BlockBytes  # of its encoder input's blocks, if it has one
+    states: dict[int, BlockBytes]  # by position: [bytes of a state]
+
+    @property
+    def nbytes(self) -> int:
+        return self.blocks.nbytes + self.encoder.nbytes + sum(state.nbytes for state in self.states.values())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

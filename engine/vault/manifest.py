@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import hashlib
+import re
 
 import msgspec
 
 from bequest.engine.errors import InvalidEstate
-from bequest.engine.types.estate import Manifest
+from bequest.engine.types.estate import Deed, Manifest
 
 _MAGIC = b"BQLEASE1"
 _DIGEST_BYTES = 32
 
 
-def name_of(tenant: str, record_id: str) -> str:
-    """Of its file. Neither a tenant nor an id is fit to be a part of a path."""
-    return hashlib.blake2b(f"{tenant}\0{record_id}".encode(), digest_size=16).hexdigest()
+_FILE_NAME = re.compile(r"[0-9a-f]{32}(-[0-9a-f]{32})?")
+
+
+def file_name(deed: Deed) -> str:
+    """What its tenant finds a lease by, told apart from all others where its manifest cannot be read any more."""
+    references = (deed.id,) if deed.name is None else (deed.id, deed.name)
+    return "-".join(mark_of(deed.identity.tenant, reference) for reference in references)
+
+
+def mark_of(tenant: str, reference: str) -> str:
+    """Neither a tenant nor an id is fit to be a part of a path."""
+    return hashlib.blake2b(f"{tenant}\0{reference}".encode(), digest_size=16).hexdigest()
+
+
+def marks_in(name: str) -> list[str]:
+    """Of a file; none, if it is not named as one of ours."""
+    return name.split("-") if _FILE_NAME.fullmatch(name) else []
 
 
 def to_bytes(manifest: Manifest) -> bytes:

@@ -16,6 +16,7 @@ import errno
 import fcntl
 import logging
 import os
+import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -32,6 +33,7 @@ from bequest.engine.vault import manifest as manifests
 log = logging.getLogger("bequest.estates")
 
 _COMING = ".new"  # ends the names of manifests that are not there yet
+_TORN_SECONDS = 30 * 86400.0  # that a broken manifest is kept: nobody knows any more when its lease was to end
 
 
 class BrokenBlocks(Exception):
@@ -44,6 +46,12 @@ class Found:
 
     manifest: Manifest
     lost: bool  # its manifest is whole, but blocks are missing
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    found: list[Found]
+    torn: frozenset[str]  # marks of leases whose manifests are broken: they were promised, and are lost
 
 
 class Shelf:
@@ -126,17 +134,23 @@ class Shelf:
                 raise BrokenBlocks("the bytes of a block have changed since they were written")
         return content
 
-    def scan(self, keep: Callable[[Manifest], str | None]) -> list[Found]:
-        """The leases that are there; `keep` says why one is not wanted. Others, and bytes that no lease has, go."""
+    def scan(self, keep: Callable[[Manifest], str | None]) -> Scanned:
+        """The leases that are there; `keep` says why one is not wanted. Others, and bytes that no lease has, go. A
+        manifest that is broken stays for a while: whoever was promised its lease hears that it is lost."""
         found: list[Found] = []
+        torn: set[str] = set()
         for path in sorted(self._leases.iterdir()):
             try:
                 manifest = manifests.from_bytes(path.read_bytes())
-                why = "it was never finished" if path.suffix == _COMING else keep(manifest)
-                if path.name != manifests.name_of(manifest.deed.identity.tenant, manifest.deed.id):
-                    why = why or "its name is another's"
+                why = keep(manifest)
+                if path.name != manifests.file_name(manifest.deed):
+                    why = "it was never finished" if path.suffix == _COMING else "its name is another's"
             except (OSError, InvalidEstate) as error:
                 why = str(error)
+                if (marks := manifests.marks_in(path.name)) and _age(path) < _TORN_SECONDS:
+                    log.error("the lease in %s is lost: %s", path.name, why)
+                    torn.update(marks)
+                    continue
             if why is None:
                 found.append(Found(manifest, self._lacks(manifest)))
                 continue
@@ -145,7 +159,7 @@ class Shelf:
                 path.unlink()
         wanted = {block.segment for one in found for block in one.manifest.blocks}
         self.remove(path.name for path in self._blocks.iterdir() if path.name not in wanted)
-        return found
+        return Scanned(found, frozenset(torn))
 
     def _lacks(self, manifest: Manifest) -> bool:
         """Whether blocks of it are missing, as far as the sizes of files tell."""
@@ -159,7 +173,15 @@ class Shelf:
         return any(sizes[name] < count * manifest.deed.identity.cache.num_bytes for name, count in needed.items())
 
     def _path(self, manifest: Manifest) -> Path:
-        return self._leases / manifests.name_of(manifest.deed.identity.tenant, manifest.deed.id)
+        return self._leases / manifests.file_name(manifest.deed)
+
+
+def _age(path: Path) -> float:
+    """Seconds since it was written."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _runs(blocks: Sequence[StoredBlock]) -> list[tuple[int, int]]:

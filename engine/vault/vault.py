@@ -11,7 +11,7 @@ import asyncio
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -26,7 +26,8 @@ from bequest.engine.inheritance.retention import Retention
 from bequest.engine.state.record import Record
 from bequest.engine.types import Delta, Retain, Retained
 from bequest.engine.types.blocks import BlockBytes
-from bequest.engine.types.estate import Manifest, StoredBlock
+from bequest.engine.types.estate import NO_BLOCK, ChoiceBytes, Estate, Manifest, StoredBlock
+from bequest.engine.vault.manifest import mark_of
 from bequest.engine.vault.shelf import BrokenBlocks, Shelf
 
 log = logging.getLogger("bequest.estates")
@@ -64,7 +65,7 @@ class Vault:
         self._held_back: dict[str, asyncio.Task[None]] = {}  # ends of answers, by request
         self._reading: dict[_Key, Ticket] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._loaded: OrderedDict[_Key, BlockBytes] = OrderedDict()  # least recently used first
+        self._loaded: OrderedDict[_Key, ChoiceBytes] = OrderedDict()  # least recently used first
         self._num_loaded = 0  # bytes
         retention.on_discard = self._discard
 
@@ -84,7 +85,9 @@ class Vault:
                 return f"it is of another model: {', '.join(differs)}"
             return "it has expired" if manifest.expires_at <= wall else None
 
-        found = await asyncio.get_running_loop().run_in_executor(self._writer, self._shelf.scan, why_not)
+        scanned = await asyncio.get_running_loop().run_in_executor(self._writer, self._shelf.scan, why_not)
+        self._retention.is_torn = lambda tenant, reference: mark_of(tenant, reference) in scanned.torn
+        found = scanned.found
         for one in found:
             try:
                 origin = self._desk.notes.from_bytes(one.manifest.deed.origin)
@@ -125,8 +128,7 @@ class Vault:
     async def flush(self, end: float) -> None:
         """Writes what is leased and fits, before the process ends; until `end`, on the clock."""
         for record in self._retention.leases.holders():
-            lasts = not record.identity.images and self._retention.can_last(record.encoder)
-            if record.leased and record.stored is None and lasts:
+            if record.leased and record.stored is None and not record.identity.images:
                 self._store_soon(record)
         while (waiting := {*self._storing.values(), *self._held_back.values()}) and self._clock() < end:
             await asyncio.wait(waiting, timeout=end - self._clock())
@@ -167,14 +169,16 @@ class Vault:
             fresh = [entry for entry in leaving.entries if entry not in borrowed]
             deed = leaving.deed(identity, self._desk.notes)
             segment = secrets.token_hex(16)
-            blocks = borrowed | await self._write(record, leaving, fresh, segment)
+            written = await self._write(record, leaving, fresh, segment)
+            blocks = borrowed | dict(zip(fresh, written, strict=False))
+            states = written[len(fresh) :]
             assert record.lease.expires_at_wall is not None or record.gone
             manifest = Manifest(
                 deed=deed,
                 expires_at=record.lease.expires_at_wall or 0.0,
-                blocks=tuple(blocks[entry] for entry in leaving.entries),
+                blocks=(*(blocks[entry] for entry in leaving.entries), *states),
             )
-            return await self._publish(record, manifest, {segment: len(fresh)} if fresh else {})
+            return await self._publish(record, manifest, {segment: len(written)} if written else {})
         except OSError as error:
             return f"the disk failed: {error.strerror}"
         except _NoRoomError as error:
@@ -186,28 +190,27 @@ class Vault:
             self._retention.books.settle(record)
             self._remove(self._retention.books.let_go(segments))
 
-    async def _write(
-        self, record: Record, leaving: Leaving, entries: list[int], segment: str
-    ) -> dict[int, StoredBlock]:
-        """The blocks of a new segment, by entry."""
-        if not entries:
+    async def _write(self, record: Record, leaving: Leaving, entries: list[int], segment: str) -> list[StoredBlock]:
+        """The blocks of a new segment: of entries, then of the states."""
+        num_blocks = len(entries) + len(leaving.states) * self._desk.rows_of_state
+        if not num_blocks:
             leaving.close()
-            return {}
-        num_bytes = len(entries) * self._desk.block_bytes
-        if not self._retention.books.fits(record, len(entries)):
+            return []
+        num_bytes = num_blocks * self._desk.block_bytes
+        if not self._retention.books.fits(record, num_blocks):
             raise _NoRoomError("files have no room for it")
         if self._backlog and self._backlog + num_bytes > _MOST_BACKLOG:
             raise _NoRoomError("the disk is too slow for what is written")
         self._backlog += num_bytes
         try:
             pieces = await self._desk.read(entries, _PIECE_BYTES)
+            pieces += [await self._desk.read_state(state) for state in leaving.states]
             leaving.close()  # the bytes are here
             loop = asyncio.get_running_loop()
             sums = await loop.run_in_executor(self._writer, self._shelf.put, segment, pieces)
         finally:
             self._backlog -= num_bytes
-        rows = zip(entries, sums, strict=True)
-        return {e: StoredBlock(segment=segment, index=i, checksum=crc) for i, (e, crc) in enumerate(rows)}
+        return [StoredBlock(segment=segment, index=i, checksum=crc) for i, crc in enumerate(sums)]
 
     async def _publish(self, record: Record, manifest: Manifest, sizes: dict[str, int]) -> str | None:
         segments = segments_of(manifest)
@@ -239,8 +242,9 @@ class Vault:
         for index, table in leaving.tables.items() if held is not None else ():
             kept = record.kept[index]
             alike = min(held.tokens.common_prefix(kept.tokens), held.computed, kept.computed)  # type: ignore[union-attr]
-            count = min(alike // self._desk.block_size, len(rows))
-            found |= {entry: parent.stored.blocks[rows[i]] for i, entry in enumerate(table.blocks[:count])}
+            count = alike // self._desk.block_size * self._desk.num_strips
+            alikes = zip(table.entries[:count], rows[:count], strict=True)
+            found |= {entry: parent.stored.blocks[row] for entry, row in alikes if entry and row != NO_BLOCK}
         return found
 
     # --- the end of a lease --------------------------------------------------------------------------------------
@@ -266,7 +270,7 @@ class Vault:
 
     # --- reading -------------------------------------------------------------------------------------------------
 
-    def content(self, record: Record, choice: int) -> BlockBytes | Ticket:
+    def content(self, record: Record, choice: int) -> ChoiceBytes | Ticket:
         key = record, choice
         if key in self._loaded:
             self._loaded.move_to_end(key)
@@ -282,11 +286,25 @@ class Vault:
         for choice in record.kept if record.stored is not None and not record.lost else ():
             self.content(record, choice)
 
-    async def reach(self, record: Record) -> None:
-        """Returns when the bytes of a lease in files are at hand, of its first choice. Raises ParentLost."""
-        if record.stored is None or record.lost or self._desk.in_memory(record):
+    async def take_out(self, record: Record) -> Estate | None:
+        """All that is in files. None: it is not. Raises ParentLost."""
+        manifest = record.stored
+        if manifest is None:
+            return None
+        try:
+            content = await self._fetch(manifest, range(len(manifest.blocks)))
+        except (OSError, BrokenBlocks) as error:
+            self._lose(record, error)
+            raise lost(record) from None
+        return Estate(manifest.deed, content)
+
+    async def reach(self, record: Record, choice: int) -> None:
+        """Returns when the bytes of a choice of a lease in files are at hand. Raises ParentLost."""
+        if record.stored is None or choice not in record.kept or self._is_in_memory(record, record.stored, choice):
             return
-        found = self.content(record, min(record.kept))
+        if record.lost:
+            raise lost(record)
+        found = self.content(record, choice)
         if isinstance(found, Ticket):
             settled = asyncio.get_running_loop().create_future()
             found.then(lambda: None if settled.done() else settled.set_result(None))
@@ -294,26 +312,52 @@ class Vault:
         if record.lost:
             raise lost(record)
 
+    def _is_in_memory(self, record: Record, manifest: Manifest, index: int) -> bool:
+        kept = record.kept[index]
+        rows = next((c.rows for c in manifest.deed.choices if c.index == index), ())
+        present = sum(row != NO_BLOCK for row in rows)
+        return kept.table is not None or (record.encoder is None and self._desk.num_left(kept) >= present)
+
     async def _read(self, key: _Key) -> None:
         record, choice = key
         manifest = record.stored
         assert manifest is not None
-        rows = next(c.rows for c in manifest.deed.choices if c.index == choice)
-        blocks, size = [manifest.blocks[row] for row in rows], self._desk.block_bytes
         error: Exception | None = None
         try:
-            content = await asyncio.get_running_loop().run_in_executor(self._readers, self._shelf.read, blocks, size)
-            self._load(key, content)
+            self._load(key, await self._read_choice(manifest, choice))
         except (OSError, BrokenBlocks) as failed:
             error = failed
         ticket = self._reading.pop(key)
         if error is not None and not record.gone:
-            log.error("the lease %s is lost: %s", record.id, error)
-            record.lost = True
-            self._on_lost(record, lost(record))
+            self._lose(record, error)
         ticket.settle(error)
 
-    def _load(self, key: _Key, content: BlockBytes) -> None:
+    def _lose(self, record: Record, error: Exception) -> None:
+        log.error("the lease %s is lost: %s", record.id, error)
+        record.lost = True
+        self._on_lost(record, lost(record))
+
+    async def _read_choice(self, manifest: Manifest, index: int) -> ChoiceBytes:
+        """Raises OSError or BrokenBlocks."""
+        deed = manifest.deed
+        choice = next(c for c in deed.choices if c.index == index)
+        rows = [row for row in choice.rows if row != NO_BLOCK]
+        encoder = () if deed.encoder is None else deed.encoder.rows
+        content = await self._fetch(manifest, [*rows, *encoder, *(r for state in choice.states for r in state.rows)])
+        end = len(rows) + len(encoder)
+        states: dict[int, BlockBytes] = {}
+        for state in choice.states:
+            states[state.position] = self._desk.state_in(content[end : end + len(state.rows)])
+            end += len(state.rows)
+        return ChoiceBytes(choice, content[: len(rows)], content[len(rows) : len(rows) + len(encoder)], states)
+
+    async def _fetch(self, manifest: Manifest, rows: Iterable[int]) -> BlockBytes:
+        """Rows of the content of a lease. Raises OSError or BrokenBlocks."""
+        blocks = [manifest.blocks[row] for row in rows]
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._readers, self._shelf.read, blocks, self._desk.block_bytes)
+
+    def _load(self, key: _Key, content: ChoiceBytes) -> None:
         self._loaded[key] = content
         self._num_loaded += content.nbytes
         while self._num_loaded > _MOST_LOADED and len(self._loaded) > 1:
@@ -340,7 +384,10 @@ class NoVault:
 
     async def flush(self, end: float) -> None: ...
 
-    async def reach(self, record: Record) -> None: ...
+    async def reach(self, record: Record, choice: int) -> None: ...
+
+    async def take_out(self, record: Record) -> Estate | None:
+        return None
 
 
 class _NoRoomError(Exception):

@@ -194,6 +194,14 @@ async def cut(context: Context, terms: AskTerms, wanted: Inheriting) -> Cut | No
         )
     choice = parent.choices[index]
     at = _place(parent, choice, place, reference)
+    try:
+        await context.engine.reach(terms.tenant, parent.id, index)
+    except ParentLost as error:
+        if wanted.falls_back:
+            return None
+        raise from_engine(error, "continuation_of") from error
+    except ParentNotFound:
+        pass  # it has ended since; what was asked for is known
     return Cut(reference, parent, index, choice, at, branch=isinstance(place, int))
 
 

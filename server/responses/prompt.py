@@ -69,16 +69,17 @@ async def response_prompt(context: Context, terms: AskTerms, body: ResponseBody,
         raise at_field(error, "input") from error
     prompt = Prompt(built.token_ids, origin=built.conversation, images=images)
     if parent is not None:
-        same_cache = body.cache_salt in (None, "", parent.cache_salt) and _can_inherit(context, terms, parent)
+        same_cache = body.cache_salt in (None, "", parent.cache_salt) and await _can_inherit(context, terms, parent)
         lineage = Lineage(parent.id, 0, built.at if same_cache else 0)
         prompt = replace(prompt, lineage=lineage, cache_salt=parent.cache_salt)
     return ResponsePrompt(check_not_empty(prompt, "input"), built.conversation.prompt_text, items, parent)
 
 
-def _can_inherit(context: Context, terms: AskTerms, parent: StoredResponse) -> bool:
+async def _can_inherit(context: Context, terms: AskTerms, parent: StoredResponse) -> bool:
     """Not if the files of its lease are broken, or if its adapter was loaded again. Its items are here: they are
     computed again."""
     try:
+        await context.engine.reach(terms.tenant, parent.id, 0)
         return context.engine.parent(terms.tenant, parent.id).adapter == terms.adapter
     except ParentLost:
         return False

@@ -22,7 +22,7 @@ from bequest.engine.runner.sampling import RowSampler
 from bequest.engine.scheduling.limits import SchedulerLimits
 from bequest.engine.text import Tokenizer, load_text
 from bequest.engine.types import MaskSource, ModelInfo, RowSpec, SamplingParams, StepPlan, StepResult
-from bequest.engine.types.blocks import BlockBytes, BlockLayout, BlockRead, BlockWrite
+from bequest.engine.types.blocks import BlockBytes, BlockLayout, BlockRead, BlockWrite, StateRead, StateWrite
 from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.work.desk import Drafter
 from tests.engine.direct import LLM
@@ -100,6 +100,12 @@ class RandomRunner:
         raise AssertionError("it has no cache")
 
     def write_blocks(self, write: BlockWrite) -> None:
+        raise AssertionError("it has no cache")
+
+    def read_states(self, read: StateRead) -> BlockBytes:
+        raise AssertionError("it has no cache")
+
+    def write_states(self, write: StateWrite) -> None:
         raise AssertionError("it has no cache")
 
     def close(self) -> None:

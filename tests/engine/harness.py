@@ -84,6 +84,7 @@ def make_engine(setup: Setup) -> tuple[AsyncEngine, PagedFakeRunner]:
         setup.windows,
         setup.state_interval,
         setup.num_file_blocks,
+        runner.block_layout.rows_of_state,
     )
     limits = SchedulerLimits(
         max_num_seqs=setup.max_num_seqs,

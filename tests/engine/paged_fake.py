@@ -35,7 +35,7 @@ from bequest.engine.types import (
     StepPlan,
     StepResult,
 )
-from bequest.engine.types.blocks import BlockBytes, BlockLayout, BlockRead, BlockWrite
+from bequest.engine.types.blocks import BlockBytes, BlockLayout, BlockRead, BlockWrite, StateRead, StateWrite
 from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.types.hidden import NOT_TAPPED, StepTaps
 
@@ -83,6 +83,7 @@ def best_continuations(
 
 
 NUM_LAYERS, HIDDEN = 5, 3  # of the fake's hidden states
+_STATE_BYTES = 1500  # of the fake's recurrent layers; no multiple of a block
 NUM_ENCODER_LAYERS = 4
 
 
@@ -233,7 +234,10 @@ class PagedFakeRunner:
     @property
     def block_layout(self) -> BlockLayout:
         shape, num_bytes = (1, 1, 1, self.block_size, 1), 8 * self.block_size
-        return BlockLayout(dtype="int64", shape=shape, num_bytes=num_bytes, windows=self.windows)
+        state_bytes = _STATE_BYTES if self.states else 0
+        return BlockLayout(
+            dtype="int64", shape=shape, num_bytes=num_bytes, windows=self.windows, state_bytes=state_bytes
+        )
 
     def read_blocks(self, read: BlockRead) -> BlockBytes:
         self._move(read.moves)
@@ -245,6 +249,20 @@ class PagedFakeRunner:
         self._move(write.moves)
         self.num_written += len(write.blocks)
         self._blocks(self.slots)[write.blocks] = write.content
+
+    def read_states(self, read: StateRead) -> BlockBytes:
+        """A state is a length and its tokens, as many as fit."""
+        content = np.zeros((len(read.slots), _STATE_BYTES // 4), np.int32)
+        for row, slot in zip(content, read.slots.tolist(), strict=True):
+            history = self.states[slot]
+            assert history is not None, "a state that nobody has left"
+            row[: len(history) + 1] = len(history), *history
+        return content.view(np.uint8)
+
+    def write_states(self, write: StateWrite) -> None:
+        for slot, content in zip(write.slots.tolist(), write.content, strict=True):
+            length, *tokens = np.ascontiguousarray(content).view(np.int32).tolist()
+            self.states[slot] = tuple(tokens[:length])
 
     def _blocks(self, slots: np.ndarray) -> np.ndarray:
         """[NB, bytes of a block], the same memory."""

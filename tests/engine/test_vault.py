@@ -319,6 +319,29 @@ async def test_lost_blocks_are_never_computed_again(tmp_path: Path, how: str) ->
             engine.parent("t", parent.id)
 
 
+async def test_a_torn_manifest_is_a_lease_that_is_lost(tmp_path: Path) -> None:
+    async with vault(tmp_path) as engine:
+        parent, _ = await a_lease(engine, name="mine")
+        other, _ = await a_lease(engine, 9, name="other")
+    torn = next(file for file in files(tmp_path) if manifests.from_bytes(file.read_bytes()).deed.id == parent.id)
+    torn.write_bytes(torn.read_bytes()[:-3])
+    for _ in range(2):  # it stays known
+        async with vault(tmp_path) as engine:
+            for reference in (parent.id, "mine"):
+                with pytest.raises(ParentLost):
+                    engine.parent("t", reference)
+            for tenant, reference in (("u", "mine"), ("t", "min")):
+                with pytest.raises(ParentNotFound):
+                    engine.parent(tenant, reference)
+            await check_child(engine, other.id, "file")
+    os.utime(torn, (1.0, 1.0))
+    async with vault(tmp_path) as engine:
+        with pytest.raises(ParentNotFound):
+            engine.parent("t", "mine")
+        again, _ = await a_lease(engine, name="mine")
+        assert engine.parent("t", "mine").id == again.id
+
+
 async def test_what_is_left_of_others_is_cleared(tmp_path: Path) -> None:
     async with vault(tmp_path) as engine:
         await a_lease(engine)

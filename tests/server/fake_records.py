@@ -144,6 +144,9 @@ class FakeRecords:
     def parent(self, tenant: str, reference: str) -> Parent:
         return self.find(tenant, reference).parent()
 
+    async def reach(self, tenant: str, reference: str, choice: int) -> None:
+        """It has no files."""
+
     async def parent_ended(self, tenant: str, reference: str, deadline: float | None) -> Parent:
         record = self.find(tenant, reference)
         try:

@@ -269,6 +269,40 @@ async def test_a_lost_lease_is_gone_unless_there_is_a_fallback(start: Starter, k
         assert (raised.value.status_code, raised.value.code) == (410, "continuation_parent_lost")
 
 
+@pytest.mark.parametrize("place", [None, "end", 3, "now"])
+async def test_a_fallback_serves_at_any_place_and_choice(start: Starter, keys: str, tmp_path: Path, place: Any) -> None:
+    async with lasting(start, keys, tmp_path / "e") as (_, front):
+        await complete(front, prompt=[3, 1, 4, 1, 5], n=2, seed=1, retain={"durable": True}, request_id="mine")
+    for segment in (tmp_path / "e" / "blocks").iterdir():
+        data = bytearray(segment.read_bytes())
+        data[-1] ^= 1  # of the second choice
+        segment.write_bytes(data)
+    async with lasting(start, keys, tmp_path / "e") as (_, front):
+        body = {"continuation_of": "mine", "continuation_choice": 1, "prompt": [7], "max_tokens": 2}
+        whole = await complete(front, **body, continuation_at=place, continuation_fallback=[3, 1, 4, 1, 5, 7])
+        assert whole["continuation"]["source"] == "recompute"
+        answer, told = await front.post("/v1/completions", {**body, "continuation_at": place}, headers=auth("m"))
+        assert answer.status == 410 and told["error"]["code"] == "continuation_parent_lost"
+
+
+async def test_an_estate_leaves_out_of_files(start: Starter, keys: str, tmp_path: Path) -> None:
+    async with lasting(start, keys, tmp_path / "e") as (_, front):
+        await complete(front, prompt=[3, 1, 4, 1, 5], retain={"durable": True}, request_id="mine")
+        await complete(front, prompt=[3, 1, 4, 1, 5, 6], retain={"durable": True}, request_id="lost")
+    async with lasting(start, keys, tmp_path / "e") as (engine, front), serving(start, keys) as (_, other):
+        assert engine.record("acme", "mine").choices[0].blocks == 0, "it is in files alone"
+        status, data = await fetch(front, "mine")
+        assert status == 200 and from_bytes(data).deed.name == "mine"
+        assert (await put(other, "mine", data))[0] == 200
+        child = await complete(other, continuation_of="mine", prompt=[7, 8])
+        assert child["continuation"]["computed_tokens"] == 3
+        await drop(other, "mine")
+        for segment in (tmp_path / "e" / "blocks").iterdir():
+            segment.unlink()
+        status, data = await fetch(front, "lost")
+        assert status == 410 and b"continuation_parent_lost" in data
+
+
 async def test_what_retain_says(start: Starter, keys: str) -> None:
     async with serving(start, keys) as (_, front):
         for durable, code in ((True, "invalid_value"), (1, "invalid_type"), ("yes", "invalid_type")):
