@@ -1,10 +1,11 @@
-"""How soon a child of a stored parent has its first token, beside computing the parent again.
+"""How soon a child of a leased parent has its first token, by where the lease is, beside computing the parent again.
 
-    python -m benchmarks.estate_first_token [--tokens 4000] [--model DIR] [--device cpu]
+    python -m benchmarks.estate_first_token [--tokens 4000] [--model DIR] [--device cpu] [--folder DIR]
+    python -m benchmarks.estate_first_token --shape llama-3.1-8b --tokens 16000       # random weights, on a GPU
 
-One engine leases a prompt into files and ends. A second one finds the lease; children of it are timed, each with a
-suffix of its own, and the bytes are read from the files every time. Then the same tokens are sent whole, under a salt
-of their own, so that nothing is inherited. The bytes per second are beside those of reading the same files alone.
+A prompt is leased into files. Its children are timed, each with a suffix of its own: the lease is on the disk, of which
+the operating system has no copy; in files of which it has one; in the host's memory; and nowhere, under a salt of their
+own, so that nothing is inherited. Bytes per second stand beside those of reading the same files alone.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.model_shapes import SHAPES, write_model
 from bequest.engine.build import build_engine
 from bequest.engine.config import EngineConfig
 from bequest.engine.engine import AsyncEngine
@@ -27,66 +31,117 @@ _ONE = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Times the first token of children of a stored parent.")
+    parser = argparse.ArgumentParser(description="Times the first token of children of a leased parent.")
     parser.add_argument("--tokens", type=int, default=4000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--model", help="default: the embedded one")
+    parser.add_argument("--shape", choices=list(SHAPES), help="random weights of this shape instead")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--kv-cache-gb", type=float, default=1.0)
+    parser.add_argument("--host-cache-gb", type=float, default=4.0)
+    parser.add_argument("--folder", type=Path, help="of the files: on the disk that is measured")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         figures = asyncio.run(_measure(given, Path(folder)))
-    print("\n".join(f"{name:<28}{value:.3f}" for name, value in figures.items()))
+    print(f"{'':<24}{'s':>10}{'MB/s':>10}{'times sooner':>14}")
+    for name, (seconds, rate) in figures.items():
+        sooner = "" if name.startswith("reading") else f"{figures['recomputed'][0] / seconds:.1f}"
+        print(f"{name:<24}{seconds:>10.3f}{rate:>10.0f}{sooner:>14}")
     if given.json is not None:
         given.json.write_text(json.dumps(figures))
     return 0
 
 
-async def _measure(given: argparse.Namespace, folder: Path) -> dict[str, float]:
+async def _measure(given: argparse.Namespace, folder: Path) -> dict[str, tuple[float, float]]:
+    """By name: seconds and megabytes per second."""
+    files = folder / "estates"
+    model = given.model if given.shape is None else str(write_model(given.shape, folder / given.shape))
     config = EngineConfig(
-        model=given.model, device=given.device, estate_dir=str(folder), durable_wait=120.0, kv_cache_gb=1.0
+        model=model,
+        device=given.device,
+        load_format="auto" if given.shape is None else "dummy",
+        estate_dir=str(files),
+        durable_wait=120.0,
+        kv_cache_gb=given.kv_cache_gb,
+        host_cache_gb=given.host_cache_gb,
     )
-    prompt = tuple(20 + 7 * i % 4000 for i in range(given.tokens))
     engine = (await build_engine(config)).engine
-    parent = _request("parent", prompt, Terms(retain=Retain(3600, durable=True)))
+    try:
+        before = await _lease(engine, given.tokens)
+        num_bytes = sum(file.stat().st_size for file in (files / "blocks").iterdir())
+        print(f"{len(before)} tokens, {num_bytes / 1e6:.0f} MB", flush=True)
+        ways: dict[str, Callable[[], None]] = {
+            "from the host": lambda: _move_to_host(engine),
+            "from files, cached": lambda: _let_go(engine),
+            "from the disk": lambda: _let_go(engine, files),
+        }
+        figures, tokens = {}, set()
+        for name, prepare in ways.items():
+            timed = [await _child(engine, before, prepare, i) for i in range(given.repeats)]
+            tokens.add(tuple(token for _, token in timed))
+            seconds = statistics.median(seconds for seconds, _ in timed)
+            figures[name] = seconds, num_bytes / 1e6 / seconds
+        timed = [await _whole(engine, before, i) for i in range(given.repeats)]
+        tokens.add(tuple(token for _, token in timed))
+        assert len(tokens) == 1, f"the tokens differ: {tokens}"
+        figures["recomputed"] = statistics.median(seconds for seconds, _ in timed), 0.0
+    finally:
+        await engine.stop()
+    for name, cached in (("reading cached files", True), ("reading the disk", False)):
+        seconds = _reading(files, cached=cached)
+        figures[name] = seconds, num_bytes / 1e6 / seconds
+    return figures
+
+
+async def _lease(engine: AsyncEngine, num_tokens: int) -> tuple[int, ...]:
+    prompt = tuple(20 + 7 * i % 2000 for i in range(num_tokens))
     retained = None
-    async for delta in engine.generate(parent):
+    async for delta in engine.generate(_request("parent", prompt, Terms(retain=Retain(3600, durable=True)))):
         retained = delta.retained or retained
     assert retained is not None and retained.durable, f"the lease is not on the disk: {retained}"
-    before = engine.parent("t", "parent").choices[0].token_ids
-    await engine.stop()
-    engine = (await build_engine(config)).engine
-    stored = [await _child(engine, before, i) for i in range(given.repeats)]
-    whole = [await _whole(engine, before, i) for i in range(given.repeats)]
-    await engine.stop()
-    assert [token for _, token in stored] == [token for _, token in whole], "the tokens differ"
-    num_bytes = sum(file.stat().st_size for file in (folder / "blocks").iterdir())
-    seconds = statistics.median(seconds for seconds, _ in stored)
-    again = statistics.median(seconds for seconds, _ in whole)
-    return {
-        "tokens": float(len(before)),
-        "MB": num_bytes / 1e6,
-        "from files, s": seconds,
-        "recomputed, s": again,
-        "times sooner": again / seconds,
-        "MB/s of the child": num_bytes / 1e6 / seconds,
-        "MB/s of reading alone": num_bytes / 1e6 / _reading(folder),
-    }
+    return engine.parent("t", "parent").choices[0].token_ids
 
 
-async def _child(engine: AsyncEngine, before: tuple[int, ...], number: int) -> tuple[float, int]:
-    """Nothing of the parent is in memory when it comes."""
+def _move_to_host(engine: AsyncEngine) -> None:
+    """As others do who need the room."""
+    cache = engine.scheduler.cache
     record = engine.retention.find("t", "parent")
+    assert cache.make_room(cache.pool.num_free + sum(len(table) for table in record.tables()) - 1)
+    assert record.tables()[0].num_on_host > 0
+
+
+def _let_go(engine: AsyncEngine, uncached: Path | None = None) -> None:
+    """Nothing of the parent is in memory, and nothing of these files either."""
+    record = engine.retention.find("t", "parent")
+    while record.tables():
+        assert engine.retention.leases.let_stored_go()
     for kept in record.kept.values():
         kept.epochs = type(kept.epochs)()
     engine._vault._unload((record, 0))  # type: ignore[union-attr]
-    terms = Terms(lineage=Lineage("parent", 0, len(before)))
+    if uncached is not None:
+        _uncache(uncached)
+
+
+def _uncache(files: Path) -> None:
+    """The operating system forgets its copies. REQUIRES: they are on the disk"""
+    for file in (files / "blocks").iterdir():
+        descriptor = os.open(file, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+async def _child(
+    engine: AsyncEngine, before: tuple[int, ...], prepare: Callable[[], None], number: int
+) -> tuple[float, int]:
+    prepare()
+    terms = Terms(lineage=Lineage("parent", 0, len(before)), keep_record=False)
     asked = _request(f"child-{number}", (*before, 5, 6 + number), terms)
     return await _timed(engine, asked, computed=3)
 
 
 async def _whole(engine: AsyncEngine, before: tuple[int, ...], number: int) -> tuple[float, int]:
-    asked = _request(f"whole-{number}", (*before, 5, 6 + number), Terms(), f"salt-{number}")
+    asked = _request(f"whole-{number}", (*before, 5, 6 + number), Terms(keep_record=False), f"salt-{number}")
     return await _timed(engine, asked, computed=len(before) + 2)
 
 
@@ -105,10 +160,12 @@ def _request(name: str, prompt: tuple[int, ...], terms: Terms, salt: str = "") -
     return Request(name, "t", prompt, _ONE, terms=terms, cache_salt=salt)
 
 
-def _reading(folder: Path) -> float:
-    """Seconds that reading the blocks takes, of which the operating system has a copy."""
+def _reading(files: Path, *, cached: bool) -> float:
+    """Seconds that reading the blocks alone takes."""
+    if not cached:
+        _uncache(files)
     began = time.perf_counter()
-    for file in (folder / "blocks").iterdir():
+    for file in (files / "blocks").iterdir():
         file.read_bytes()
     return time.perf_counter() - began
 
