@@ -20,6 +20,15 @@ def decode(blocks: Tensor, scales: Tensor) -> Tensor:
     return values.bfloat16().flatten(-2)
 
 
+def integers(blocks: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """The same numbers as integers from -12 to 12, [..., 32 G] int16, and what those of a group are multiplied by,
+    [..., G] float32."""
+    both = _pairs().mul(2).to(torch.int16).index_select(0, blocks.flatten().int()).view(*blocks.shape[:-1], GROUP)
+    factors = torch.ldexp(torch.full(scales.shape, 0.5), scales.int() - _BIAS)
+    factors[scales == _NO_NUMBER] = torch.nan
+    return both.flatten(-2), factors
+
+
 def _pairs() -> Tensor:
     """[256, 2]: the values of each byte."""
     values = torch.tensor([*_MAGNITUDES, *(-value for value in _MAGNITUDES)])

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from bequest.engine.errors import ModelError
 from bequest.engine.formats import mxfp4
-from bequest.engine.layers.codes import Codes
+from bequest.engine.layers.codes import Codes, IntegerRows
 from bequest.engine.models.weights import SourceOver, WeightSource
 
 BLOCKS, SCALES = "_blocks", "_scales"
+_ZERO = 128  # the code of zero
 # Tensors of all experts of a layer, and whose rows they have in turns.
 _FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
@@ -53,13 +55,26 @@ class GptOssNames(SourceOver):
         if place.expert is None:
             return tensor
         if place.stored.endswith(BLOCKS):
-            scales = self._source.load(place.stored.removesuffix(BLOCKS) + SCALES)
-            return mxfp4.decode(*(part[place.expert, place.first :: place.stride] for part in (tensor, scales)))
+            return mxfp4.decode(*self._blocks(place))
         own = tensor[place.expert]
         return (own if own.ndim == 1 else own.T)[place.first :: place.stride]
 
     def load_codes(self, name: str) -> Codes | None:
-        return None
+        """MXFP4 is integers of few bits with a scale for each group."""
+        place = self._places[name]
+        if place.expert is None or not place.stored.endswith(BLOCKS):
+            return None
+        values, scales = mxfp4.integers(*self._blocks(place))
+        zeros = torch.full(scales.shape, _ZERO, dtype=torch.int16)
+        return IntegerRows(8, (values + _ZERO).to(torch.uint8), scales, zeros, mxfp4.GROUP)
+
+    def _blocks(self, place: _Place) -> tuple[Tensor, Tensor]:
+        """Blocks and scales of an expert's rows."""
+        blocks, scales = (
+            self._source.load(place.stored.removesuffix(BLOCKS) + part)[place.expert, place.first :: place.stride]
+            for part in (BLOCKS, SCALES)
+        )
+        return blocks, scales
 
 
 def _places(source: WeightSource, stored: str) -> Iterator[tuple[str, _Place]]:

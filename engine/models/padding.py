@@ -81,7 +81,7 @@ class PaddedHeads(SourceOver):
                 return tensor
 
     def load_codes(self, name: str) -> Codes | None:
-        return None
+        return self._source.load_codes(name) if ".mlp." in name else None  # which have no heads
 
     def _pad(self, tensor: Tensor, dim: int) -> Tensor:
         """Zeros behind dimension `dim`."""

@@ -39,7 +39,10 @@ def test_every_byte_and_scale_decodes_as_in_transformers() -> None:
     theirs = convert_moe_packed_tensors(blocks[:, None], scales[:, None]).reshape(255, -1)
     # Theirs computes in bfloat16, whose smallest numbers may be rounded away.
     assert torch.equal(ours[2:], theirs[2:]) and ours.dtype is torch.bfloat16
-    assert mxfp4.decode(blocks[:1], torch.full((1, 16), 255, dtype=torch.uint8)).isnan().all()
+    none = torch.full((1, 16), 255, dtype=torch.uint8)
+    assert mxfp4.decode(blocks[:1], none).isnan().all() and mxfp4.integers(blocks[:1], none)[1].isnan().all()
+    values, scales = mxfp4.integers(blocks, scales)
+    assert torch.equal((values.unflatten(1, (-1, 32)) * scales[..., None]).flatten(1), ours.float())
 
 
 @pytest.fixture
@@ -66,6 +69,18 @@ def test_experts_in_mxfp4(packed: tuple[Path, GptOssForCausalLM]) -> None:
     expected = reference(torch.tensor([TOKENS])).logits[0]
     actual = PagedSequences(load_model(directory).model, 1, len(TOKENS)).run(0, TOKENS, chunk=7)
     assert (actual - expected).abs().max() < 2e-5 * expected.abs().max()
+
+
+def test_mxfp4_stays_in_codes_with_the_bits_of_its_values(
+    packed: tuple[Path, GptOssForCausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_codes = load_model(packed[0], "float32")
+    assert in_codes.formats == ("codes of 8 bits", "float32")
+    monkeypatch.setattr("bequest.engine.backends.cpu.backend.CpuBackend.code_types", lambda backend, dtype: ())
+    in_values = load_model(packed[0], "float32")
+    assert in_values.formats == ("float32",)
+    logits = [PagedSequences(it.model, 1, len(TOKENS)).run(0, TOKENS, chunk=7) for it in (in_codes, in_values)]
+    assert torch.equal(*logits)
 
 
 def test_gates_reach_their_limits() -> None:

@@ -16,7 +16,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from bequest.engine.errors import ModelError
+from bequest.engine.layers.codes import IntegerRows
+from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.load import load_model, open_checkpoint
+from bequest.engine.models.padding import pad_heads
 from tests.models import tiny_quantised as tiny
 from tests.models.paged import PagedSequences
 from tests.tiny_models import VOCAB_SIZE
@@ -98,6 +101,15 @@ def test_symmetric_codes_have_the_bits_of_their_values(tmp_path: Path, monkeypat
 def test_weights_beside_float8_decide_the_dtype(tmp_path: Path) -> None:
     tiny.write("llama", tmp_path, TOOLS["fp8-blocks"], torch.bfloat16)
     assert open_checkpoint(tmp_path).source.dtype is torch.bfloat16
+
+
+def test_heads_that_are_padded_leave_other_codes_alone(tmp_path: Path) -> None:
+    tiny.write("llama", tmp_path, TOOLS["gptq"])
+    checkpoint = open_checkpoint(tmp_path)
+    assert isinstance(checkpoint.config, DecoderConfig)
+    _, padded = pad_heads(checkpoint.config, checkpoint.source, (64,))
+    assert padded.load_codes("model.layers.0.self_attn.q_proj.weight") is None
+    assert isinstance(padded.load_codes("model.layers.0.mlp.up_proj.weight"), IntegerRows)
 
 
 # --- the tools themselves -------------------------------------------------------------------------------------------
