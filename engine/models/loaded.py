@@ -13,6 +13,7 @@ from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.generation import GenerationDefaults
 from bequest.engine.models.reader import Matrix
 from bequest.engine.models.towers.load import Sight
+from bequest.engine.models.towers.tower import Tower
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,10 @@ class LoadedModel:
     @property
     def weight_bytes(self) -> int:
         return sum(self.bytes_by_format.values())
+
+    @property
+    def tower(self) -> Tower | None:
+        return None if self.sight is None else self.sight.tower
 
     @property
     def architecture(self) -> str:

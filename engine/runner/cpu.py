@@ -104,12 +104,10 @@ class CpuRunner:
             encode_on_cpu(
                 self._model, self._kv_cache, plan.encoders, taps, ring, bfloat16=self._bfloat16, adapters=adapters
             )
-        if plan.images is not None:
-            self._images.look(plan.images)
+        overlay = None if plan.images is None else self._images.see(plan.images)
         if not plan.num_tokens:
             return self._nothing_computed(plan, tap, started)
         read = read_tokens(plan, self._model.config.num_layers)
-        overlay = None if plan.images is None else self._images.overlay(plan.images)
         hidden = self._model.forward(self._batch(plan.batch, read, tap, overlay))  # [R, H]
         prompt_logprobs = self._prompt_logprobs(plan.prompt_logprobs, hidden, read) if plan.prompt_logprobs else ()
         tokens, bad, logprobs, beams = self._sample(plan, hidden, read)

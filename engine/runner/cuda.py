@@ -18,9 +18,11 @@ from bequest.engine.kernels import cuda as kernels
 from bequest.engine.kernels.cuda_attention import CudaAttentionWorkspace, WorkCounts
 from bequest.engine.kernels.cuda_sampler import CudaSampler
 from bequest.engine.kernels.streams import StreamScope
+from bequest.engine.layers.start import Overlay
 from bequest.engine.models.any_model import Model
 from bequest.engine.models.batch import ModelInput
 from bequest.engine.models.encoder_decoder import EncoderDecoder
+from bequest.engine.models.towers.tower import Tower
 from bequest.engine.runner.catalogues import PlacedCatalogues
 from bequest.engine.runner.cuda_beams import CudaBeams
 from bequest.engine.runner.cuda_blocks import BlockTransfers, PendingRead, PendingWrite
@@ -31,6 +33,7 @@ from bequest.engine.runner.cuda_results import PendingResults, ResultBuffers
 from bequest.engine.runner.cuda_sizes import Ladder, StepSize
 from bequest.engine.runner.cuda_states import StatesRing
 from bequest.engine.runner.host_cache import PinnedHostCache
+from bequest.engine.runner.images import SeenImages
 from bequest.engine.runner.prompt_logprobs import split_logprobs
 from bequest.engine.runner.timestamps import TimestampRows
 from bequest.engine.types import (
@@ -94,9 +97,11 @@ class CudaRunner:
         num_host_blocks: int,
         limits: RunnerLimits,
         states: Tensor | None = None,
+        tower: Tower | None = None,
     ) -> None:
-        """`states`: [NS, LR, E] float32 of a model with recurrent layers."""
+        """`states`: [NS, LR, E] float32 of a model with recurrent layers; `tower`: of one that sees."""
         self._model = model
+        self._images = SeenImages(tower)
         self._recurrent = states
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D] in `dtype` or fp8
         self._dtype = dtype  # of weights and activations
@@ -173,7 +178,7 @@ class CudaRunner:
             self._results.begin()
             buffers = self._buffers_of(plan.num_tokens)
             work = buffers.write_lists(plan.batch if plan.num_tokens else None)
-            size = self._size_of(plan, work)
+            size = None if _sees(plan) else self._size_of(plan, work)  # a graph knows nothing of images
             graph = None if size is None else self._graphs.get(size)
             padded = size if size is not None and graph is not None else _exact(plan)
             if buffers is not self._buffers_of(padded.num_tokens):
@@ -195,6 +200,10 @@ class CudaRunner:
                 with torch.inference_mode():
                     taps = () if plan.taps is None else plan.taps.encoders
                     self._encoders.run(plan.encoders, taps, self._states.rows)
+            overlay = None
+            if plan.images is not None:
+                with torch.inference_mode():
+                    overlay = self._images.see(plan.images)
             if not plan.num_tokens:  # encoders were all there was to do
                 states = None if plan.taps is None else self._states.send(plan.taps)
                 return self._results.send(plan.step, 0, None, (), None, states)
@@ -203,7 +212,7 @@ class CudaRunner:
                 outputs = graph.outputs
             else:
                 with torch.inference_mode():
-                    outputs = self._forward(padded)
+                    outputs = self._forward(padded, overlay)
             if plan.samples.masks is not None:
                 self._sample_masked(plan.samples.masks, outputs.logits, plain, buffers)
             return self._collect(plan, outputs)
@@ -228,7 +237,7 @@ class CudaRunner:
         if plan.num_tokens > self._small.max_tokens or not self._graphs:
             return False
         moves = len(plan.moves.swaps_out) + len(plan.moves.swaps_in)
-        if moves or plan.encoders or plan.prompt_logprobs or plan.rows.open:
+        if moves or plan.encoders or plan.images is not None or plan.prompt_logprobs or plan.rows.open:
             return False
         if plan.samples.masks is not None or plan.taps is not None:
             return False
@@ -289,11 +298,12 @@ class CudaRunner:
         torch.cuda.synchronize(self._device)
 
     def run_encoder_padding(self) -> None:
-        """The same of the encoders of a step, if there are any."""
-        if self._encoders is not None:
-            with torch.inference_mode(), torch.cuda.stream(self._stream):
+        """The same of the encoders of a step, and of its tower, if there are any."""
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            if self._encoders is not None:
                 self._encoders.run_padding()
-            torch.cuda.synchronize(self._device)
+            self._images.look_at_nothing(self._limits.max_num_encoder_tokens)
+        torch.cuda.synchronize(self._device)
 
     # --- a step's arrays -----------------------------------------------------------------------------------------
 
@@ -364,7 +374,7 @@ class CudaRunner:
 
     # --- what a graph holds --------------------------------------------------------------------------------------
 
-    def _forward(self, size: StepSize) -> _Outputs:
+    def _forward(self, size: StepSize, overlay: Overlay | None = None) -> _Outputs:
         """From the staged arrays to sampled tokens; every tensor it touches has a fixed place."""
         buffers = self._buffers_of(size.num_tokens)
         hidden = self._model.forward(
@@ -375,6 +385,7 @@ class CudaRunner:
                 kv_cache=self._kv_cache,
                 attention=tuple(buffers.bind(strip, size) for strip in buffers.strips),
                 last_tokens=self._sampler.last_tokens,
+                overlay=overlay,
                 cross=buffers.bind(CROSS, size) if CROSS in buffers.workspaces else None,
                 recurrent=buffers.recurrent(size),
                 tap=self._states.table(
@@ -453,7 +464,12 @@ def _is_plain(plan: StepPlan) -> bool:
     moves = len(plan.moves.swaps_out) + len(plan.moves.swaps_in) + len(plan.moves.copies)
     rows = len(plan.rows.open) + len(plan.rows.close)
     told = plan.samples.num_logprobs is not None or plan.prompt_logprobs or plan.beams or plan.taps is not None
-    return not (moves or rows or told or plan.encoders)
+    return not (moves or rows or told or plan.encoders or plan.images is not None)
+
+
+def _sees(plan: StepPlan) -> bool:
+    """Whether tokens of the step are rows of images."""
+    return plan.images is not None and bool(plan.images.gathered)
 
 
 def _exact(plan: StepPlan) -> StepSize:

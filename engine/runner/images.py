@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from bequest.engine.layers.start import Overlay
-from bequest.engine.models.towers.tower import Tower
-from bequest.engine.types.image import StepImages
+from bequest.engine.models.towers.tower import Tower, sent
+from bequest.engine.types.image import ImageRows, StepImages
 
 
 class SeenImages:
@@ -16,8 +18,8 @@ class SeenImages:
         self._tower = tower
         self._rows: dict[int, Tensor] = {}  # first id → [rows, H]
 
-    def look(self, images: StepImages) -> None:
-        """Drops what the step drops, and looks at what it looks at."""
+    def see(self, images: StepImages) -> Overlay | None:
+        """Drops what the step drops, and looks at what it looks at. Rows that take the place of the table's."""
         for first_id in images.dropped:
             del self._rows[first_id]
         for image in images.looked_at:
@@ -25,12 +27,15 @@ class SeenImages:
             rows = self._tower.look(image.pixels)
             assert len(rows) == image.num_rows, (len(rows), image.num_rows)
             self._rows[image.first_id] = rows
+        return self._gathered(images.gathered) if images.gathered else None
 
-    def overlay(self, images: StepImages) -> Overlay | None:
-        """Rows that take the place of the table's."""
-        if not images.gathered:
-            return None
-        device = next(iter(self._rows.values())).device
-        tokens = np.concatenate([part.tokens for part in images.gathered])
-        rows = [self._rows[part.image][torch.from_numpy(part.rows).to(device)] for part in images.gathered]
-        return Overlay(torch.from_numpy(tokens).long().to(device), torch.cat(rows))
+    def look_at_nothing(self, max_patches: int) -> None:
+        """A run of the largest size, to see what it takes."""
+        if self._tower is not None:
+            self._tower.look_at_nothing(max_patches)
+
+    def _gathered(self, parts: Sequence[ImageRows]) -> Overlay:
+        device = self._rows[parts[0].image].device
+        tokens = np.concatenate([part.tokens for part in parts]).astype(np.int64)
+        rows = [self._rows[part.image][sent(part.rows, device)] for part in parts]
+        return Overlay(sent(tokens, device), torch.cat(rows))

@@ -32,6 +32,7 @@ from bequest.engine.models.impl import Implementation
 from bequest.engine.models.load import LoadedModel, load_model
 from bequest.engine.runner.cpu import CpuRunner
 from bequest.engine.runner.cuda_sizes import mixed_ladder
+from bequest.engine.runner.encoder_info import encoder_info, max_encoder_len
 from bequest.engine.runner.memory import (
     GIB,
     CachePlan,
@@ -47,7 +48,6 @@ from bequest.engine.runner.state_memory import plan_states, state_wish
 from bequest.engine.runner.warm_pages import populate_in_background
 from bequest.engine.types import ModelInfo, Runner
 from bequest.engine.types.adapter import LoadAdapter, no_adapters, none_because
-from bequest.engine.types.encoder import EncoderInfo
 from bequest.engine.types.recurrent import StateSizes
 
 if TYPE_CHECKING:
@@ -169,9 +169,8 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
     _log_memory(wish, plan, num_host, loaded, shares)
     log.info("kernels: %s, %d threads; %s%s", kernels.isa(), threads, _storage(loaded), _products(loaded))
     _log_notes(loaded)
-    tower = None if loaded.sight is None else loaded.sight.tower
     seqs = states.max_num_seqs
-    runner = CpuRunner(loaded.model, kv_cache, host_cache, seqs, loaded.dtype, states.allocate(), tower)
+    runner = CpuRunner(loaded.model, kv_cache, host_cache, seqs, loaded.dtype, states.allocate(), loaded.tower)
     tokens = config.max_num_batched_tokens or _CPU_BATCHED_TOKENS
     alone = _CPU_TOKENS_ALONE if config.max_num_batched_tokens is None else None
     rows = _states_rows(loaded, _CPU_STATES, torch.float32)
@@ -222,7 +221,7 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
     _log_memory(wish, plan, num_host, loaded, shares)
     log.info("device: %s; %s", torch.cuda.get_device_name(device), _storage(loaded))
     _log_notes(loaded)
-    runner = CudaRunner(loaded.model, kv_cache, loaded.dtype, num_host, limits, recurrent)
+    runner = CudaRunner(loaded.model, kv_cache, loaded.dtype, num_host, limits, recurrent, loaded.tower)
     if _takes_graphs(config, loaded):
         with phase("graphs"):
             count = runner.capture()
@@ -318,7 +317,7 @@ def _measure_activations(
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     two_blocks = torch.zeros((2, *shape), dtype=loaded.kv_dtype, device=device)
-    probe = CudaRunner(loaded.model, two_blocks, loaded.dtype, 1, limits, states)
+    probe = CudaRunner(loaded.model, two_blocks, loaded.dtype, 1, limits, states, loaded.tower)
     probe.run_padding(limits.max_num_batched_tokens)
     probe.run_encoder_padding()
     activations = torch.cuda.max_memory_allocated(device) - before
@@ -334,13 +333,15 @@ def _cuda_shares(
     """What the memory of the GPU goes to; what is left for the cache comes last."""
     free, total = torch.cuda.mem_get_info(device)
     graphs = activations + _GRAPH_BYTES if _takes_graphs(config, loaded) else 0
-    available = free - int(total * (1 - config.gpu_memory_utilization)) - activations - graphs
+    images = 0 if loaded.sight is None else int(config.image_cache_mb * 2**20)
+    available = free - int(total * (1 - config.gpu_memory_utilization)) - activations - graphs - images
     return [
         Share("total", total),
         Share("others", others),
         *_weight_shares(loaded),
         Share("activations", activations),
         Share("graphs", graphs),
+        *([Share("images", images)] if images else []),
         Share("left for the cache", max(0, available)),
     ]
 
@@ -369,7 +370,7 @@ def _wish(config: EngineConfig, loaded: LoadedModel) -> CacheWish:
         cache_gb=config.kv_cache_gb,
         retain_fraction=config.retain_fraction,
         host_cache_gb=config.host_cache_gb,
-        max_encoder_len=_max_encoder_len(config, loaded),
+        max_encoder_len=max_encoder_len(config, loaded),
         num_strips=len(loaded.config.strips.windows),
     )
 
@@ -443,7 +444,7 @@ def _info(
         num_layers=loaded.config.num_layers,
         hidden_size=loaded.config.hidden_size,
         states_dtype="float32" if states_dtype is torch.float32 else "bfloat16",
-        encoder=_encoder_info(config, loaded),
+        encoder=encoder_info(config, loaded),
         kv_cache_dtype=_name(loaded.kv_dtype),
         drafts=drafts,
         vision=None if loaded.sight is None else loaded.sight.info,
@@ -459,38 +460,6 @@ def default_sampling(config: EngineConfig, loaded: LoadedModel) -> dict[str, flo
     if own:
         log.info("sampling, unless a request says otherwise: %s", ", ".join(f"{k} {v:g}" for k, v in own.items()))
     return dict(own)
-
-
-def _max_encoder_len(config: EngineConfig, loaded: LoadedModel) -> int:
-    if not isinstance(loaded.config, EncoderDecoderConfig):
-        return 0
-    most = loaded.config.encoder.max_len
-    if config.max_encoder_len is not None and config.max_encoder_len > most:
-        raise ModelError(f"max_encoder_len={config.max_encoder_len} is more than the model's own {most} positions")
-    return config.max_encoder_len or most
-
-
-def _encoder_info(config: EngineConfig, loaded: LoadedModel) -> EncoderInfo | None:
-    decoding = loaded.generation.decoding
-    if not isinstance(loaded.config, EncoderDecoderConfig):
-        return None
-    if decoding is None:
-        raise ModelError(f"{loaded.config.architecture}: nothing says how its decoder begins")
-    encoder = loaded.config.encoder
-    return EncoderInfo(
-        takes=encoder.takes,
-        max_len=_max_encoder_len(config, loaded),
-        decoder_start_token_id=decoding.start_token_id,
-        default_decoder_prompt=decoding.prompt,
-        forced_bos_token_id=decoding.forced_bos_token_id,
-        forced_eos_token_id=decoding.forced_eos_token_id,
-        suppress_tokens=decoding.suppress_tokens,
-        begin_suppress_tokens=decoding.begin_suppress_tokens,
-        num_mels=encoder.num_mels,
-        num_frames=encoder.max_len * encoder.frames_per_state if encoder.takes == "audio" else 0,
-        frames_per_position=encoder.frames_per_state,
-        num_layers=encoder.num_layers,
-    )
 
 
 def _storage(loaded: LoadedModel) -> str:

@@ -28,7 +28,7 @@ class Sight:
 
     @property
     def num_bytes(self) -> int:
-        return self.num_parameters * torch.float32.itemsize
+        return self.num_parameters * self.tower.dtype.itemsize
 
     @property
     def info(self) -> VisionInfo:
@@ -45,5 +45,6 @@ def load_sight(
     else:
         part = vision_part(source)
         check_shapes(part, [name for name in part.names() if name in expected], expected, config.architecture)
-    tower = Tower(config, Loader(part, backend, dtype), processor.normalisation)
+    computes_in = torch.float32 if backend.device.type == "cpu" else dtype
+    tower = Tower(config, Loader(part, backend, dtype), processor.normalisation, computes_in)
     return Sight(tower, processor, sum(map(math.prod, expected.values())))

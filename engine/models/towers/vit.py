@@ -10,21 +10,35 @@ from bequest.engine.models.reader import Reader
 from bequest.engine.models.towers.config import TowerActivation, VitConfig
 
 
+class Tensors:
+    """Reads tensors by name, in the dtype that a tower computes in."""
+
+    def __init__(self, read: Reader, dtype: torch.dtype) -> None:
+        self._read = read
+        self.dtype = dtype
+
+    def under(self, prefix: str) -> Tensors:
+        return Tensors(self._read.under(prefix), self.dtype)
+
+    def get(self, name: str, *shape: int) -> Tensor:
+        return self._read.placed(self._read.tensor(name, shape)).to(self.dtype)
+
+
 class Affine:
     """A matrix and its bias."""
 
-    def __init__(self, read: Reader, name: str, rows: int, columns: int, *, has_bias: bool = True) -> None:
-        self._matrix = read.placed(read.tensor(f"{name}.weight", (rows, columns)))
-        self._bias = read.placed(read.tensor(f"{name}.bias", (rows,))) if has_bias else None
+    def __init__(self, read: Tensors, name: str, rows: int, columns: int, *, has_bias: bool = True) -> None:
+        self._matrix = read.get(f"{name}.weight", rows, columns)
+        self._bias = read.get(f"{name}.bias", rows) if has_bias else None
 
     def __call__(self, rows: Tensor) -> Tensor:
         return functional.linear(rows, self._matrix, self._bias)
 
 
 class LayerNorm:
-    def __init__(self, read: Reader, name: str, size: int, eps: float) -> None:
-        self._weight = read.placed(read.tensor(f"{name}.weight", (size,)))
-        self._bias = read.placed(read.tensor(f"{name}.bias", (size,)))
+    def __init__(self, read: Tensors, name: str, size: int, eps: float) -> None:
+        self._weight = read.get(f"{name}.weight", size)
+        self._bias = read.get(f"{name}.bias", size)
         self._eps = eps
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -42,15 +56,15 @@ def activated(rows: Tensor, kind: TowerActivation) -> Tensor:
 
 
 class Vit:
-    def __init__(self, config: VitConfig, read: Reader, last: int) -> None:
+    def __init__(self, config: VitConfig, read: Tensors, last: int) -> None:
         """`last`: the number of the last layer whose output is wanted; those behind it are not read."""
         size, patch = config.hidden_size, config.patch_size
         self._config = config
         at = read.under("embeddings.")
-        self._patches = read.placed(at.tensor("patch_embedding.weight", (size, 3, patch, patch)))
-        self._positions = read.placed(at.tensor("position_embedding.weight", (config.num_positions, size)))
-        self._class = read.placed(at.tensor("class_embedding", (size,))) if config.has_class else None
-        self._bias = None if config.has_class else read.placed(at.tensor("patch_embedding.bias", (size,)))
+        self._patches = at.get("patch_embedding.weight", size, 3, patch, patch)
+        self._positions = at.get("position_embedding.weight", config.num_positions, size)
+        self._class = at.get("class_embedding", size) if config.has_class else None
+        self._bias = None if config.has_class else at.get("patch_embedding.bias", size)
         self._before = LayerNorm(read, "pre_layrnorm", size, config.norm_eps) if config.has_class else None
         norms = config.norms_last and last == config.num_layers
         self._after = LayerNorm(read, "post_layernorm", size, config.norm_eps) if norms else None
@@ -72,7 +86,7 @@ class Vit:
 
 
 class _Layer:
-    def __init__(self, config: VitConfig, read: Reader) -> None:
+    def __init__(self, config: VitConfig, read: Tensors) -> None:
         size, eps = config.hidden_size, config.norm_eps
         attention, mlp = read.under("self_attn."), read.under("mlp.")
         self._config = config
