@@ -26,7 +26,7 @@ from bequest.engine.engine import AsyncEngine
 from bequest.engine.types import Request, SamplingParams
 from bequest.engine.types.image import Image, Rgb
 from bequest.server.stores.images import ImageKey, ImageStore
-from tests.tiny_seeing import make_tokenizer
+from tests.tiny_models import make_tokenizer
 
 IMAGE_ID = 3
 PIXELS = 336

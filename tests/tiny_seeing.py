@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import io
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     CLIPVisionConfig,
@@ -144,13 +144,17 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def picture(height: int, width: int, seed: int = 0) -> Rgb:
-    """Blobs of colour: neither flat nor noise, which resizing would make flat."""
+    """Waves of colour: neither flat nor noise, which resizing would make flat. Made without Pillow."""
     random = np.random.default_rng(seed)
-    coarse = random.integers(0, 256, (5, 4, 3), dtype=np.uint8)
-    return np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
+    rows, columns = np.linspace(0, 6, height)[:, None, None], np.linspace(0, 6, width)[None, :, None]
+    speeds, shifts = random.uniform(0.5, 2, (2, 3)), random.uniform(0, 6, (2, 3))
+    waves = np.sin(rows * speeds[0] + shifts[0]) * np.sin(columns * speeds[1] + shifts[1])
+    return (127.5 + 127 * waves).astype(np.uint8)
 
 
 def encoded(image: Rgb, kind: str = "PNG") -> bytes:
+    from PIL import Image
+
     file = io.BytesIO()
     Image.fromarray(image).save(file, kind, **({"lossless": True} if kind == "WEBP" else {}))
     return file.getvalue()
@@ -193,7 +197,20 @@ def reference_processor(name: str) -> Any:
     return kinds[fields.pop("image_processor_type")](**fields)
 
 
+def plain_pixels(name: str, images: list[Rgb]) -> torch.Tensor:
+    """Of images that need no resizing."""
+    assert all(image.shape == (28, 28, 3) for image in images)
+    norm = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
+    norm |= {key: value for key, value in PROCESSORS[name].items() if key in norm}
+    values = torch.from_numpy(np.stack(images)).float() / 255
+    return ((values - torch.tensor(norm["image_mean"])) / torch.tensor(norm["image_std"])).permute(0, 3, 1, 2)
+
+
 def reference_pixels(name: str, images: list[Rgb]) -> dict[str, torch.Tensor]:
     """What the library's model takes beside the tokens of a prompt with these images."""
+    if find_spec("PIL") is None:
+        return {"pixel_values": plain_pixels(name, images)}
+    from PIL import Image
+
     made = reference_processor(name)([Image.fromarray(image) for image in images], return_tensors="pt")
     return {key: value for key, value in made.items() if key in ("pixel_values", "pixel_attention_mask")}

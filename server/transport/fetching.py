@@ -164,10 +164,13 @@ def _read_below(directory: Path, given: str, most_bytes: int) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for its writer
     except OSError:
         raise refusal from None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise refusal
         if status.st_size > most_bytes:
             raise NotFetched(f"names a file of more than {most_bytes >> 20} MiB (--max-image-mb)")
-        return file.read(most_bytes)
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            return file.read(most_bytes)
+    finally:
+        os.close(descriptor)

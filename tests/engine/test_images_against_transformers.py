@@ -17,7 +17,7 @@ from bequest.engine.engine import AsyncEngine
 from bequest.engine.errors import InvalidRequest
 from bequest.engine.types import Lineage, Request, SamplingParams, Terms
 from bequest.engine.types.hidden import HiddenStatesParams
-from bequest.engine.types.image import FIRST_ID, Image
+from bequest.engine.types.image import FIRST_ID, Image, Rgb
 from bequest.server.stores.images import ImageKey, ImageStore
 from tests.tiny_seeing import IMAGE_ID, MAKERS, PICTURES, make_seeing, reference_pixels, save_seeing
 
@@ -27,8 +27,9 @@ NUM_TOKENS = 12
 class Seer:
     """An engine of a tiny model, and the images that were shown to it."""
 
-    def __init__(self, name: str, engine: AsyncEngine, tokenizer: Any) -> None:
+    def __init__(self, name: str, engine: AsyncEngine, tokenizer: Any, pictures: list[Rgb]) -> None:
         assert engine.info.vision is not None
+        self.pictures = pictures
         self.name = name
         self.engine = engine
         self.tokenizer = tokenizer
@@ -37,7 +38,7 @@ class Seer:
 
     def image(self, index: int, tenant: str = "") -> Image:
         assert self.engine.info.vision is not None
-        prepared = self.engine.info.vision.prepare(PICTURES[index], False)
+        prepared = self.engine.info.vision.prepare(self.pictures[index], False)
         return self.store.take(ImageKey(tenant, bytes([index]), False), prepared)
 
     def prompt(self, *parts: str | int, tenant: str = "") -> tuple[tuple[int, ...], tuple[Image, ...]]:
@@ -68,7 +69,7 @@ class Seer:
         """What the library says, given the same tokens and its own pixels."""
         ids, _ = self.prompt(*parts)
         shown = torch.tensor([[IMAGE_ID if token >= FIRST_ID else token for token in ids]])
-        pictures = [PICTURES[part] for part in parts if isinstance(part, int)]
+        pictures = [self.pictures[part] for part in parts if isinstance(part, int)]
         reference = make_seeing(self.name)
         with torch.no_grad():
             out = reference.generate(
@@ -93,13 +94,13 @@ def pixels(name: str, pictures: list[Any]) -> dict[str, torch.Tensor]:
 
 
 @asynccontextmanager
-async def seer(name: str, directory: Path, **fields: Any) -> AsyncIterator[Seer]:
+async def seer(name: str, directory: Path, pictures: list[Rgb] = PICTURES, **fields: Any) -> AsyncIterator[Seer]:
     config = EngineConfig(
         **{"model": str(directory), "num_blocks": 200, "block_size": 16, "threads": 1, "dtype": "float32"} | fields
     )
     built = await build_engine(config)
     try:
-        yield Seer(name, built.engine, built.text.tokenizer)
+        yield Seer(name, built.engine, built.text.tokenizer, pictures)
     finally:
         await built.engine.stop()
 

@@ -8,24 +8,28 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("PIL")
-
 from bequest.engine.types import Lineage, Terms
+from bequest.engine.types.image import Rgb
 from tests.engine.test_images_against_transformers import ONE, THREE, seer
-from tests.tiny_seeing import save_seeing
+from tests.tiny_seeing import PICTURES, picture, save_seeing
 
 pytestmark = pytest.mark.gpu
 
 NAMES = ["llava", "llava-siglip", "smolvlm"]
+# Those of the first two need no Pillow.
+SQUARES = [picture(28, 28, seed) for seed in range(3)]
 
 
 @pytest.fixture(params=NAMES)
-def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
-    return str(request.param), save_seeing(str(request.param), tmp_path)
+def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path, list[Rgb]]:
+    name = str(request.param)
+    if name == "smolvlm":
+        pytest.importorskip("PIL")
+    return name, save_seeing(name, tmp_path), PICTURES if name == "smolvlm" else SQUARES
 
 
 @pytest.mark.parametrize("eager", [False, True])
-async def test_greedy_tokens(saved: tuple[str, Path], eager: bool) -> None:
+async def test_greedy_tokens(saved: tuple[str, Path, list[Rgb]], eager: bool) -> None:
     async with seer(*saved, device="cuda", threads=None, enforce_eager=eager) as eyes:
         one, three = eyes.expected(*ONE), eyes.expected(*THREE)
         assert await eyes.tokens(*ONE) == one
@@ -37,14 +41,14 @@ async def test_greedy_tokens(saved: tuple[str, Path], eager: bool) -> None:
         assert eyes.usage is not None and eyes.usage.cached_tokens == len(ids) - 1
 
 
-async def test_chunks_and_little_room(saved: tuple[str, Path]) -> None:
+async def test_chunks_and_little_room(saved: tuple[str, Path, list[Rgb]]) -> None:
     fields = {"max_num_batched_tokens": 16, "max_num_seqs": 4, "image_cache_mb": 1e-6}
     async with seer(*saved, device="cuda", threads=None, **fields) as eyes:
         one, three = eyes.expected(*ONE), eyes.expected(*THREE)
         assert await asyncio.gather(eyes.tokens(*THREE), eyes.tokens(*ONE)) == [three, one]
 
 
-async def test_children_inherit_images(saved: tuple[str, Path]) -> None:
+async def test_children_inherit_images(saved: tuple[str, Path, list[Rgb]]) -> None:
     async with seer(*saved, device="cuda", threads=None) as eyes:
         await eyes.tokens(*ONE)
         parent = eyes.engine.parent("", "r0")
@@ -56,7 +60,7 @@ async def test_children_inherit_images(saved: tuple[str, Path]) -> None:
         assert await eyes.run((*whole, *suffix), (*parent.images, *more), cache_salt="apart") == child
 
 
-async def test_bfloat16_runs(saved: tuple[str, Path]) -> None:
+async def test_bfloat16_runs(saved: tuple[str, Path, list[Rgb]]) -> None:
     async with seer(*saved, device="cuda", threads=None, dtype="bfloat16") as eyes:
         assert len(await eyes.tokens(*THREE)) == 12
         assert torch.cuda.is_available()
