@@ -7,6 +7,7 @@ import gc
 import numpy as np
 import pytest
 
+from bequest.engine.errors import InvalidRequest
 from bequest.engine.types.image import FIRST_ID, LAST_ID, PreparedImage, VisionInfo, image_spans
 from bequest.server.stores.images import ImageKey, ImageStore
 from tests.server.fakes import ByteTokenizer
@@ -60,6 +61,6 @@ def test_spans() -> None:
     assert [span.image for span in spans] == [two, one, one]
     assert [(span.begin, span.end) for span in spans] == [(2, 7), (9, 14), (15, 19)]
     assert image_spans((1, 2, 3), (one,)) == ()
-    for wrong in (two.first_id, one.first_id - 1, one.first_id + one.num_rows):
-        with pytest.raises(Exception, match="No image of the request"):
-            image_spans((wrong,), (one,))
+    for wrong, known in ((two.first_id, one), (one.first_id, two), (two.first_id + two.num_rows, two)):
+        with pytest.raises(InvalidRequest, match="No image of the request"):
+            image_spans((wrong,), (known,))
