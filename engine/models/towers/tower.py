@@ -7,8 +7,6 @@ device thread.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -19,6 +17,8 @@ from bequest.engine.models.towers.config import VisionConfig
 from bequest.engine.models.towers.vit import Affine, Tensors, Vit, activated
 from bequest.engine.types.image import Pixels
 from bequest.engine.vision.processor import Normalisation
+
+Sent = npt.NDArray[np.uint8] | npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
 class Tower:
@@ -58,7 +58,7 @@ class Tower:
         return rows
 
 
-def sent(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+def sent(array: Sent, device: torch.device) -> Tensor:
     """On the device, without waiting for what it works on."""
     given = torch.from_numpy(array)
     return given if device.type == "cpu" else given.pin_memory().to(device, non_blocking=True)
