@@ -22,6 +22,7 @@ from bequest.engine.errors import InvalidAdapter, ModelError
 from bequest.engine.fetch import model_path
 from bequest.engine.fingerprint import Fingerprint
 from bequest.engine.inheritance.retention import Retention, RetentionLimits
+from bequest.engine.models.draft_kinds import is_eagle3
 from bequest.engine.models.impl import Implementation
 from bequest.engine.models.look import look_at
 from bequest.engine.preload import load_torch_libraries, start_cuda
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from bequest.engine.runner.prepare import Prepared
 
 log = logging.getLogger("bequest.start")
+# Two models that read this alike have the same tokens.
+_PROBE = 'The quick brown fox, 3.14 times: {"größe": [1, 2]}\n\tfor i in range(10): print(i)  # 你好'
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,7 @@ async def build_engine(
     prepared = await asyncio.to_thread(_prepare, config, path)
     fingerprint = await asyncio.to_thread(Fingerprint, path)
     shelf = await asyncio.to_thread(_open_shelf, config)
-    drafter = make_drafter(config.speculative, samples_drafts=prepared.info.drafts)
+    drafter = make_drafter(config.speculative, prepared.info.drafts, prepared.info.model_drafts)
     adapters = await asyncio.to_thread(_load_adapters, config, prepared)
     engine = AsyncEngine(
         prepared.info,
@@ -185,6 +188,7 @@ def _limits(config: EngineConfig, prepared: Prepared, tuning: Tuning) -> Schedul
         max_num_encoder_tokens=prepared.max_num_encoder_tokens,
         max_image_rows=_image_rows(config, prepared),
         prompt_pace=prepared.prompt_pace,
+        draft_rows=0 if prepared.info.drafts is None else prepared.info.drafts.rows,
         tuning=tuning,
     )
 
@@ -246,10 +250,22 @@ def _read_text(config: EngineConfig, path: Path) -> TextBundle:
     # The linker runs beside this. No daemon: a process that ends in the middle of torch's constructors crashes.
     threading.Thread(target=load_torch_libraries, name="bequest-load-torch").start()
     text = load_text(path) if looked.gguf is None else text_from_gguf(looked.gguf)
+    if config.draft_model is not None:
+        _check_draft_tokens(config.draft_model, text)
     if config.chat_template is not None:
         text = replace(text, chat_template=template_from_file(config.chat_template, text.tokenizer))
     log.info("config and tokenizer: %.2f s", time.perf_counter() - started)
     return text
+
+
+def _check_draft_tokens(draft_model: str, text: TextBundle) -> None:
+    path = model_path(draft_model)
+    if is_eagle3(path):  # made for one model, and it has no tokens of its own
+        return
+    looked = look_at(path)
+    other = load_text(path) if looked.gguf is None else text_from_gguf(looked.gguf)
+    if other.tokenizer.encode(_PROBE) != text.tokenizer.encode(_PROBE):
+        raise ModelError(f"draft_model={draft_model} has other tokens than the model; take one of the same family")
 
 
 def _prepare(config: EngineConfig, path: Path) -> Prepared:

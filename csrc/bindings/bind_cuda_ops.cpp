@@ -270,13 +270,14 @@ void bind_sampler(py::module_& m) {
           py::arg("updates"), py::arg("num_updates"), py::arg("payload"), py::arg("stream"))
       .def(
           "sample",
-          [](const SamplerRows& self, const Logits& logits, Address rows, Address positions, Address masks,
+          [](const SamplerRows& self, const Logits& logits, const SampledRows& by, Address masks,
              const SampledTokens& out, Address stream) {
             cuda::sample({.logits = logits.data,
                           .dtype = logits.dtype,
                           .stride = logits.stride,
-                          .row_ids = pointer<int32_t>(rows),
-                          .positions = pointer<int32_t>(positions),
+                          .row_ids = by.rows,
+                          .positions = by.positions,
+                          .drafts = by.drafts,
                           .num = logits.num,
                           .vocab_size = logits.vocab_size,
                           .num_rows = self.num_rows,
@@ -287,8 +288,7 @@ void bind_sampler(py::module_& m) {
                           .bad = out.bad},
                          stream_of(stream));
           },
-          py::arg("logits"), py::arg("rows"), py::arg("positions"), py::arg("masks"), py::arg("out"),
-          py::arg("stream"));
+          py::arg("logits"), py::arg("by"), py::arg("masks"), py::arg("out"), py::arg("stream"));
   m.def(
       "cuda_logprobs",
       [](const Logits& logits, Address chosen, int64_t top, const LogprobOutput& out, Address stream) {

@@ -134,6 +134,16 @@ struct ChainHead {
 template <>
 inline constexpr auto fields_of<ChainHead> = std::tuple(&ChainHead::norm, &ChainHead::qkv, &ChainHead::out);
 
+// What is sampled [N]: by which rows, for which positions, and what was drafted to follow.
+struct SampledRows {
+  const int32_t* rows;
+  const int32_t* positions;
+  const int32_t* drafts;  // null: nothing was
+};
+template <>
+inline constexpr auto fields_of<SampledRows> =
+    std::tuple(&SampledRows::rows, &SampledRows::positions, &SampledRows::drafts);
+
 // The tokens [N] that were sampled, and which of them are bad.
 struct SampledTokens {
   int32_t* tokens;

@@ -8,11 +8,11 @@ itself. A child's prompt begins with its parent's tokens, so it finds what its a
 from __future__ import annotations
 
 from bequest.engine._C import NgramIndex, SuffixIndex, TokenList
-from bequest.engine.drafting.pace import Pace, PaceTuning
+from bequest.engine.drafting.pace import Pace
 from bequest.engine.drafting.suffixes import RecordTexts
 from bequest.engine.state.guesses import Guesses
 from bequest.engine.state.sequence import Sequence
-from bequest.engine.types.speculation import MOST_DRAFTED, DraftMethod
+from bequest.engine.types.speculation import MOST_DRAFTED, ON_CPU, DraftCosts, DraftMethod
 
 _SHORTEST_RUN = 3  # tokens that must be the same before something is taken to follow
 _SHORTEST_PREDICTED = 2  # in a prediction, which is about this answer
@@ -21,12 +21,12 @@ _SHORTEST_PREDICTED = 2  # in a prediction, which is about this answer
 class NgramDrafter:
     """Makes the guesses of each sequence."""
 
-    def __init__(self, method: DraftMethod, most: int | None = None, tuning: PaceTuning | None = None) -> None:
+    def __init__(self, method: DraftMethod, costs: DraftCosts = ON_CPU, most: int | None = None) -> None:
         """What a request leaves open."""
         self.texts = RecordTexts()
         self._method = method
         self._most = most or MOST_DRAFTED
-        self._tuning = tuning or PaceTuning()
+        self._costs = costs
 
     def guesses_of(self, sequence: Sequence) -> Guesses | None:
         wish = sequence.group.request.speculation
@@ -35,7 +35,8 @@ class NgramDrafter:
             return None
         most = min(self._most, wish.most or MOST_DRAFTED)
         texts = self.texts.of(sequence.group.request) if method == "suffix" else None
-        return NgramGuesses(sequence.num_prompt, wish.prediction, most, Pace(self._tuning), texts)
+        # Who wanted the draft model's, and cannot have them, has these.
+        return NgramGuesses(sequence.num_prompt, wish.prediction, most, Pace(self._costs), texts)
 
 
 class NgramGuesses:
@@ -59,8 +60,9 @@ class NgramGuesses:
         self._prediction = _Prediction(prediction, num_prompt) if prediction else None
         self._predicts = False  # the last draft was the client's
 
-    def look(self, tokens: TokenList, most: int) -> None:
+    def look(self, tokens: TokenList, most: int, *, beside: bool) -> None:
         most = min(most, self._most)
+        self._pace.beside = beside
         if most <= 0 or self._pace.rests():
             self.waits = False
             return

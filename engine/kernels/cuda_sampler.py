@@ -197,17 +197,21 @@ class CudaSampler:
         tokens: Tensor | None = None,
         bad: Tensor | None = None,
         masks: Tensor | None = None,
+        drafts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Tokens int32 [N] for logits [N, V], float32 or bfloat16, of distinct rows, and which are bad, bool [N].
 
         rows and positions int32 [N] are on the device; row -1 is skipped (token 0, not bad). Bad: NaN or +inf in the
         logits, nothing left to sample, or a closed row; the token is 0 and the row stays as it was. masks int32
         [N, ceil(V / 32)] are on the device: tokens whose bit is not set are not sampled. Flush first.
+
+        With drafts int32 [N] a row may be there several times, in a run: a sample that is not what was drafted to
+        follow, or is bad, is the last of its row, and the tokens behind it in the run are 0 and not bad.
         """
         num = logits.shape[0]
         assert not self._updates, "flush() the sampler first"
         assert logits.shape == (num, self._vocab_size), (tuple(logits.shape), num, self._vocab_size)
-        for array in (rows, positions):
+        for array in (rows, positions) if drafts is None else (rows, positions, drafts):
             assert array.is_cuda and array.dtype is torch.int32 and array.is_contiguous() and array.shape == (num,)
         if tokens is None:
             tokens = torch.empty(num, dtype=torch.int32, device=self._device)
@@ -219,7 +223,8 @@ class CudaSampler:
             assert masks.shape == (num, mask_words(self._vocab_size))
         masked = 0 if masks is None else masks.data_ptr()
         out = (tokens.data_ptr(), bad.data_ptr())
-        self._bound.sample(logit_rows(logits), rows.data_ptr(), positions.data_ptr(), masked, out, current_stream())
+        by = (rows.data_ptr(), positions.data_ptr(), 0 if drafts is None else drafts.data_ptr())
+        self._bound.sample(logit_rows(logits), by, masked, out, current_stream())
         return tokens, bad
 
     def _check(self, spec: RowSpec) -> None:

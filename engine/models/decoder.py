@@ -60,6 +60,11 @@ class Decoder:
         return logits.div_(parts.logits_cap).tanh_().mul_(parts.logits_cap) if parts.logits_cap else logits
 
     @property
+    def table(self) -> Weight:
+        """What tokens begin as, [V, H]."""
+        return self._parts.table
+
+    @property
     def layers(self) -> tuple[LayerSpec, ...]:
         return self._stack.layers
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels.kv_format import FP8
+from bequest.engine.types import StepMoves
 from bequest.engine.types.blocks import BlockBytes, BlockLayout
 
 
@@ -21,3 +23,13 @@ def bytes_of(cache: Tensor) -> BlockBytes:
     """[N, bytes of a block or a state], the same memory. REQUIRES: it is not on a device"""
     content: BlockBytes = cache.view(torch.uint8).flatten(1).numpy()
     return content
+
+
+def move_blocks(kv_cache: Tensor, host_cache: Tensor, moves: StepMoves) -> None:
+    """Between two caches of blocks in the host's memory, and within the first."""
+    if len(moves.swaps_out):
+        kernels.swap_blocks(kv_cache, host_cache, moves.swaps_out)
+    if len(moves.swaps_in):
+        kernels.swap_blocks(host_cache, kv_cache, moves.swaps_in)
+    if len(moves.copies):
+        kernels.copy_blocks(kv_cache, torch.from_numpy(moves.copies))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,9 +19,12 @@ from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.models.towers.tower import Tower
 from bequest.engine.runner.adapters import CpuAdapters
 from bequest.engine.runner.beams import CpuBeams
-from bequest.engine.runner.block_bytes import bytes_of, layout_of
+from bequest.engine.runner.block_bytes import bytes_of, layout_of, move_blocks
 from bequest.engine.runner.catalogues import PlacedCatalogues
+from bequest.engine.runner.cpu_attention import CpuAttention
+from bequest.engine.runner.device_drafts import DeviceDrafts, Drafted
 from bequest.engine.runner.encoders import encode_on_cpu
+from bequest.engine.runner.feature_tap import FeatureTap
 from bequest.engine.runner.images import SeenImages
 from bequest.engine.runner.prompt_logprobs import split_logprobs
 from bequest.engine.runner.read_rows import ReadTokens, read_tokens, samples_each
@@ -58,12 +62,15 @@ class CpuRunner:
         dtype: torch.dtype,
         states: torch.Tensor | None = None,
         tower: Tower | None = None,
+        drafts: DeviceDrafts | None = None,
     ) -> None:
         self._model = model
         self._images = SeenImages(tower)
+        self._drafts = drafts
         self._states = states  # [NS, LR, E] float32 of a model with recurrent layers
-        self._bfloat16 = dtype is torch.bfloat16  # what weights are stored in, and products may be rounded to
+        self._bfloat16 = dtype is torch.bfloat16
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
+        self._attend = CpuAttention(model.config, kv_cache, bfloat16=self._bfloat16)
         self._host_cache = host_cache  # the same for the blocks of the host pool
         strips = model.config.strips
         self._windows, self._last_strip = strips.windows, strips.places[-1].strip
@@ -107,12 +114,21 @@ class CpuRunner:
         overlay = None if plan.images is None else self._images.see(plan.images)
         if not plan.num_tokens:
             return self._nothing_computed(plan, tap, started)
+        drafted = self._draft(plan)
+        if self._drafts is not None:
+            plan = replace(plan, samples=drafted.samples)
+        features = self._features(plan)
         read = read_tokens(plan, self._model.config.num_layers)
-        hidden = self._model.forward(self._batch(plan.batch, read, tap, overlay))  # [R, H]
+        table = tap if features is None else features.table
+        hidden = self._model.forward(self._batch(plan.batch, drafted.input_ids, read, table, overlay))  # [R, H]
         prompt_logprobs = self._prompt_logprobs(plan.prompt_logprobs, hidden, read) if plan.prompt_logprobs else ()
         tokens, bad, logprobs, beams = self._sample(plan, hidden, read)
+        ring = None if tap is None else tap.ring
+        if self._drafts is not None and features is not None:
+            self._drafts.learn(plan.batch, plan.samples, drafted.input_ids, features.features(), tokens)
+            ring = None if plan.taps is None else features.of_requests()
         seconds = time.perf_counter() - started
-        states = () if plan.taps is None or tap is None else _states(plan.taps, tap.ring.numpy())
+        states = () if plan.taps is None or ring is None else _states(plan.taps, ring.numpy())
         return StepResult(
             step=plan.step,
             tokens=tokens,
@@ -122,7 +138,19 @@ class CpuRunner:
             beams=beams,
             device_seconds=seconds,
             states=states,
+            drafts=None if self._drafts is None else plan.samples.drafts,
         )
+
+    def _draft(self, plan: StepPlan) -> Drafted:
+        known = self._sampler.resolve(plan.batch)
+        if self._drafts is None:
+            return Drafted(known, plan.samples)
+        return self._drafts.draft(plan.batch, plan.samples, known)
+
+    def _features(self, plan: StepPlan) -> FeatureTap | None:
+        if self._drafts is None or not self._drafts.layers:
+            return None
+        return FeatureTap(plan.taps, self._drafts.layers, plan.num_tokens, self._model.config.hidden_size)
 
     def _nothing_computed(self, plan: StepPlan, tap: HiddenTap | None, started: float) -> StepResult:
         """A step whose encoders were all there was to do."""
@@ -136,12 +164,9 @@ class CpuRunner:
         )
 
     def _move(self, moves: StepMoves) -> None:
-        if len(moves.swaps_out):
-            kernels.swap_blocks(self._kv_cache, self._host_cache, moves.swaps_out)
-        if len(moves.swaps_in):
-            kernels.swap_blocks(self._host_cache, self._kv_cache, moves.swaps_in)
-        if len(moves.copies):
-            kernels.copy_blocks(self._kv_cache, torch.from_numpy(moves.copies))
+        move_blocks(self._kv_cache, self._host_cache, moves)
+        if self._drafts is not None:
+            self._drafts.move(moves)
 
     @property
     def block_layout(self) -> BlockLayout:
@@ -172,9 +197,13 @@ class CpuRunner:
         return HiddenTap(torch.from_numpy(taps.rows), torch.from_numpy(taps.layers.view(np.int64)), ring)
 
     def _batch(
-        self, batch: StepBatch, read: ReadTokens | None, tap: HiddenTap | None, overlay: Overlay | None
+        self,
+        batch: StepBatch,
+        input_ids: IntArray,
+        read: ReadTokens | None,
+        tap: HiddenTap | None,
+        overlay: Overlay | None,
     ) -> ModelInput:
-        input_ids = self._sampler.resolve(batch)
         return ModelInput(
             input_ids=torch.from_numpy(input_ids),
             positions=torch.from_numpy(batch.positions),
@@ -200,29 +229,11 @@ class CpuRunner:
     def _cross(self, batch: StepBatch) -> kernels.AttentionPlan | None:
         if batch.cross_tables is None or batch.cross_lens is None:
             return None
-        return self._plan(batch.query_start, batch.cross_lens, batch.cross_tables, causal=False)
+        return self._attend.plan(batch.query_start, batch.cross_lens, batch.cross_tables, causal=False)
 
     def _attention(self, batch: StepBatch, query_start: IntArray, strip: int) -> kernels.AttentionPlan:
         tables = batch.block_tables[strip]
-        return self._plan(query_start, batch.seq_lens, tables, window=self._windows[strip])
-
-    def _plan(
-        self, query_start: IntArray, lens: IntArray, tables: IntArray, *, causal: bool = True, window: int = 0
-    ) -> kernels.AttentionPlan:
-        config = self._model.config
-        return kernels.AttentionPlan(
-            query_start,
-            lens,
-            tables,
-            num_q_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            block_size=self._kv_cache.shape[4],
-            num_blocks=self._kv_cache.shape[0],
-            causal=causal,
-            window=window,
-            bfloat16=self._bfloat16,
-        )
+        return self._attend.plan(query_start, batch.seq_lens, tables, window=self._windows[strip])
 
     def _sample(
         self, plan: StepPlan, hidden: torch.Tensor, read: ReadTokens | None

@@ -38,6 +38,7 @@ from bequest.engine.runner.prompt_logprobs import split_logprobs
 from bequest.engine.runner.timestamps import TimestampRows
 from bequest.engine.types import (
     MAX_BEAM_WIDTH,
+    NO_DRAFT,
     NO_ROW,
     NO_SLOT,
     NO_TOKEN,
@@ -46,6 +47,7 @@ from bequest.engine.types import (
     MaskSpec,
     PromptLogprobSpec,
     StepPlan,
+    StepSamples,
 )
 from bequest.engine.types.adapter import AdapterWeights
 from bequest.engine.types.blocks import BlockLayout, BlockRead, BlockWrite, StateRead, StateWrite
@@ -173,7 +175,7 @@ class CudaRunner:
     # --- steps ---------------------------------------------------------------------------------------------------
 
     def launch(self, plan: StepPlan) -> PendingResults:
-        assert plan.samples.drafts is None, "the sampler of a GPU takes one sample of a row"
+        assert plan.samples.drafts is None or self._timestamps is None, "timestamps need what was sampled before"
         with self._scope:
             self._results.begin()
             buffers = self._buffers_of(plan.num_tokens)
@@ -214,7 +216,7 @@ class CudaRunner:
                 with torch.inference_mode():
                     outputs = self._forward(padded, overlay)
             if plan.samples.masks is not None:
-                self._sample_masked(plan.samples.masks, outputs.logits, plain, buffers)
+                self._sample_masked(plan.samples, plan.samples.masks, outputs.logits, plain, buffers)
             return self._collect(plan, outputs)
 
     def _size_of(self, plan: StepPlan, work: WorkCounts) -> StepSize | None:
@@ -331,6 +333,7 @@ class CudaRunner:
             arrays["masked_rows"][: samples.masks.num_rows] = samples.rows[masked]
             arrays["sample_rows"][masked] = NO_ROW  # the graph leaves them to `_sample_masked`
         arrays["sample_positions"][:num_samples] = samples.positions
+        arrays["sample_drafts"][:num_samples] = NO_DRAFT if samples.drafts is None else samples.drafts
         if len(plan.moves.copies):
             arrays["copies"][: len(plan.moves.copies)] = plan.moves.copies
         buffers.write_tables(batch)
@@ -404,12 +407,16 @@ class CudaRunner:
             buffers.on_device("sample_positions")[: size.num_samples],
             tokens,
             self._results.bad[: size.num_samples],
+            # A step of one token for each sequence has nothing that was drafted.
+            drafts=buffers.on_device("sample_drafts")[: size.num_samples] if size.prefill else None,
         )
         if self._timestamps is not None:
             self._timestamps.record(rows, tokens)
         return _Outputs(hidden, logits)
 
-    def _sample_masked(self, masks: MaskSpec, logits: Tensor, plain: bool, buffers: StepBuffers) -> None:
+    def _sample_masked(
+        self, samples: StepSamples, masks: MaskSpec, logits: Tensor, plain: bool, buffers: StepBuffers
+    ) -> None:
         """Rows with a grammar are sampled by a launch of their own: their masks are made while the forward runs."""
         num, part = masks.num_rows, masks.part
         self._sampler.sample(
@@ -419,6 +426,7 @@ class CudaRunner:
             self._results.tokens[part],
             self._results.bad[part],
             self._masks.send(masks, plain),
+            None if samples.drafts is None else buffers.on_device("sample_drafts")[part],
         )
 
     # --- results -------------------------------------------------------------------------------------------------

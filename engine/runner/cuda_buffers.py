@@ -67,6 +67,7 @@ class StepBuffers:
                     Field("sample_rows", (max_samples,), torch.int32),
                     Field("masked_rows", (max_samples,), torch.int32),
                     Field("sample_positions", (max_samples,), torch.int32),
+                    Field("sample_drafts", (max_samples,), torch.int32),
                     Field("copies", (len(self.strips) * max_tokens, 2), torch.int32),
                     *([] if states is None else recurrent),
                     *lists,

@@ -25,10 +25,11 @@ _FEW = 4
 
 
 class DeviceMasks:
-    """Takes its memory when the first grammar comes: most servers see none."""
+    """Takes its memory when the first grammar comes: most servers see none. Drafts may need more of it."""
 
-    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
-        self._shape = (max_rows, mask_words(vocab_size))
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        """`num_rows`: of steps without drafts, at most."""
+        self._num_rows, self._num_words = num_rows, mask_words(vocab_size)
         self._device = device
         self._buffers: _Buffers | None = None
         self._source: MaskSource | None = None
@@ -40,8 +41,8 @@ class DeviceMasks:
     def send(self, spec: MaskSpec, plain: bool) -> Tensor:
         """Queues the copy of the masks, for a `plain` step before they are there; int32 [rows, words] on the device."""
         buffers = self._buffers
-        if buffers is None:
-            buffers = self._buffers = _Buffers(self._shape, self._device)
+        if buffers is None or spec.num_rows > buffers.num_rows:
+            buffers = self._buffers = self._allocate(spec.num_rows)
             plain = False  # the first time loads kernels
         assert self._source is not None
         masks = self._source.of(spec.number)
@@ -49,6 +50,13 @@ class DeviceMasks:
             masks.wait()
         self._coming.append(masks)
         return buffers.send(masks, spec.num_rows)
+
+    def _allocate(self, num_rows: int) -> _Buffers:
+        if self._buffers is not None:
+            self.settle()
+            torch.cuda.synchronize(self._device)  # the device reads and writes the old ones
+            num_rows = max(num_rows, 2 * self._buffers.num_rows)
+        return _Buffers((max(num_rows, self._num_rows), self._num_words), self._device)
 
     def settle(self) -> None:
         """Waits until no copy waits on the device."""
@@ -60,6 +68,7 @@ class _Buffers:
     """Pinned memory and places on the device, which take turns, and the stream of their copies."""
 
     def __init__(self, shape: tuple[int, int], device: torch.device) -> None:
+        self.num_rows = shape[0]
         self._shape = shape
         words = shape[0] * shape[1]
         places = [torch.zeros(words, dtype=torch.int32, device=device) for _ in range(_TURNS)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from bequest.engine.types import MAX_BEAM_WIDTH
 
@@ -12,6 +13,11 @@ MOST_GRAPH_TOKENS = 2048
 # Decode graphs up to this size come with and without the merge of cut tiles. Short contexts are not cut, and a launch
 # that finds nothing takes 1.1 µs of each layer: of the 28 layers of a 0.6B model 31 µs, where a step of 32 has 1.04 ms.
 _MOST_WITHOUT_MERGES = 64
+# Steps of a few tokens of one sequence or two: drafts that are checked, or what a child adds to its parent. All of
+# their tokens may be sampled.
+_FEW = [2, 4, 8, 16]
+# A step of so many tokens may sample each of them, whoever's they are: drafts have no sequence of their own.
+_MOST_CHECKED = 64
 # Of steps with more samples than sequences may run otherwise: those of beams.
 _BEAM_DECODE = [384, 512, 768, 1024]
 _BEAM_MIXED = [512, 1024, 1536, 2048]
@@ -48,14 +54,15 @@ class Ladder:
     """All sizes of an engine."""
 
     def __init__(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        self._max_num_seqs = max_num_seqs
+        most_samples = max(max_num_seqs, _MOST_CHECKED)
         self._decode = decode_ladder(max_num_seqs)
         self._decode += [size for size in _BEAM_DECODE if size > max_num_seqs]
         tokens = mixed_ladder(max_num_batched_tokens)
         # Few steps sample more rows than they have tokens, and the product over the vocabulary is a large part of a
         # short one. The last size takes any step that is not beams'.
-        self._mixed = [StepSize(size, min(size, max_num_seqs), prefill=True) for size in tokens[:-1]]
-        self._mixed.append(StepSize(tokens[-1], max_num_seqs, prefill=True))
+        few = [size for size in _FEW if size < tokens[0]]
+        self._mixed = [StepSize(size, min(size, most_samples), prefill=True) for size in few + tokens[:-1]]
+        self._mixed.append(StepSize(tokens[-1], most_samples, prefill=True))
         self._mixed_beams = [
             StepSize(size, min(size, MAX_BEAM_WIDTH + max_num_seqs), prefill=True)
             for size in _BEAM_MIXED
@@ -76,6 +83,6 @@ class Ladder:
         if decodes and num_tokens <= self._decode[-1]:
             padded = self._decode[bisect_left(self._decode, num_tokens)]
             return StepSize(padded, padded, prefill=False, merges=merges or padded > _MOST_WITHOUT_MERGES)
-        sizes = self._mixed_beams if num_samples > self._max_num_seqs else self._mixed
+        sizes = chain(self._mixed, self._mixed_beams)
         fitting = (s for s in sizes if s.num_tokens >= num_tokens and s.num_samples >= num_samples)
         return next(fitting, None)

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,19 +20,14 @@ import torch
 from bequest.engine.adapters.load import loader_of
 from bequest.engine.config import EngineConfig
 from bequest.engine.errors import ModelError
-from bequest.engine.fetch import served_name
 from bequest.engine.kernels import cpu as kernels
-from bequest.engine.kernels.kv_format import FP8
-from bequest.engine.models.any_config import ModelConfig
 from bequest.engine.models.config import DecoderConfig
-from bequest.engine.models.embedded import SAMPLING
 from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
-from bequest.engine.models.generation import check_sampling
 from bequest.engine.models.impl import Implementation
 from bequest.engine.models.load import LoadedModel, load_model
 from bequest.engine.runner.cpu import CpuRunner
 from bequest.engine.runner.cuda_sizes import mixed_ladder
-from bequest.engine.runner.encoder_info import encoder_info, max_encoder_len
+from bequest.engine.runner.encoder_info import max_encoder_len
 from bequest.engine.runner.memory import (
     GIB,
     CachePlan,
@@ -44,6 +39,8 @@ from bequest.engine.runner.memory import (
     plan_host_blocks,
     table,
 )
+from bequest.engine.runner.model_info import drafts_on_cpu, drafts_on_gpu, dtype_name, model_info
+from bequest.engine.runner.prepare_draft import load_draft
 from bequest.engine.runner.state_memory import plan_states, state_wish
 from bequest.engine.runner.warm_pages import populate_in_background
 from bequest.engine.types import ModelInfo, Runner
@@ -149,10 +146,11 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
             kv_cache_dtype=config.kv_cache_dtype,
             impl=Implementation.of(config),
         )
+        draft = load_draft(config, loaded)
     with phase("cache"):
         available = host_memory()
         shares = [*_weight_shares(loaded), Share("free before the cache", available)]
-        wish = _wish(config, loaded)
+        wish = _wish(config, loaded, 0 if draft is None else draft.block_bytes(config.block_size))
         most = min(int(available * _CPU_SHARE), _CPU_MOST)
         states = plan_states(state_wish(config, loaded, wish), most)
         plan = plan_cache(wish, available - states.num_bytes, most - states.num_bytes, shares)
@@ -169,14 +167,17 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
     _log_memory(wish, plan, num_host, loaded, shares)
     log.info("kernels: %s, %d threads; %s%s", kernels.isa(), threads, _storage(loaded), _products(loaded))
     _log_notes(loaded)
-    seqs = states.max_num_seqs
-    runner = CpuRunner(loaded.model, kv_cache, host_cache, seqs, loaded.dtype, states.allocate(), loaded.tower)
+    seqs, recurrent = states.max_num_seqs, states.allocate()
+    drafting = None if draft is None else draft.place(plan.num_blocks, num_host, config.block_size, seqs)
+    runner = CpuRunner(loaded.model, kv_cache, host_cache, seqs, loaded.dtype, recurrent, loaded.tower, drafting)
     tokens = config.max_num_batched_tokens or _CPU_BATCHED_TOKENS
     alone = _CPU_TOKENS_ALONE if config.max_num_batched_tokens is None else None
+    info = model_info(config, path, loaded, plan, torch.float32, drafts_on_cpu(loaded.config))
+    info = replace(info, model_drafts=None if draft is None else draft.drafts)
     rows = _states_rows(loaded, _CPU_STATES, torch.float32)
     return Prepared(
         runner,
-        _info(config, path, loaded, plan, torch.float32, drafts=_may_draft(loaded.config)),
+        info,
         plan.num_blocks,
         num_host,
         plan.num_lease_blocks,
@@ -195,6 +196,8 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
 def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
     from bequest.engine.runner.cuda import CudaRunner, RunnerLimits
 
+    if config.draft_model is not None:
+        raise ModelError("draft_model runs on a CPU: leave it out, or set device=cpu")
     device = torch.device("cuda", torch.cuda.current_device())
     tokens = config.max_num_batched_tokens or _CUDA_BATCHED_TOKENS
     with phase("device"):
@@ -231,7 +234,7 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
     extracting = _tokens_extracting(loaded, tokens)
     return Prepared(
         runner,
-        _info(config, path, loaded, plan, loaded.dtype),
+        model_info(config, path, loaded, plan, loaded.dtype, drafts_on_gpu(loaded.config)),
         plan.num_blocks,
         num_host,
         plan.num_lease_blocks,
@@ -359,9 +362,10 @@ def _tokens_extracting(loaded: LoadedModel, most: int) -> int:
     return min(max(tokens, _CUDA_LEAST_EXTRACTING), most)
 
 
-def _wish(config: EngineConfig, loaded: LoadedModel) -> CacheWish:
+def _wish(config: EngineConfig, loaded: LoadedModel, draft_bytes: int = 0) -> CacheWish:
+    """`draft_bytes`: what a draft model has of each block."""
     return CacheWish(
-        block_bytes=math.prod(loaded.config.kv_shape(config.block_size)) * loaded.kv_dtype.itemsize,
+        block_bytes=math.prod(loaded.config.kv_shape(config.block_size)) * loaded.kv_dtype.itemsize + draft_bytes,
         block_size=config.block_size,
         max_model_len=loaded.max_model_len,
         max_model_len_asked=config.max_model_len is not None,
@@ -414,63 +418,11 @@ def _states_rows(loaded: LoadedModel, num_bytes: int, dtype: torch.dtype) -> int
     return max(num_bytes // (config.hidden_size * dtype.itemsize), layers + 1)
 
 
-def _may_draft(config: ModelConfig) -> bool:
-    """Where a row's bits depend on the rows beside it, or a state that has passed a wrong token cannot go back, drafts
-    would change answers."""
-    if isinstance(config, EncoderDecoderConfig):
-        return True
-    return isinstance(config, DecoderConfig) and config.recurrent is None
-
-
-def _info(
-    config: EngineConfig,
-    path: Path,
-    loaded: LoadedModel,
-    plan: CachePlan,
-    states_dtype: torch.dtype,
-    *,
-    drafts: bool = False,
-) -> ModelInfo:
-    return ModelInfo(
-        name=served_name(config.model, path),
-        architecture=loaded.architecture,
-        max_model_len=plan.max_model_len,
-        vocab_size=loaded.config.vocab_size,
-        # Files name ends that their model cannot say: tokens of another tokenizer.
-        eos_token_ids=tuple(t for t in loaded.generation.eos_token_ids if t < loaded.config.vocab_size),
-        dtype=_name(loaded.dtype),
-        num_parameters=loaded.num_parameters,
-        default_sampling=default_sampling(config, loaded),
-        num_layers=loaded.config.num_layers,
-        hidden_size=loaded.config.hidden_size,
-        states_dtype="float32" if states_dtype is torch.float32 else "bfloat16",
-        encoder=encoder_info(config, loaded),
-        kv_cache_dtype=_name(loaded.kv_dtype),
-        drafts=drafts,
-        vision=None if loaded.sight is None else loaded.sight.info,
-    )
-
-
-def default_sampling(config: EngineConfig, loaded: LoadedModel) -> dict[str, float | int]:
-    """How requests are sampled that do not say it."""
-    if config.generation_config == "none":
-        return {}
-    own = loaded.generation.sampling or (SAMPLING if config.model is None else {})
-    check_sampling(own)
-    if own:
-        log.info("sampling, unless a request says otherwise: %s", ", ".join(f"{k} {v:g}" for k, v in own.items()))
-    return dict(own)
-
-
 def _storage(loaded: LoadedModel) -> str:
-    weights, cache = " and ".join(loaded.formats), _name(loaded.kv_dtype)
+    weights, cache = " and ".join(loaded.formats), dtype_name(loaded.kv_dtype)
     return f"weights and cache in {cache}" if weights == cache else f"weights in {weights}, cache in {cache}"
 
 
 def _products(loaded: LoadedModel) -> str:
     by_units = loaded.dtype is torch.bfloat16 and kernels.multiplies_tiles()
     return ", products in bfloat16 by matrix units" if by_units else ", products in float32"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return "fp8_e4m3" if dtype is FP8 else str(dtype).removeprefix("torch.")

@@ -38,6 +38,7 @@ class SchedulerLimits:
     # slots hold a prompt that is not done, and the longer are the steps that streams wait for. Below 1 it is the part
     # of the slots that stream.
     prompt_pace: float = 2.0
+    draft_rows: int = 8  # of a step that checks drafts (engine/types/speculation.py)
     tuning: Tuning = DEFAULT
 
     @property

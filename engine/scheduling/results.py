@@ -36,7 +36,8 @@ class Samples:
                 sequence.num_in_flight -= 1
             numbered = zip(self.sequences, range(len(self.sequences)), strict=True)
         else:
-            numbered = zip(*self._accepted(tokens, applied), strict=True)
+            drafts = self.drafts if result.drafts is None else result.drafts.tolist()
+            numbered = zip(*self._accepted(tokens, drafts, applied), strict=True)
         finished, failed, logprobs = Status.FINISHED, applied.failed, result.logprobs
         num_before = applied.num_noted
         for sequence, i in numbered:
@@ -44,16 +45,17 @@ class Samples:
                 sequence.work.take_sample(sequence, tokens[i], i, logprobs, applied)
         applied.num_generated += applied.num_noted - num_before
 
-    def _accepted(self, tokens: list[int | None], applied: Applied) -> tuple[list[Sequence], list[int]]:
+    def _accepted(
+        self, tokens: list[int | None], drafts: tuple[int, ...] | list[int], applied: Applied
+    ) -> tuple[list[Sequence], list[int]]:
         """The samples that count: those of a sequence until the first that is not what was guessed."""
-        assert self.drafts is not None
         accepted: list[int] = []
         begin = 0
         while begin < len(self.sequences):
             sequence, end = self.sequences[begin], begin + 1
             while end < len(self.sequences) and self.sequences[end] is sequence:
                 end += 1
-            last = next(i for i in range(begin, end) if i == end - 1 or tokens[i] != self.drafts[i])
+            last = next(i for i in range(begin, end) if i == end - 1 or tokens[i] != drafts[i])
             sequence.num_in_flight -= end - begin
             if end - begin > 1:
                 _learn(sequence, end - begin - 1, last - begin, applied)

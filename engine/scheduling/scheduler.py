@@ -106,7 +106,8 @@ class Scheduler:
 
     @property
     def most_drafted(self) -> int:
-        return self.limits.tuning.draft_rows // max(1, len(self._running)) - 1
+        rows = self.limits.tuning.draft_rows or self.limits.draft_rows
+        return rows // max(1, len(self._running)) - 1
 
     @property
     def num_running(self) -> int:

@@ -153,7 +153,7 @@ class Draft:
                 drafts,
                 sequence=sequence,
                 tables=work.tables(sequence),
-                tokens=tokens.fork(drafts) if drafts else tokens,
+                tokens=tokens.fork([max(0, token) for token in drafts]) if drafts else tokens,  # DRAFTED: 0
                 num_tokens=num_tokens,
                 tapped=tapped,
             )

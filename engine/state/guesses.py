@@ -14,8 +14,9 @@ class Guesses(Protocol):
     num_predicted: int  # tokens of the client's prediction that were drafted and right
     num_mispredicted: int  # and wrong
 
-    def look(self, tokens: TokenList, most: int) -> None:
-        """These are known now, and `most` could be drafted behind them: decides whether it waits."""
+    def look(self, tokens: TokenList, most: int, *, beside: bool) -> None:
+        """These are known now, and `most` could be drafted behind them: decides whether it waits. `beside`: whether
+        other sequences run, which do not wait for it."""
 
     def draft(self, tokens: TokenList, most: int) -> tuple[int, ...]:
         """Up to `most` tokens that may follow."""

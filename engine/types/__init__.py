@@ -20,6 +20,7 @@ from bequest.engine.types.delta import (
 from bequest.engine.types.device import ComingMasks, MaskSource, PendingStep, Registration, Release, Runner, mask_words
 from bequest.engine.types.model import ModelInfo
 from bequest.engine.types.plan import (
+    DRAFTED,
     NO_DRAFT,
     NO_ROW,
     NO_SLOT,
@@ -73,6 +74,7 @@ __all__ = [
     "MaskSpec",
     "Matcher",
     "ModelInfo",
+    "DRAFTED",
     "NO_DRAFT",
     "NO_ROW",
     "NO_SLOT",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from bequest.engine.types.encoder import EncoderInfo
 from bequest.engine.types.hidden import Stack, StatesDType
 from bequest.engine.types.image import VisionInfo
+from bequest.engine.types.speculation import DraftCosts, ModelDrafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,9 @@ class ModelInfo:
     states_dtype: StatesDType = "float32"  # what hidden states are computed in
     encoder: EncoderInfo | None = None  # of an encoder-decoder model
     kv_cache_dtype: str = ""
-    drafts: bool = False  # whether the device can check drafted tokens
     vision: VisionInfo | None = None  # of a model that sees
+    drafts: DraftCosts | None = None  # None: the device checks no drafts
+    model_drafts: ModelDrafts | None = None  # who drafts on the device; None: nobody does
 
     def num_layers_of(self, stack: Stack) -> int:
         """REQUIRES: there is such a stack"""

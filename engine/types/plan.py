@@ -26,6 +26,7 @@ NO_TOKEN = 2**31 - 1  # of rows that pad a step on a GPU: their states are NaN, 
 NO_SLOT = -1  # the token's keys and values are there already, and are not written again
 NO_STATE = -1  # a sequence begins, or nobody wants the state behind a token
 NO_DRAFT = -1  # nothing was drafted to follow a sample
+DRAFTED = -2  # the device's draft model says what follows a sample: the step's token behind it, whose id is 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -88,7 +89,8 @@ class StepSamples(Data):
     tokens: IntArray  # [N] index in [0, T) whose logits are sampled
     rows: IntArray  # [N] sampler row of each; NO_ROW: a beam's, which is not sampled
     positions: IntArray  # [N] absolute position of the sampled token: keys its random number
-    drafts: IntArray | None = None  # [N] the token that was drafted to follow, or NO_DRAFT; None: nobody drafts
+    # [N] the token that was drafted to follow, NO_DRAFT, or DRAFTED; None: nobody drafts
+    drafts: IntArray | None = None
     num_logprobs: int | None = None  # the largest number of alternatives any sample wants; None: nobody wants any
     masks: MaskSpec | None = None
 

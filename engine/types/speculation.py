@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 # off: nothing is drafted; ngram: what followed the same tokens before, in the request itself; suffix: there, or in
-# what the tenant's records say
-DraftMethod = Literal["off", "ngram", "suffix"]
-_NUMBERED = ("ngram", "suffix")
+# what the tenant's records say; draft, eagle3: what a smaller model or a head says that runs beside this one
+DraftMethod = Literal["off", "ngram", "suffix", "draft", "eagle3"]
+BY_MODEL = ("draft", "eagle3")
+_NUMBERED = ("ngram", "suffix", *BY_MODEL)
+_METHODS = ", ".join(_NUMBERED[:-1]) + f" or {_NUMBERED[-1]}"
 MOST_DRAFTED = 16  # tokens of one sequence in one step
 
 
@@ -24,13 +26,36 @@ class Speculation:
         assert self.most is None or 1 <= self.most <= MOST_DRAFTED
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftCosts:
+    """What a device takes to check drafts, in steps that sample each sequence once (benchmarks/speculation.py,
+    benchmarks/gpu_speculation.py)."""
+
+    row: float  # for each drafted token
+    check: float = 0.0  # once: to wait for the tokens in flight, and for kernels of more than one row
+    rows: int  # of a step, up to which this is so: a crowd has none to spare
+    unasked: bool = True  # whether to draft for requests that say nothing of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDrafts:
+    """A model or a head that drafts on the device."""
+
+    method: DraftMethod
+    costs: DraftCosts
+
+
+ON_CPU = DraftCosts(row=0.12, rows=8)
+ON_GPU = DraftCosts(row=0.005, check=0.15, rows=64, unasked=False)
+
+
 def parse_speculative(value: str) -> tuple[str, int | None]:
     """`auto`, `off`, or a method with or without a number of tokens: `ngram:4`. Raises ValueError."""
     name, colon, count = value.partition(":")
     if name not in ("auto", "off", *_NUMBERED):
-        raise ValueError(f"speculative must be auto, off, ngram, ngram:K, suffix or suffix:K, not {value!r}")
+        raise ValueError(f"speculative must be auto, off, or {_METHODS}, with :K or without, not {value!r}")
     if not colon:
         return name, None
     if name not in _NUMBERED or not count.isdecimal() or not 1 <= int(count) <= MOST_DRAFTED:
-        raise ValueError(f"speculative: K of ngram:K or suffix:K is 1 to {MOST_DRAFTED} tokens, not {value!r}")
+        raise ValueError(f"speculative: K is 1 to {MOST_DRAFTED} tokens, behind {_METHODS}, not {value!r}")
     return name, int(count)

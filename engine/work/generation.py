@@ -153,7 +153,7 @@ class Generation(Kind):
 
     def _look_ahead(self, sequence: Sequence, guesses: Guesses) -> None:
         """Its tokens are known up to here: whether something is worth drafting behind them."""
-        guesses.look(sequence.tokens, self._desk.most_drafted)
+        guesses.look(sequence.tokens, self._desk.most_drafted, beside=not self._desk.is_alone(sequence))
         if guesses.waits == self.plain:
             self.plain = self._may_be_plain and not any(map(self._waits, self.group.sequences))
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bequest.engine.types import ModelInfo
-from bequest.engine.types.speculation import MOST_DRAFTED, DraftMethod, Speculation
+from bequest.engine.types.speculation import BY_MODEL, MOST_DRAFTED, DraftMethod, Speculation
 from bequest.server.asks.messages import text_of
 from bequest.server.asks.prompts import encode
 from bequest.server.asks.ranges import between
@@ -14,8 +14,16 @@ from bequest.server.context import Context
 from bequest.server.wire.bodies import ChatBody, SampledBody
 from bequest.server.wire.errors import invalid, unsupported
 
-_METHODS: dict[str, DraftMethod | None] = {"auto": None, "off": "off", "ngram": "ngram", "suffix": "suffix"}
+_METHODS: dict[str, DraftMethod | None] = {
+    "auto": None,
+    "off": "off",
+    "ngram": "ngram",
+    "suffix": "suffix",
+    "draft": "draft",
+    "eagle3": "eagle3",
+}
 _NOT_HERE = "This server's device checks no drafts; leave it out, answers are the same."
+_NO_MODEL = "This server has no such draft model; leave it out, answers are the same."
 
 
 def speculation_of(body: SampledBody, info: ModelInfo, prediction: tuple[int, ...] = ()) -> Speculation:
@@ -30,8 +38,10 @@ def speculation_of(body: SampledBody, info: ModelInfo, prediction: tuple[int, ..
     method = given.get("method", "auto")
     if method not in _METHODS:
         raise invalid(f"`speculation.method` must be one of {', '.join(_METHODS)}.", "speculation.method")
-    if method in ("ngram", "suffix") and not info.drafts:
+    if method in ("ngram", "suffix") and info.drafts is None:
         raise unsupported("speculation.method", _NOT_HERE)
+    if method in BY_MODEL and (info.model_drafts is None or info.model_drafts.method != method):
+        raise unsupported("speculation.method", _NO_MODEL)
     most = given.get("max_tokens")
     if most is not None:
         if not isinstance(most, int) or isinstance(most, bool):
@@ -45,7 +55,7 @@ async def predicted(context: Context, body: ChatBody) -> tuple[int, ...]:
     given = body.prediction
     if given is None:
         return ()
-    if not context.engine.info.drafts:
+    if context.engine.info.drafts is None:
         raise unsupported("prediction", _NOT_HERE)
     text = _predicted_text(given)
     [ids] = await encode(context, [text], add_special_tokens=False)

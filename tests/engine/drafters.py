@@ -55,7 +55,7 @@ class OracleGuesses:
         self._drafter = drafter
         self._sequence = sequence
 
-    def look(self, tokens: TokenList, most: int) -> None:
+    def look(self, tokens: TokenList, most: int, *, beside: bool) -> None:
         self.waits = most > 0 and self._drafter.waits()
 
     def draft(self, tokens: TokenList, most: int) -> tuple[int, ...]:
@@ -99,7 +99,7 @@ class RecordedGuesses:
         self._num_prompt = num_prompt
         self._said = said
 
-    def look(self, tokens: TokenList, most: int) -> None:
+    def look(self, tokens: TokenList, most: int, *, beside: bool) -> None:
         self.waits = most > 0 and len(tokens) - self._num_prompt < len(self._said)
 
     def draft(self, tokens: TokenList, most: int) -> tuple[int, ...]:

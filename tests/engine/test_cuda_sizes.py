@@ -23,9 +23,7 @@ def test_every_step_gets_the_smallest_size_that_holds_it(seqs: int, tokens: int)
         for num_samples in (0, min(count, seqs), min(count, MAX_BEAM_WIDTH + seqs)):
             found = ladder.size_for(count, 0, num_samples, prefill=False, merges=True)
             holding = [s for s in sizes if s.prefill and s.num_tokens >= count and s.num_samples >= num_samples]
-            if num_samples <= seqs:
-                holding = [size for size in holding if size.num_samples <= seqs]
-            assert found == min(holding, key=lambda size: size.num_tokens, default=None)
+            assert found == min(holding, key=lambda size: (size.num_tokens, size.num_samples), default=None)
             assert found is not None or num_samples > seqs
     assert ladder.size_for(MOST_GRAPH_TOKENS + 1, 1, 1, prefill=False, merges=True) is None
 
@@ -37,10 +35,18 @@ def test_a_step_of_single_tokens_may_have_prefill_tiles() -> None:
 
 def test_many_choices_of_a_short_prompt_take_a_size_with_their_samples() -> None:
     ladder = Ladder(256, 2048)
-    assert ladder.size_for(6, 1, 1, prefill=False, merges=True) == StepSize(32, 32, prefill=True)
+    assert ladder.size_for(6, 1, 1, prefill=False, merges=True) == StepSize(8, 8, prefill=True)
     assert ladder.size_for(6, 1, 100, prefill=False, merges=True) == StepSize(128, 128, prefill=True)
     assert ladder.size_for(6, 1, 256, prefill=False, merges=True) == StepSize(256, 256, prefill=True)
     assert Ladder(256, 40).size_for(6, 1, 256, prefill=False, merges=True) == StepSize(40, 256, prefill=True)
+
+
+@pytest.mark.parametrize("seqs", [1, 4, 256])
+def test_a_step_that_checks_drafts_is_padded_to_a_few_tokens(seqs: int) -> None:
+    """However few sequences may run: every token is sampled."""
+    for count, padded in ((2, 2), (3, 4), (5, 8), (8, 8), (9, 16), (17, 32), (33, 64)):
+        found = Ladder(seqs, 2048).size_for(count, 1, count, prefill=True, merges=True)
+        assert found == StepSize(padded, padded, prefill=True)
 
 
 def test_padding_of_decode_steps_is_bounded() -> None:
@@ -66,6 +72,6 @@ def test_steps_without_cut_tiles_launch_no_merge_while_that_is_worth_a_graph() -
 def test_the_default_limits_have_few_sizes() -> None:
     """Each costs a start some 25 ms, one without merges half of that."""
     sizes = Ladder(256, 2048).sizes()
-    assert len([size for size in sizes if size.merges]) <= 41
+    assert len([size for size in sizes if size.merges]) <= 45
     assert len([size for size in sizes if not size.merges]) <= 11
     assert StepSize(256, 256, prefill=False) in sizes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,25 +42,27 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def specs() -> list[RowSpec]:
+def specs(kinds: Sequence[str] = tuple(KINDS)) -> list[RowSpec]:
     """A row of each kind, twice, and in the second place one that comes back with a history."""
     made = []
-    for row, kind in enumerate([*KINDS] * 2):
+    for row, kind in enumerate([*kinds] * 2):
         params = SamplingParams(max_tokens=99, **KINDS[kind])
-        outputs = (2, 4) if row >= len(KINDS) and kind != "catalogue" else ()
-        catalogue = CATALOGUE if kind == "catalogue" else None
+        outputs = (2, 4) if row >= len(kinds) and kind != "catalogue" else ()
+        handle = CATALOGUE if kind == "catalogue" else None
         made.append(
-            row_spec(row, params, seed=row, prompt=(5, 6, 8), outputs=outputs, end_token_ids=(0,), catalogue=catalogue)
+            row_spec(row, params, seed=row, prompt=(5, 6, 8), outputs=outputs, end_token_ids=(0,), catalogue=handle)
         )
     return made
 
 
+def catalogue() -> Catalogue:
+    items = [(a, b, c, d, e, 9) for a in (1, 2) for b in (3, 4) for c in (5, 6) for d in (7, 8) for e in (1, 2)]
+    return Catalogue(np.asarray(items, np.int32), V)
+
+
 def sampler_of(rows: list[RowSpec]) -> RowSampler:
     catalogues = PlacedCatalogues(torch.device("cpu"))
-    items = np.asarray(
-        [(a, b, c, d, e, 9) for a in (1, 2) for b in (3, 4) for c in (5, 6) for d in (7, 8) for e in (1, 2)]
-    )
-    catalogues.register(CATALOGUE, Catalogue(items.astype(np.int32), V))
+    catalogues.register(CATALOGUE, catalogue())
     sampler = RowSampler(len(rows), V, catalogues)
     sampler.update_rows(StepRows(open=tuple(rows)))
     return sampler
@@ -107,11 +110,33 @@ def last_tokens(sampler: RowSampler, num_rows: int) -> list[int]:
     return sampler.resolve(batch).tolist()
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("seed", range(6))
-def test_the_tokens_of_sampling_one_at_a_time(seed: int, masked: bool) -> None:
-    draw = np.random.default_rng(seed)
-    rows = specs()
+@dataclass(frozen=True)
+class Case:
+    """Rows that are sampled up to LENGTH times in one step, in any order, behind drafts of which one may be wrong."""
+
+    logits: torch.Tensor  # [rows, LENGTH, V]
+    masks: np.ndarray | None  # [rows, LENGTH, words]
+    places: list[tuple[int, int]]  # of each sample: its row, its number there
+    drafts: list[list[int]]  # of each row
+
+    @property
+    def asked(self) -> StepSamples:
+        order = dict.fromkeys(row for row, _ in self.places)
+        return StepSamples(
+            tokens=np.arange(len(self.places), dtype=np.int32),
+            rows=int32(*(row for row, _ in self.places)),
+            positions=int32(*(10 + i for _, i in self.places)),
+            drafts=int32(*(draft for row in order for draft in self.drafts[row])),
+            num_logprobs=2,
+            masks=None if self.masks is None else MaskSpec(number=1, first_sample=0, num_rows=len(self.places)),
+        )
+
+    def of_samples(self, array: torch.Tensor) -> torch.Tensor:
+        """[N, …] of [rows, LENGTH, …]"""
+        return torch.stack([array[place] for place in self.places])
+
+
+def draw_case(rows: list[RowSpec], draw: np.random.Generator, masked: bool) -> Case:
     num = len(rows)
     logits = torch.from_numpy(draw.normal(size=(num, LENGTH, V)).astype(np.float32) * 3)
     masks = None
@@ -127,44 +152,45 @@ def test_the_tokens_of_sampling_one_at_a_time(seed: int, masked: bool) -> None:
         [(right[row][i] + 1) % V if i == wrong_at[row] else right[row][i] for i in range(counts[row] - 1)] + [NO_DRAFT]
         for row in range(num)
     ]
-    order = draw.permutation(num).tolist()
-    places = [(row, i) for row in order for i in range(counts[row])]
-    channel, spec = MaskChannel(V), None
-    if masks is not None:
-        channel.open(1, len(places)).fill(np.stack([masks[place] for place in places]))
-        spec = MaskSpec(number=1, first_sample=0, num_rows=len(places))
-    asked = StepSamples(
-        tokens=np.arange(len(places), dtype=np.int32),
-        rows=int32(*(row for row, _ in places)),
-        positions=int32(*(10 + i for _, i in places)),
-        drafts=int32(*(draft for row in order for draft in drafts[row])),
-        num_logprobs=2,
-        masks=spec,
-    )
-    together, alone = sampler_of(rows), Alone(rows, masks)
-    tokens, bad, logprobs = together.sample(torch.stack([logits[place] for place in places]), asked, channel)
+    places = [(row, i) for row in draw.permutation(num).tolist() for i in range(counts[row])]
+    return Case(logits, masks, places, drafts)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_tokens_of_sampling_one_at_a_time(seed: int, masked: bool) -> None:
+    draw = np.random.default_rng(seed)
+    rows = specs()
+    case, num = draw_case(rows, draw, masked), len(rows)
+    channel = MaskChannel(V)
+    if case.masks is not None:
+        channel.open(1, len(case.places)).fill(np.stack([case.masks[place] for place in case.places]))
+    together, alone = sampler_of(rows), Alone(rows, case.masks)
+    tokens, bad, logprobs = together.sample(case.of_samples(case.logits), case.asked, channel)
     assert not bad.any() and logprobs is not None
     found = {
         place: One(int(t), (float(p), int(r)))
-        for place, t, p, r in zip(places, tokens, logprobs.chosen, logprobs.rank, strict=True)
+        for place, t, p, r in zip(case.places, tokens, logprobs.chosen, logprobs.rank, strict=True)
     }
     accepted = 0
     for row in range(num):
-        for i in range(counts[row]):
-            expected = alone.sample(row, i, logits[row, i])
+        for i, draft in enumerate(case.drafts[row]):
+            expected = alone.sample(row, i, case.logits[row, i])
             assert found[row, i] == expected
             accepted += 1
-            if expected.token != drafts[row][i]:
+            if expected.token != draft:
                 break
     assert accepted > num, "some drafts were right"
     # The samples behind a wrong draft have left nothing behind.
     assert last_tokens(together, num) == last_tokens(alone.sampler, num)
-    again = StepSamples(
-        tokens=np.arange(num, dtype=np.int32), rows=np.arange(num, dtype=np.int32), positions=np.full(num, 30, np.int32)
-    )
-    further = torch.from_numpy(draw.normal(size=(num, V)).astype(np.float32))
+    again, further = one_of_each(num), torch.from_numpy(draw.normal(size=(num, V)).astype(np.float32))
     one, other = together.sample(further, again), alone.sampler.sample(further, again)
     assert one[0].tolist() == other[0].tolist() and one[1].tolist() == other[1].tolist()
+
+
+def one_of_each(num: int) -> StepSamples:
+    rows = np.arange(num, dtype=np.int32)
+    return StepSamples(tokens=rows, rows=rows, positions=np.full(num, 30, np.int32))
 
 
 def test_a_bad_sample_ends_its_row() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from bequest.engine._C import Error, NgramIndex, TokenList
 from bequest.engine.drafting.ngrams import NgramDrafter
-from bequest.engine.drafting.pace import Pace, PaceTuning
+from bequest.engine.drafting.pace import Pace
 from bequest.engine.types import SamplingParams
-from bequest.engine.types.speculation import Speculation, parse_speculative
+from bequest.engine.types.speculation import ON_CPU, Speculation, parse_speculative
 from tests.engine.harness import Setup, ask, ask_all, request, running
 from tests.engine.paged_fake import expected_tokens
 from tests.engine.test_differential import check, crowd
@@ -74,7 +74,7 @@ def test_long_texts_stay_findable_as_the_index_grows() -> None:
 
 
 def test_the_length_follows_what_was_right() -> None:
-    pace = Pace(PaceTuning())
+    pace = Pace(ON_CPU)
     begins = pace.length(8)
     assert 1 <= begins <= 4
     for _ in range(6):

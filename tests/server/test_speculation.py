@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bequest.engine.types.speculation import Speculation
+from bequest.engine.types.speculation import ON_CPU, Speculation
 from tests.server.front import Front
 
 CHAT = "/v1/chat/completions"
@@ -15,7 +15,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 def drafting(front: Front) -> Front:
-    front.engine.info = replace(front.engine.info, drafts=True)
+    front.engine.info = replace(front.engine.info, drafts=ON_CPU)
     return front
 
 
@@ -84,7 +84,7 @@ async def test_a_prediction(front: Front, content: Any) -> None:
         ({"type": "text", "content": "a"}, "prediction.type"),
         ({"type": "content"}, "prediction"),
         ({"type": "content", "content": 3}, "prediction.content"),
-        ({"type": "content", "content": [{"type": "image"}]}, "prediction.content[0].type"),
+        ({"type": "content", "content": [{"type": "video"}]}, "prediction.content[0].type"),
         ("a", "prediction"),
     ],
 )

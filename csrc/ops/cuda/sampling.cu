@@ -356,8 +356,46 @@ __device__ void copy_row(const SamplerRow& from, SamplerRow& to) {
   __syncthreads();
 }
 
+// Where tokens were drafted a row is sampled several times: its samples are a run, which one cluster takes.
+// kRuns: there may be such rows. A loop around the choice takes registers, so the others have their own code.
+template <bool kRuns>
+__device__ bool begins_run(const SampleParams& p, int64_t item) {
+  return !kRuns || item == 0 || p.row_ids[item - 1] != p.row_ids[item];
+}
+
+__device__ int end_of_run(const SampleParams& p, int first) {
+  int end = first + 1;
+  while (end < p.num && p.row_ids[end] == p.row_ids[first]) ++end;
+  return end;
+}
+
+// Samples of the run that begins with `first`, one behind the other: each sees what those before it have left
+// in the row. A sample that is not what was drafted is the last. choose(item): by the row's copy.
+template <bool kRuns, class F>
+__device__ void sample_run(const SampleParams& p, RowCluster& logits, int first, SamplerRow& row,
+                           F&& choose) {
+  if constexpr (!kRuns) {
+    copy_row(p.rows[p.row_ids[first]], row);
+    return finish(p, logits, first, choose(first));
+  }
+  int item = first;
+  const int end = end_of_run(p, first);
+  for (bool right = true; right && item < end; ++item) {
+    copy_row(p.rows[p.row_ids[first]], row);
+    finish(p, logits, item, choose(item));
+    if (item + 1 == end) return;
+    logits.sync();  // all see the row and the token as the leader has left them
+    right = !p.bad[item] && p.tokens[item] == p.drafts[item];
+  }
+  if (!logits.leads()) return;
+  for (item += threadIdx.x; item < end; item += kRowThreads) {
+    p.tokens[item] = 0;
+    p.bad[item] = false;
+  }
+}
+
 // The rows that need no staging, and those that are not open.
-template <class T, bool kMasked>
+template <class T, bool kMasked, bool kRuns>
 __global__ void __launch_bounds__(kRowThreads, 2) stream_kernel(const SampleParams p) {
   __shared__ ClusterShared shared;
   const int vocab = static_cast<int>(p.vocab_size);
@@ -371,20 +409,20 @@ __global__ void __launch_bounds__(kRowThreads, 2) stream_kernel(const SamplePara
     }
     return;
   }
-  if (needs_staging(p.rows[row_id], vocab)) return;
+  if (!begins_run<kRuns>(p, item) || needs_staging(p.rows[row_id], vocab)) return;
   __shared__ SamplerRow row;
-  copy_row(p.rows[row_id], row);
-  const Input<T> in(p, item, row);
-  if (row.state == RowState::kDraws)
-    finish(p, logits, item, choose_streaming<T, true, kMasked>(logits, in, row));
-  else
-    finish(p, logits, item, choose_streaming<T, false, kMasked>(logits, in, row));
+  sample_run<kRuns>(p, logits, static_cast<int>(item), row, [&](int i) {
+    const Input<T> in(p, i, row);
+    return row.state == RowState::kDraws ? choose_streaming<T, true, kMasked>(logits, in, row)
+                                         : choose_streaming<T, false, kMasked>(logits, in, row);
+  });
 }
 
 // The rows that need staging, taken in turn by as many clusters as fit on the device: a batch without such
 // rows costs a look at each. Runs after stream_kernel: a row that did not need staging does not need it one
-// token later either, but the last token that is held back moves a row from here to there.
-template <class T>
+// token later either, but the last token that is held back moves a row from here to there. The rest of its
+// run stays here, where the same token is chosen.
+template <class T, bool kRuns>
 __global__ void __launch_bounds__(kRowThreads, 2) stage_kernel(const SampleParams p) {
   extern __shared__ float4 slice[];
   __shared__ ClusterShared shared;
@@ -393,10 +431,10 @@ __global__ void __launch_bounds__(kRowThreads, 2) stage_kernel(const SampleParam
   RowCluster logits(shared, reinterpret_cast<float*>(slice), vocab);
   for (int64_t item = blockIdx.x / kClusterSize; item < p.num; item += gridDim.x / kClusterSize) {
     const int row_id = p.row_ids[item];
-    if (!is_open(p, row_id)) continue;
+    if (!is_open(p, row_id) || !begins_run<kRuns>(p, item)) continue;
     if (!needs_staging(p.rows[row_id], vocab)) continue;
-    copy_row(p.rows[row_id], row);
-    finish(p, logits, item, choose_staged(logits, Input<T>(p, item, row), row, vocab));
+    sample_run<kRuns>(p, logits, static_cast<int>(item), row,
+                      [&](int i) { return choose_staged(logits, Input<T>(p, i, row), row, vocab); });
   }
 }
 
@@ -410,6 +448,21 @@ __global__ void update_rows_kernel(const RowUpdateParams p) {
     update.state.storage[i] = p.payload[update.payload_begin + i];
 }
 
+template <class T, bool kRuns>
+void launch_sampling(const SampleParams& p, Stream stream) {
+  // About a CTA for each of the device's multiprocessors, however many rows there are.
+  constexpr int64_t kMultiprocessors = 132;
+  unsigned size = kClusterSize;
+  while (size > 1 && p.num * size > kMultiprocessors) size /= 2;
+  const auto num = static_cast<unsigned>(p.num);
+  launch(p.masks ? stream_kernel<T, true, kRuns> : stream_kernel<T, false, kRuns>,
+         {num * size, kRowThreads, 0, size}, stream, p);
+  constexpr unsigned kStagedClusters = 32;
+  const size_t slice_bytes = slice_size(static_cast<int>(p.vocab_size), kClusterSize) * sizeof(float);
+  launch(stage_kernel<T, kRuns>,
+         {std::min(num, kStagedClusters) * kClusterSize, kRowThreads, slice_bytes, kClusterSize}, stream, p);
+}
+
 }  // namespace
 
 void update_rows(const RowUpdateParams& p, Stream stream) {
@@ -420,18 +473,7 @@ void sample(const SampleParams& p, Stream stream) {
   check(p.vocab_size >= 1 && p.vocab_size <= kMaxVocab, "sample: vocabulary outside [1, 416000]");
   check(p.stride >= p.vocab_size || p.num <= 1, "sample: rows overlap");
   dispatch(p.dtype, [&]<class T>() {
-    // About a CTA for each of the device's multiprocessors, however many rows there are.
-    constexpr int64_t kMultiprocessors = 132;
-    unsigned size = kClusterSize;
-    while (size > 1 && p.num * size > kMultiprocessors) size /= 2;
-    const auto num = static_cast<unsigned>(p.num);
-    launch(p.masks ? stream_kernel<T, true> : stream_kernel<T, false>, {num * size, kRowThreads, 0, size},
-           stream, p);
-    constexpr unsigned kStagedClusters = 32;
-    const size_t slice_bytes = slice_size(static_cast<int>(p.vocab_size), kClusterSize) * sizeof(float);
-    launch(stage_kernel<T>,
-           {std::min(num, kStagedClusters) * kClusterSize, kRowThreads, slice_bytes, kClusterSize}, stream,
-           p);
+    p.drafts ? launch_sampling<T, true>(p, stream) : launch_sampling<T, false>(p, stream);
   });
 }
 

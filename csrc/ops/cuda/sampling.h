@@ -74,9 +74,12 @@ struct SampleParams {
   const void* logits;  // [N, V], rows `stride` apart; not changed
   DType dtype;
   int64_t stride;            // elements
-  const int32_t* row_ids;    // [N], none twice; -1: skipped, its token is 0 and not bad
+  const int32_t* row_ids;    // [N]; -1: skipped, its token is 0 and not bad. The samples of a row are a run
   const int32_t* positions;  // [N] absolute position of the sampled token: keys its random numbers
-  int64_t num;               // N
+  // [N] what was drafted to follow each: behind a sample that differs from its draft, or is bad, the row is
+  // not sampled again, and the tokens of the rest of its run are 0 and not bad. Null: no row is there twice.
+  const int32_t* drafts;
+  int64_t num;  // N
   int64_t vocab_size;
   int64_t num_rows;
   SamplerRow* rows;      // [num_rows]

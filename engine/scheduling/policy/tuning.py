@@ -39,7 +39,7 @@ class Tuning:
     whole_part: float = 0.75  # of a size's tokens, that a step has which tells what the size takes
 
     # --- drafts (engine/drafting); benchmarks/speculation.py, tokens per second of one stream
-    draft_rows: int = 8  # of a step, up to which one more costs little: a crowd has none to spare
+    draft_rows: int | None = None  # of a step that checks drafts; None: as the device's costs say
 
     # --- what a full queue tells those that it refuses (pace.py)
     departures_kept: int = 64

@@ -1,0 +1,85 @@
+"""What the server and the scheduler are told of a model that was loaded, and what the device can do with it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+
+from bequest.engine.config import EngineConfig
+from bequest.engine.fetch import served_name
+from bequest.engine.kernels.kv_format import FP8
+from bequest.engine.models.any_config import ModelConfig
+from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.embedded import SAMPLING
+from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
+from bequest.engine.models.generation import check_sampling
+from bequest.engine.models.loaded import LoadedModel
+from bequest.engine.runner.encoder_info import encoder_info
+from bequest.engine.runner.memory import CachePlan
+from bequest.engine.types import ModelInfo
+from bequest.engine.types.speculation import ON_CPU, ON_GPU, DraftCosts
+
+log = logging.getLogger("bequest.start")
+
+
+def drafts_on_cpu(config: ModelConfig) -> DraftCosts | None:
+    return ON_CPU if _may_draft(config) else None
+
+
+def _may_draft(config: ModelConfig) -> bool:
+    """Where a row's bits depend on the rows beside it, or a state that has passed a wrong token cannot go back, drafts
+    would change answers."""
+    if isinstance(config, EncoderDecoderConfig):
+        return True
+    return isinstance(config, DecoderConfig) and config.recurrent is None
+
+
+def drafts_on_gpu(config: ModelConfig) -> DraftCosts | None:
+    """Timestamps are masked before a step samples: they would have to know what it samples."""
+    timed = isinstance(config, EncoderDecoderConfig) and config.encoder.takes == "audio"
+    return ON_GPU if _may_draft(config) and not timed else None
+
+
+def model_info(
+    config: EngineConfig,
+    path: Path,
+    loaded: LoadedModel,
+    plan: CachePlan,
+    states_dtype: torch.dtype,
+    drafts: DraftCosts | None,
+) -> ModelInfo:
+    return ModelInfo(
+        name=served_name(config.model, path),
+        architecture=loaded.architecture,
+        max_model_len=plan.max_model_len,
+        vocab_size=loaded.config.vocab_size,
+        # Files name ends that their model cannot say: tokens of another tokenizer.
+        eos_token_ids=tuple(t for t in loaded.generation.eos_token_ids if t < loaded.config.vocab_size),
+        dtype=dtype_name(loaded.dtype),
+        num_parameters=loaded.num_parameters,
+        default_sampling=default_sampling(config, loaded),
+        num_layers=loaded.config.num_layers,
+        hidden_size=loaded.config.hidden_size,
+        states_dtype="float32" if states_dtype is torch.float32 else "bfloat16",
+        encoder=encoder_info(config, loaded),
+        kv_cache_dtype=dtype_name(loaded.kv_dtype),
+        drafts=drafts,
+        vision=None if loaded.sight is None else loaded.sight.info,
+    )
+
+
+def default_sampling(config: EngineConfig, loaded: LoadedModel) -> dict[str, float | int]:
+    """How requests are sampled that do not say it."""
+    if config.generation_config == "none":
+        return {}
+    own = loaded.generation.sampling or (SAMPLING if config.model is None else {})
+    check_sampling(own)
+    if own:
+        log.info("sampling, unless a request says otherwise: %s", ", ".join(f"{k} {v:g}" for k, v in own.items()))
+    return dict(own)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return "fp8_e4m3" if dtype is FP8 else str(dtype).removeprefix("torch.")
