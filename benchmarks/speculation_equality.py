@@ -312,7 +312,7 @@ async def compare(
         built = await build_engine(config_of(model, device, beside), watcher, tuning=Tuning(draft_rows=64))
         if beside is not None:  # it costs as much as the model, and drafts all the same
             drafts = ModelDrafts(method=_BY_MODEL[method], costs=ON_CPU)
-            built.engine.scheduler.drafter = ChosenDrafter(drafts.method, ON_CPU, model=drafts)
+            built.engine.scheduler.drafter = ChosenDrafter(drafts.method, replace(ON_CPU, model=drafts))
         try:
             jobs = Drawer(seed, built).jobs(num_tokens)
             answers = await answers_of(jobs, built, method, plain)

@@ -128,7 +128,7 @@ async def build_engine(
     prepared = await asyncio.to_thread(_prepare, config, path)
     fingerprint = await asyncio.to_thread(Fingerprint, path)
     shelf = await asyncio.to_thread(_open_shelf, config)
-    drafter = make_drafter(config.speculative, prepared.info.drafts, prepared.info.model_drafts)
+    drafter = make_drafter(config.speculative, prepared.info.drafts)
     adapters = await asyncio.to_thread(_load_adapters, config, prepared)
     engine = AsyncEngine(
         prepared.info,

@@ -14,7 +14,6 @@ from bequest.engine.types.speculation import (
     MOST_DRAFTED,
     DraftCosts,
     DraftMethod,
-    ModelDrafts,
     parse_speculative,
 )
 
@@ -22,14 +21,12 @@ from bequest.engine.types.speculation import (
 class ChosenDrafter:
     """A Drafter."""
 
-    def __init__(
-        self, method: DraftMethod, costs: DraftCosts, most: int | None = None, model: ModelDrafts | None = None
-    ) -> None:
-        """`method`, `most`: what a request leaves open; `model`: who drafts on the device, if anybody does."""
+    def __init__(self, method: DraftMethod, costs: DraftCosts, most: int | None = None) -> None:
+        """`method`, `most`: what a request leaves open."""
         self._method = method
         self._most = most or MOST_DRAFTED
         self._ngrams = NgramDrafter(method, costs, most)
-        self._model = model
+        self._model = costs.model
 
     @property
     def texts(self) -> RecordTexts:
@@ -45,21 +42,21 @@ class ChosenDrafter:
         return ModelGuesses(min(self._most, wish.most or MOST_DRAFTED), Pace(self._model.costs))
 
 
-def make_drafter(speculative: str, costs: DraftCosts | None, model: ModelDrafts | None = None) -> ChosenDrafter | None:
+def make_drafter(speculative: str, costs: DraftCosts | None) -> ChosenDrafter | None:
     """None: the device samples once for a sequence in a step, so nothing can be drafted. Raises ModelError."""
     name, most = parse_speculative(speculative)
     if costs is None:
         if name not in ("auto", "off"):
             raise ModelError(f"speculative={name}: this kind of model checks no drafts here; set speculative=auto")
         return None
-    if name in BY_MODEL and (model is None or model.method != name):
+    if name in BY_MODEL and (costs.model is None or costs.model.method != name):
         what = "a head of EAGLE-3" if name == "eagle3" else "a smaller model with the same tokens"
         raise ModelError(f"speculative={name} needs draft_model: {what}")
     methods: dict[str, DraftMethod] = {"off": "off", "ngram": "ngram", "suffix": "suffix"}
-    return ChosenDrafter(methods.get(name) or _unasked(costs, model), costs, most, model)
+    return ChosenDrafter(methods.get(name) or _unasked(costs), costs, most)
 
 
-def _unasked(costs: DraftCosts, model: ModelDrafts | None) -> DraftMethod:
-    if model is not None:
-        return model.method
+def _unasked(costs: DraftCosts) -> DraftMethod:
+    if costs.model is not None:
+        return costs.model.method
     return "ngram" if costs.unasked else "off"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,13 +20,13 @@ from bequest.engine.models.loaded import LoadedModel
 from bequest.engine.runner.encoder_info import encoder_info
 from bequest.engine.runner.memory import CachePlan
 from bequest.engine.types import ModelInfo
-from bequest.engine.types.speculation import ON_CPU, ON_GPU, DraftCosts
+from bequest.engine.types.speculation import ON_CPU, ON_GPU, DraftCosts, ModelDrafts
 
 log = logging.getLogger("bequest.start")
 
 
-def drafts_on_cpu(config: ModelConfig) -> DraftCosts | None:
-    return ON_CPU if _may_draft(config) else None
+def drafts_on_cpu(config: ModelConfig, model: ModelDrafts | None) -> DraftCosts | None:
+    return replace(ON_CPU, model=model) if _may_draft(config) else None
 
 
 def _may_draft(config: ModelConfig) -> bool:

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -172,8 +172,8 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
     runner = CpuRunner(loaded.model, kv_cache, host_cache, seqs, loaded.dtype, recurrent, loaded.tower, drafting)
     tokens = config.max_num_batched_tokens or _CPU_BATCHED_TOKENS
     alone = _CPU_TOKENS_ALONE if config.max_num_batched_tokens is None else None
-    info = model_info(config, path, loaded, plan, torch.float32, drafts_on_cpu(loaded.config))
-    info = replace(info, model_drafts=None if draft is None else draft.drafts)
+    drafts = drafts_on_cpu(loaded.config, None if draft is None else draft.drafts)
+    info = model_info(config, path, loaded, plan, torch.float32, drafts)
     rows = _states_rows(loaded, _CPU_STATES, torch.float32)
     return Prepared(
         runner,

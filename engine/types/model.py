@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from bequest.engine.types.encoder import EncoderInfo
 from bequest.engine.types.hidden import Stack, StatesDType
 from bequest.engine.types.image import VisionInfo
-from bequest.engine.types.speculation import DraftCosts, ModelDrafts
+from bequest.engine.types.speculation import DraftCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,6 @@ class ModelInfo:
     kv_cache_dtype: str = ""
     vision: VisionInfo | None = None  # of a model that sees
     drafts: DraftCosts | None = None  # None: the device checks no drafts
-    model_drafts: ModelDrafts | None = None  # who drafts on the device; None: nobody does
 
     def num_layers_of(self, stack: Stack) -> int:
         """REQUIRES: there is such a stack"""

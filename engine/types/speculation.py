@@ -35,6 +35,7 @@ class DraftCosts:
     check: float = 0.0  # once: to wait for the tokens in flight, and for kernels of more than one row
     rows: int  # of a step, up to which this is so: a crowd has none to spare
     unasked: bool = True  # whether to draft for requests that say nothing of it
+    model: ModelDrafts | None = None  # who drafts on the device; None: nobody does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,8 @@ def speculation_of(body: SampledBody, info: ModelInfo, prediction: tuple[int, ..
         raise invalid(f"`speculation.method` must be one of {', '.join(_METHODS)}.", "speculation.method")
     if method in ("ngram", "suffix") and info.drafts is None:
         raise unsupported("speculation.method", _NOT_HERE)
-    if method in BY_MODEL and (info.model_drafts is None or info.model_drafts.method != method):
+    model = None if info.drafts is None else info.drafts.model
+    if method in BY_MODEL and (model is None or model.method != method):
         raise unsupported("speculation.method", _NO_MODEL)
     most = given.get("max_tokens")
     if most is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +73,7 @@ async def build(settings: EngineConfig, observer: Observer | None = None) -> Bui
     """Whose draft model, which is as large as the target, counts as a small one."""
     built = await build_engine(settings, observer)
     built.engine.scheduler.drafter = make_drafter(
-        settings.speculative, ON_CPU, ModelDrafts(method="draft", costs=ON_CPU)
+        settings.speculative, replace(ON_CPU, model=ModelDrafts(method="draft", costs=ON_CPU))
     )
     return built
 
@@ -157,7 +157,7 @@ def test_a_method_needs_its_model() -> None:
     with pytest.raises(ModelError, match="needs draft_model"):
         make_drafter("draft", ON_CPU)
     with pytest.raises(ModelError, match="needs draft_model: a head"):
-        make_drafter("eagle3", ON_CPU, ModelDrafts(method="draft", costs=ON_CPU))
+        make_drafter("eagle3", replace(ON_CPU, model=ModelDrafts(method="draft", costs=ON_CPU)))
     assert make_drafter("auto", None) is None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ async def build(settings: EngineConfig) -> Built:
     """Whose head, which is as large as the target, counts as a small one."""
     built = await build_engine(settings)
     built.engine.scheduler.drafter = make_drafter(
-        settings.speculative, ON_CPU, ModelDrafts(method="eagle3", costs=ON_CPU)
+        settings.speculative, replace(ON_CPU, model=ModelDrafts(method="eagle3", costs=ON_CPU))
     )
     return built
 
