@@ -150,3 +150,17 @@ def test_words() -> None:
     for wrong in ("", "ngrams", "ngram:", "ngram:0", "ngram:17", "off:2", "ngram:x", "suffix:0"):
         with pytest.raises(ValueError, match="speculative"):
             parse_speculative(wrong)
+
+
+def test_beside_others_a_draft_has_to_bring_more() -> None:
+    """It costs a step more: what pays alone does not, and a first try hopes for much."""
+    alone, beside = Pace(ON_CPU), Pace(ON_CPU)
+    beside.beside = True
+    assert alone.length(8) > 0 and beside.length(8) > 2
+    for pace in (alone, beside):
+        for _ in range(4):
+            pace.note(2, 1)  # half of them
+    assert alone.length(1) == 1 and not alone.rests() and beside.rests()
+    for _ in range(8):
+        beside.note(8, 8)
+    assert beside.length(8) == 8
