@@ -50,6 +50,8 @@ from bequest.engine.models.safetensors_loader import SafetensorsSource
 from bequest.engine.models.towers.load import Sight, load_sight
 from bequest.engine.models.weights import WeightSource
 
+SEES_ON = {"cpu"}  # kinds of devices that vision towers were tested on
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -127,7 +129,7 @@ def _sight(
     config = checkpoint.config
     if not isinstance(config, DecoderConfig) or config.vision is None:
         return None, ()
-    if backend.device.type != "cpu":
+    if backend.device.type not in SEES_ON:
         return None, ("the vision tower is left out: images are taken with device=cpu alone",)
     return load_sight(path, config.vision, checkpoint.whole, backend, dtype), ()
 
