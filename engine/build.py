@@ -35,6 +35,7 @@ from bequest.engine.text import TextBundle, load_text, template_from_file, text_
 from bequest.engine.types import Runner
 from bequest.engine.types.adapter import AdapterSource, AdapterWeights
 from bequest.engine.types.estate import NO_NOTES, Notes
+from bequest.engine.types.image import MOST_TURNED
 from bequest.engine.types.recurrent import StateSizes
 from bequest.engine.vault.shelf import Shelf
 from bequest.engine.watching.observation import Observer
@@ -187,10 +188,21 @@ def _limits(config: EngineConfig, prepared: Prepared, tuning: Tuning) -> Schedul
         ),
         max_num_encoder_tokens=prepared.max_num_encoder_tokens,
         max_image_rows=_image_rows(config, prepared),
+        turns_images=_turns_images(prepared),
         prompt_pace=prepared.prompt_pace,
         draft_rows=0 if prepared.info.drafts is None else prepared.info.drafts.rows,
         tuning=tuning,
     )
+
+
+def _turns_images(prepared: Prepared) -> bool:
+    vision = prepared.info.vision
+    if vision is None or not vision.turns:
+        return False
+    if prepared.max_num_batched_tokens > MOST_TURNED:
+        given = f"max_num_batched_tokens={prepared.max_num_batched_tokens}"
+        raise ModelError(f"{given} is more than {MOST_TURNED}, what a step of this model may have")
+    return True
 
 
 def _image_rows(config: EngineConfig, prepared: Prepared) -> int:

@@ -22,7 +22,11 @@ from transformers import (
     LlavaForConditionalGeneration,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
     SiglipVisionConfig,
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
@@ -81,14 +85,34 @@ def _siglip() -> LlavaForConditionalGeneration:
     return _llava(vision, vision_feature_layer=-1, vision_feature_select_strategy="full", projector_hidden_act="gelu")
 
 
+def _qwen(config: type[Any], model: type[Any], vision: dict[str, Any]) -> Any:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+    text = {**SHAPE, "rope_parameters": rope}
+    sizes = {"depth": 3, "num_heads": 4, "patch_size": 4, "spatial_merge_size": 2, **vision}
+    return model(config(text_config=text, vision_config=sizes, image_token_id=IMAGE_ID))
+
+
+def _qwen2() -> Any:
+    return _qwen(Qwen2VLConfig, Qwen2VLForConditionalGeneration, {"embed_dim": 48, "hidden_size": 64, "mlp_ratio": 2})
+
+
+def _qwen2_5() -> Any:
+    sizes = {"hidden_size": 48, "intermediate_size": 72, "out_hidden_size": 64}
+    windows = {"window_size": 16, "fullatt_block_indexes": [1]}
+    return _qwen(Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, sizes | windows)
+
+
 MAKERS: dict[str, Any] = {
     "llava": _clip,
     "llava-full": _clip_full,
     "llava-siglip": _siglip,
     "idefics3": lambda: _tiled(Idefics3Config, Idefics3ForConditionalGeneration),
     "smolvlm": lambda: _tiled(SmolVLMConfig, SmolVLMForConditionalGeneration),
+    "qwen2-vl": _qwen2,
+    "qwen2.5-vl": _qwen2_5,
 }
 _TILED = {"size": {"longest_edge": 96}, "max_image_size": {"longest_edge": 32}, "image_mean": _HALF, "image_std": _HALF}
+_GRID = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 256, "longest_edge": 2400}}
 PROCESSORS: dict[str, dict[str, Any]] = {
     "llava": {"image_processor_type": "CLIPImageProcessor", **_CLIP_SIZES},
     "llava-full": {"image_processor_type": "LlavaImageProcessor", **_CLIP_SIZES, "do_pad": True},
@@ -101,6 +125,8 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     },
     "idefics3": {"image_processor_type": "Idefics3ImageProcessor", **_TILED},
     "smolvlm": {"image_processor_type": "SmolVLMImageProcessor", **_TILED},
+    "qwen2-vl": {"image_processor_type": "Qwen2VLImageProcessor", **_GRID},
+    "qwen2.5-vl": {"image_processor_type": "Qwen2VLImageProcessor", **_GRID},
 }
 
 
@@ -183,6 +209,7 @@ def reference_processor(name: str) -> Any:
     import transformers
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
     from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
     from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
@@ -192,6 +219,7 @@ def reference_processor(name: str) -> Any:
         "SiglipImageProcessor": SiglipImageProcessorPil,
         "Idefics3ImageProcessor": Idefics3ImageProcessorPil,
         "SmolVLMImageProcessor": SmolVLMImageProcessorPil,
+        "Qwen2VLImageProcessor": Qwen2VLImageProcessorPil,
     }
     fields = dict(PROCESSORS[name])
     return kinds[fields.pop("image_processor_type")](**fields)
@@ -213,4 +241,5 @@ def reference_pixels(name: str, images: list[Rgb]) -> dict[str, torch.Tensor]:
     from PIL import Image
 
     made = reference_processor(name)([Image.fromarray(image) for image in images], return_tensors="pt")
-    return {key: value for key, value in made.items() if key in ("pixel_values", "pixel_attention_mask")}
+    taken = ("pixel_values", "pixel_attention_mask", "image_grid_thw")
+    return {key: value for key, value in made.items() if key in taken}

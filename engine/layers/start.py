@@ -17,6 +17,7 @@ class Overlay:
 
     tokens: Tensor  # [M] int64 in [0, T)
     rows: Tensor  # [M, H]
+    turns: Tensor | None = None  # [M, 3] int32: positions of rotation, where they are apart from those of tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ tokens, and it looks at the cache.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from bequest.engine.layers.start import StartRows
 from bequest.engine.layers.weight import Weight
 from bequest.engine.models.batch import ModelInput
 from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.rope import Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class DecoderParts:
     start_factor: float = 1.0  # of the table's rows
     logits_divisor: float = 1.0
     logits_cap: float = 0.0  # c: logits become c * tanh(logit / c), last of all; 0: they stay
+    turns: Turns | None = None  # of a model whose images turn by rows and columns
 
 
 class Decoder:
@@ -44,6 +46,7 @@ class Decoder:
         Writes K and V of every token to the cache, and hidden states to where `batch.tap` says.
         """
         parts = self._parts
+        batch = self._turned(batch)
         ids, factor = batch.input_ids, parts.start_factor
         start = StartRows(ids, parts.table, batch.last_tokens, factor=factor, overlay=batch.overlay)
         stream = self._stack.run_from(start, batch)
@@ -58,6 +61,15 @@ class Decoder:
         if parts.logits_divisor != 1.0:
             logits.div_(parts.logits_divisor)
         return logits.div_(parts.logits_cap).tanh_().mul_(parts.logits_cap) if parts.logits_cap else logits
+
+    def _turned(self, batch: ModelInput) -> ModelInput:
+        """With the positions of rotation that rows of images have."""
+        overlay, turns = batch.overlay, self._parts.turns
+        if overlay is None or overlay.turns is None or turns is None:
+            return batch
+        positions = batch.positions.clone()
+        positions[overlay.tokens] = turns.place(overlay.turns)
+        return replace(batch, positions=positions)
 
     @property
     def table(self) -> Weight:

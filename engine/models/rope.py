@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from bequest.engine.errors import ModelError
 from bequest.engine.models.config import RopeConfig
+from bequest.engine.types.image import MOST_TURNED
 
 
 def pair_halves(rows: Tensor, num_heads: int, rotary_dim: int) -> Tensor:
@@ -46,6 +49,32 @@ def cos_sin_table(rope: RopeConfig, rotary_dim: int, num_positions: int) -> Tens
     positions = torch.arange(num_positions, dtype=torch.float32)
     angles = positions[:, None] * inverse_frequencies(rope, rotary_dim, num_positions)  # [P, rotary_dim / 2]
     return torch.cat((angles.cos(), angles.sin()), dim=-1) * rope.attention_factor
+
+
+class Turns:
+    """Rotation by three positions, of rows of images: in time, from above and from the left.
+
+    Kernels look a token's angles up by one number. So angles of such tokens are put into rows behind the table's own,
+    step by step, and their number is that of the row.
+    """
+
+    def __init__(self, table: Tensor, axes: Sequence[int]) -> None:
+        """`axes`: which of the three turns each pair of dimensions."""
+        self._num_positions, width = table.shape
+        if 2 * len(axes) != width:
+            raise ModelError(f"mrope_section divides {len(axes)} pairs of dimensions, a head turns {width // 2}")
+        self.table = torch.cat([table, table.new_zeros(MOST_TURNED, width)])
+        self._axes = torch.tensor([*axes, *axes], device=table.device)
+        self._columns = torch.arange(width, device=table.device)
+
+    def place(self, turns: Tensor) -> Tensor:
+        """[M, 3] int32 → [M] int32: rows of the table that turn so, until the next call."""
+        assert len(turns) <= MOST_TURNED, "steps are bounded"
+        positions = turns.long()[:, self._axes]  # [M, R]
+        self.table[self._num_positions : self._num_positions + len(turns)] = self.table[positions, self._columns]
+        return torch.arange(
+            self._num_positions, self._num_positions + len(turns), dtype=torch.int32, device=turns.device
+        )
 
 
 def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:

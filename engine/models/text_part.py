@@ -16,7 +16,7 @@ _PREFIXES = {
     "model.language_model.": "model.",
     "model.text_model.": "model.",
 }
-_PARTS = ("vision_tower.", "multi_modal_projector.", "vision_model.", "connector.")
+_PARTS = ("vision_tower.", "multi_modal_projector.", "vision_model.", "connector.", "visual.")
 _OTHER_PARTS = (*_PARTS, *(f"model.{part}" for part in _PARTS))
 
 

@@ -38,4 +38,5 @@ class SeenImages:
         device = self._rows[parts[0].image].device
         tokens = np.concatenate([part.tokens for part in parts]).astype(np.int64)
         rows = [self._rows[part.image][sent(part.rows, device)] for part in parts]
-        return Overlay(sent(tokens, device), torch.cat(rows))
+        turns = [part.turns for part in parts if part.turns is not None]
+        return Overlay(sent(tokens, device), torch.cat(rows), sent(np.concatenate(turns), device) if turns else None)

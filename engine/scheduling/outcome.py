@@ -78,17 +78,24 @@ class StepOutcome:
             first, targets = start + told.start - chunk.begin, wanted.targets(told)
             self.expect(PromptLogprobsOf(group, self.score(group.request.id, first, targets, wanted.top)))
 
-    def gather_images(self, chunk: Chunk, start: int, input_ids: IntArray) -> None:
-        """Tokens of the chunk that are rows of images. Their ids mean nothing to a table: they become 0."""
+    def gather_images(self, chunk: Chunk, start: int, input_ids: IntArray, positions: IntArray) -> None:
+        """Tokens of the chunk that are rows of images. Their ids mean nothing to a table: they become 0. Tokens behind
+        images turn by what these take."""
         first, end = chunk.begin, chunk.begin + chunk.count
+        places_of = positions[start : start + chunk.num_tokens]
+        shifts = np.zeros_like(places_of)
         for span in chunk.sequence.group.prompt.images:
+            shifts[places_of >= span.end] = span.shift
             places = range(start + max(span.begin, first) - first, start + min(span.end, end) - first)
             tokens = np.asarray(places, np.int32)
             tokens = tokens[input_ids[tokens] >= FIRST_ID]
             if len(tokens):
                 image = span.image.first_id
-                self.image_rows.append(ImageRows(image=image, tokens=tokens, rows=input_ids[tokens] - np.int32(image)))
+                rows = input_ids[tokens] - np.int32(image)
+                turns = None if span.image.grid is None else span.turns(rows)
+                self.image_rows.append(ImageRows(image=image, tokens=tokens, rows=rows, turns=turns))
                 input_ids[tokens] = 0
+        places_of += shifts
 
     def _sample_drafts(self, sequence: Sequence, token: int, drafts: tuple[int, ...]) -> None:
         if not self.drafts:

@@ -77,7 +77,7 @@ class Scheduler:
         self._kinds = kinds
         self._step_limits = limits.step
         self._rows = SamplerRows(limits.max_num_seqs, eos_token_ids)
-        self._steps = StepMaker(self._rows, self, cache.states, prefix_caching=limits.prefix_caching)
+        self._steps = StepMaker(self._rows, self, cache.states, limits)
         self.images = DeviceImages(limits.max_image_rows, limits.max_num_encoder_tokens)
         self.clock = StepClock(limits.extraction_sizes, limits.tuning)
         self.extractions = Extractions(limits.extraction, self.clock)

@@ -11,6 +11,7 @@ from bequest.engine._C import prepare_batch
 from bequest.engine.cache.images import DeviceImages
 from bequest.engine.cache.recurrent import States
 from bequest.engine.scheduling.assembly import BlockMoves, assemble
+from bequest.engine.scheduling.limits import SchedulerLimits
 from bequest.engine.scheduling.outcome import StepOutcome
 from bequest.engine.scheduling.results import Samples
 from bequest.engine.scheduling.sampler_rows import SamplerRows
@@ -23,11 +24,12 @@ from bequest.engine.work.owed import StatesOfEncoder, StatesOfTokens
 
 
 class StepMaker:
-    def __init__(self, rows: SamplerRows, desk: Desk, states: States, *, prefix_caching: bool) -> None:
+    def __init__(self, rows: SamplerRows, desk: Desk, states: States, limits: SchedulerLimits) -> None:
         self._rows = rows
         self._states = states
         self._desk = desk
-        self._prefix_caching = prefix_caching
+        self._prefix_caching = limits.prefix_caching
+        self._turns = limits.turns_images
         self._step = 0
 
     def make(self, draft: Draft, moves: BlockMoves, images: DeviceImages) -> Launch:
@@ -45,13 +47,15 @@ class StepMaker:
         start = 0
         for chunk in chunks:
             if chunk.is_sample:  # nearly always
+                if self._turns:
+                    batch.positions[start] += chunk.sequence.group.prompt.shift
                 outcome.sample(chunk.sequence, start)
                 start += 1
                 continue
             if chunk.read_only:
                 batch.slot_mapping[:, start : start + chunk.count] = NO_SLOT
             if chunk.sequence.group.prompt.images:
-                outcome.gather_images(chunk, start, batch.input_ids)
+                outcome.gather_images(chunk, start, batch.input_ids, batch.positions)
             self._conclude(outcome, chunk, start)
             start += chunk.num_tokens
         masked = _masked_last(outcome)

@@ -31,6 +31,11 @@ class PromptParts:
     logprobs: PromptLogprobs | None  # if they are wanted
     images: tuple[ImageSpan, ...]
 
+    @property
+    def shift(self) -> int:
+        """From the position of a token behind all images to that of its rotation."""
+        return self.images[-1].shift if self.images else 0
+
     @classmethod
     def of(cls, request: Request) -> PromptParts:
         top, prompt = request.params.prompt_logprobs, request.prompt_token_ids

@@ -21,6 +21,7 @@ from bequest.engine.types.data import Data
 
 FIRST_ID = 1 << 30  # no vocabulary has so many tokens
 LAST_ID = (1 << 31) - 2  # the largest int32 means something else in plans (NO_TOKEN)
+MOST_TURNED = 16384  # tokens of a step that are rows of images with grids
 
 Pixels = npt.NDArray[np.uint8]  # [F, height, width, 3]
 Rgb = npt.NDArray[np.uint8]  # [height, width, 3]
@@ -33,6 +34,7 @@ class PreparedImage:
     pixels: Pixels
     layout: tuple[int | str, ...]  # what stands for it in a prompt: so many rows of it, or text
     num_patches: int  # what the tower works on: how long its run takes goes by them
+    grid: tuple[int, int] | None = None  # rows and columns that its rows turn by; None: they turn as other tokens do
 
     @property
     def num_rows(self) -> int:
@@ -48,6 +50,7 @@ class Image(Data):
     token_ids: tuple[int, ...]  # its tokens in a prompt
     pixels: Pixels
     num_patches: int
+    grid: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, prepared: PreparedImage, first_id: int, tokenise: Callable[[str], Iterable[int]]) -> Image:
@@ -66,6 +69,7 @@ class Image(Data):
             token_ids=tuple(ids),
             pixels=prepared.pixels,
             num_patches=prepared.num_patches,
+            grid=prepared.grid,
         )
 
 
@@ -76,6 +80,7 @@ class VisionInfo:
     image_token: int  # what the chat template writes in the place of an image
     prepare: Callable[[Rgb, bool], PreparedImage]  # whether in few tokens, where the model can
     max_tokens: int  # of one image
+    turns: bool = False  # images have grids
 
 
 # --- where the images of a prompt are ------------------------------------------------------------------------------
@@ -83,11 +88,27 @@ class VisionInfo:
 
 @dataclass(frozen=True, slots=True)
 class ImageSpan:
-    """Rows of an image are among positions [begin, end) of a prompt; tokens of the vocabulary may be between them."""
+    """Rows of an image are among positions [begin, end) of a prompt; tokens of the vocabulary may be between them.
+
+    Where images have grids, positions of rotation are apart from those of tokens: an image takes as many as its longer
+    side has rows, and tokens behind it follow.
+    """
 
     begin: int
     end: int
     image: Image
+    turn: int  # position of rotation that it begins at
+
+    @property
+    def shift(self) -> int:
+        """From the position of a token behind it to that of its rotation."""
+        return self.turn + max(self.image.grid) - self.end if self.image.grid is not None else self.turn - self.begin
+
+    def turns(self, rows: IntArray) -> IntArray:
+        """[M, 3] positions of rotation of rows [M]: in time, from above and from the left. REQUIRES: there is a grid"""
+        assert self.image.grid is not None
+        down, right = np.divmod(rows, self.image.grid[1])
+        return np.stack([np.full_like(rows, self.turn), self.turn + down, self.turn + right], axis=1).astype(np.int32)
 
 
 def without_images(token_ids: Iterable[int]) -> tuple[int, ...]:
@@ -111,11 +132,11 @@ def image_spans(prompt: Sequence[int], images: Iterable[Image]) -> tuple[ImageSp
         raise InvalidRequest(f"No image of the request has the token {token}.", reason="image_unknown", token=token)
     rows = ids[places] - firsts[which]
     begins = np.flatnonzero(np.concatenate([[True], (which[1:] != which[:-1]) | (rows[1:] <= rows[:-1])]))
-    bounds = [*begins.tolist(), len(places)]
-    return tuple(
-        ImageSpan(int(places[first]), int(places[end - 1]) + 1, by_id[int(which[first])])
-        for first, end in pairwise(bounds)
-    )
+    spans: list[ImageSpan] = []
+    for first, end in pairwise([*begins.tolist(), len(places)]):
+        begin, shift = int(places[first]), spans[-1].shift if spans else 0
+        spans.append(ImageSpan(begin, int(places[end - 1]) + 1, by_id[int(which[first])], begin + shift))
+    return tuple(spans)
 
 
 # --- what a step does with them ------------------------------------------------------------------------------------
@@ -128,6 +149,7 @@ class ImageRows(Data):
     image: int  # its first id
     tokens: IntArray  # [M] in [0, T)
     rows: IntArray  # [M] of the image
+    turns: IntArray | None = None  # [M, 3] positions of rotation, where the image has a grid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

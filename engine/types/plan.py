@@ -35,7 +35,7 @@ class StepBatch(Data):
 
     input_ids: IntArray  # [T]; 0 where a sampler row has the token, or an image has
     input_rows: IntArray  # [T] the row whose last token it is, which the device knows before others do; or NO_ROW
-    positions: IntArray  # [T]
+    positions: IntArray  # [T] of rotation: those of tokens, but behind images that have grids
     slot_mapping: npt.NDArray[np.int64]  # [G, T], or NO_SLOT
     query_start: IntArray  # [S + 1]
     seq_lens: IntArray  # [S], computed tokens after this step

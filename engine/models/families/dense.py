@@ -13,21 +13,23 @@ from bequest.engine.models.decoder import DecoderParts
 from bequest.engine.models.families.delta_net import describe_delta_net
 from bequest.engine.models.families.experts import describe_experts
 from bequest.engine.models.reader import Lister, Reader, Shape
-from bequest.engine.models.rope import cos_sin_table
+from bequest.engine.models.rope import Turns, cos_sin_table
 from bequest.engine.models.weights import WeightSource, check_shapes
 
 
 def describe(config: DecoderConfig, read: Reader, num_positions: int) -> DecoderParts:
     vocabulary, hidden, factor = config.vocab_size, config.hidden_size, config.embedding_factor
     table = read.weight("model.embed_tokens", vocabulary, hidden)
+    ropes = Ropes(config, read, num_positions)
     return DecoderParts(
         table,
-        read.each(partial(_layer, config, read, Ropes(config, read, num_positions)), config.num_layers),
+        read.each(partial(_layer, config, read, ropes), config.num_layers),
         _present_norm(config, read, "model.norm"),
         table if config.tie_word_embeddings else read.weight("lm_head", vocabulary, hidden),
         start_factor=read.rounded(factor) if config.rounds_embedding_factor else factor,
         logits_divisor=config.logits_divisor,
         logits_cap=config.logits_cap,
+        turns=ropes.turns,
     )
 
 
@@ -38,6 +40,10 @@ class Ropes:
         kinds = {config.rope, config.window_rope or config.rope}
         self._config = config
         self._tables = {kind: read.placed(cos_sin_table(kind, config.rotary_dim, num_positions)) for kind in kinds}
+        self.turns: Turns | None = None
+        if config.vision is not None and config.vision.axes:
+            self.turns = Turns(self._tables[config.rope], config.vision.axes)
+            self._tables[config.rope] = self.turns.table
 
     def of_layer(self, index: int) -> Tensor | None:
         config = self._config

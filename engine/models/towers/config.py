@@ -9,6 +9,17 @@ TowerActivation = Literal["gelu", "gelu_pytorch_tanh", "quick_gelu", "silu", "re
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectorConfig:
+    """From the tower's rows to rows of the text model."""
+
+    layers: tuple[int, ...]  # of the tower, side by side: 0 is what its first layer reads, the last what it ends with
+    keeps_class: bool = False
+    activation: TowerActivation | None = None  # between two matrices; None: there is one matrix
+    has_bias: bool = True
+    shuffle: int = 1  # so many rows and columns of patches become one row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VitConfig:
     """A transformer over the patches of squares, with a table of positions: CLIP's and SigLIP's."""
 
@@ -22,6 +33,7 @@ class VitConfig:
     activation: TowerActivation
     has_class: bool  # a row of its own stands before the patches, which have no bias, and a norm before the layers
     norms_last: bool = False  # what the last layer gives is normed
+    projector: ProjectorConfig
 
     @property
     def num_patches(self) -> int:
@@ -31,27 +43,41 @@ class VitConfig:
     def num_positions(self) -> int:
         return self.num_patches + self.has_class
 
+    @property
+    def rows_of_frame(self) -> int:
+        kept = self.num_patches + (self.has_class and self.projector.keeps_class)
+        return kept // self.projector.shuffle**2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProjectorConfig:
-    """From the tower's rows to rows of the text model."""
+class GridConfig:
+    """A transformer over the patches of images of any size, which knows rows and columns by rotation: Qwen's."""
 
-    layers: tuple[int, ...]  # of the tower, side by side: 0 is what its first layer reads, the last what it ends with
-    keeps_class: bool = False
-    activation: TowerActivation | None = None  # between two matrices; None: there is one matrix
-    has_bias: bool = True
-    shuffle: int = 1  # so many rows and columns of patches become one row
+    hidden_size: int
+    inner_size: int
+    num_layers: int
+    num_heads: int
+    patch_size: int
+    num_frames: int  # that a patch spans; an image stands still
+    merge: int  # so many rows and columns of patches become one row
+    activation: TowerActivation
+    gated: bool  # the inner layer has a gate, and norms do not centre
+    window: int = 0  # patches that one side of a window has; 0: every layer sees all of an image
+    full_layers: frozenset[int] = frozenset()  # that see all of it nevertheless
+    axes: tuple[int, ...]  # of the text model's rotation: which of time, row and column turns each pair of dimensions
+
+
+TowerConfig = VitConfig | GridConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionConfig:
     architecture: str
-    vit: VitConfig
-    projector: ProjectorConfig
+    tower: TowerConfig
     out_size: int  # hidden size of the text model
     image_token_id: int
 
     @property
-    def rows_of_frame(self) -> int:
-        kept = self.vit.num_patches + (self.vit.has_class and self.projector.keeps_class)
-        return kept // self.projector.shuffle**2
+    def axes(self) -> tuple[int, ...]:
+        """As GridConfig's; empty: tokens of images turn as others do."""
+        return self.tower.axes if isinstance(self.tower, GridConfig) else ()

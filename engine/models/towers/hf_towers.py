@@ -6,11 +6,12 @@ Sections leave out what is as in the transformers library, so its defaults are h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import get_args
 
 from bequest.engine.errors import ModelError
 from bequest.engine.models.fields import Fields
-from bequest.engine.models.towers.config import ProjectorConfig, TowerActivation, VisionConfig, VitConfig
+from bequest.engine.models.towers.config import GridConfig, ProjectorConfig, TowerActivation, VisionConfig, VitConfig
 
 _TEXT_ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -18,6 +19,10 @@ _TEXT_ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
+    "qwen2_vl": "Qwen2ForCausalLM",
+    "qwen2_vl_text": "Qwen2ForCausalLM",
+    "qwen2_5_vl": "Qwen2ForCausalLM",
+    "qwen2_5_vl_text": "Qwen2ForCausalLM",
 }
 _TEXT_DEFAULTS: dict[str, dict[str, object]] = {
     "llama": {
@@ -44,14 +49,27 @@ _TEXT_DEFAULTS: dict[str, dict[str, object]] = {
 def text_values(values: Mapping[str, object], source: str) -> dict[str, object]:
     """The config.json that the text model alone would have. Raises ModelError for one of an unknown kind."""
     fields = Fields(values, source)
-    text = fields.section("text_config")
+    text = (
+        fields.section("text_config") if fields.has("text_config") else fields
+    )  # older files have all beside each other
     kind = text.string("model_type", "llama")
     if kind not in _TEXT_ARCHITECTURES:
         known = ", ".join(_TEXT_ARCHITECTURES)
         raise ModelError(f"{source}: a text model of type {kind!r} behind a vision tower is not supported; {known} are")
     shared = {name: fields.raw(name) for name in ("quantization_config", "tie_word_embeddings") if fields.has(name)}
-    given = {name: value for name, value in text.values.items() if value is not None}
+    given = {name: value for name, value in text.values.items() if value is not None} | _plain_ropes(text)
     return {**_TEXT_DEFAULTS.get(kind, {}), **shared, **given, "architectures": [_TEXT_ARCHITECTURES[kind]]}
+
+
+def _plain_ropes(text: Fields) -> dict[str, object]:
+    """Text turns by one number: its three axes are equal."""
+    plain: dict[str, object] = {}
+    for name in ("rope_scaling", "rope_parameters"):
+        given = {key: value for key, value in text.section(name).values.items() if key != "mrope_section"}
+        if given:
+            kinds = {key: "default" for key in ("type", "rope_type") if given.get(key) == "mrope"}
+            plain[name] = given | kinds
+    return plain
 
 
 def parse_vision(values: Mapping[str, object], source: str, architecture: str, out_size: int) -> VisionConfig:
@@ -65,21 +83,21 @@ def _llava(fields: Fields, architecture: str, out_size: int) -> VisionConfig:
     if kind not in ("clip_vision_model", "siglip_vision_model"):
         raise ModelError(f"{fields.source}: a vision tower of type {kind!r} is not supported; CLIP's and SigLIP's are")
     clip = kind == "clip_vision_model"
-    vit = _vit(section, _CLIP if clip else _SIGLIP, has_class=clip)
+    num_layers = section.integer("num_hidden_layers", 12)
     strategy = fields.string("vision_feature_select_strategy", "default")
     if strategy not in ("default", "full") or (strategy == "default" and not clip):
         wanted = "'full' or 'default'" if clip else "'full': this tower has no row to leave out"
         raise ModelError(f"{fields.source}: vision_feature_select_strategy must be {wanted}, not {strategy!r}")
     layers = fields.integers("vision_feature_layer") or (-2,)
+    projector = ProjectorConfig(
+        layers=tuple(_layer(layer, num_layers, fields.source) for layer in layers),
+        keeps_class=strategy == "full",
+        activation=_activation(fields, "projector_hidden_act", "gelu"),
+        has_bias=fields.boolean("multimodal_projector_bias", True),
+    )
     return VisionConfig(
         architecture=architecture,
-        vit=vit,
-        projector=ProjectorConfig(
-            layers=tuple(_layer(layer, vit.num_layers, fields.source) for layer in layers),
-            keeps_class=strategy == "full",
-            activation=_activation(fields, "projector_hidden_act", "gelu"),
-            has_bias=fields.boolean("multimodal_projector_bias", True),
-        ),
+        tower=_vit(section, _CLIP if clip else _SIGLIP, projector, has_class=clip),
         out_size=out_size,
         image_token_id=fields.integer("image_token_index", fields.integer("image_token_id", 32000)),
     )
@@ -87,23 +105,95 @@ def _llava(fields: Fields, architecture: str, out_size: int) -> VisionConfig:
 
 def _tiled(fields: Fields, architecture: str, out_size: int) -> VisionConfig:
     """Idefics 3 and SmolVLM."""
-    vit = _vit(fields.section("vision_config"), _IDEFICS, has_class=False, norms_last=True)
-    shuffle = fields.integer("scale_factor", 2)
+    section, shuffle = fields.section("vision_config"), fields.integer("scale_factor", 2)
+    last = section.integer("num_hidden_layers", 12)
+    projector = ProjectorConfig(layers=(last,), has_bias=False, shuffle=shuffle)
+    vit = _vit(section, _IDEFICS, projector, has_class=False, norms_last=True)
     if shuffle < 2 or (vit.image_size // vit.patch_size) % shuffle:
         raise ModelError(f"{fields.source}: scale_factor {shuffle} does not divide the tower's rows of patches")
     return VisionConfig(
         architecture=architecture,
-        vit=vit,
-        projector=ProjectorConfig(layers=(vit.num_layers,), has_bias=False, shuffle=shuffle),
+        tower=vit,
         out_size=out_size,
         image_token_id=fields.integer("image_token_id", 128257),
     )
+
+
+def _qwen2(fields: Fields, architecture: str, out_size: int) -> VisionConfig:
+    section = fields.section("vision_config")
+    size = section.integer("embed_dim", 1280)
+    inner = int(size * section.number("mlp_ratio", 4.0))
+    return _grid(fields, architecture, out_size, hidden_size=size, inner_size=inner, gated=False, default="quick_gelu")
+
+
+def _qwen2_5(fields: Fields, architecture: str, out_size: int) -> VisionConfig:
+    section = fields.section("vision_config")
+    full = frozenset(section.integers("fullatt_block_indexes") or (7, 15, 23, 31))
+    merged = section.integer("patch_size", 14) * section.integer("spatial_merge_size", 2)
+    vision = _grid(
+        fields,
+        architecture,
+        out_size,
+        hidden_size=section.integer("hidden_size", 3584),
+        inner_size=section.integer("intermediate_size", 3420),
+        gated=True,
+        default="silu",
+    )
+    assert isinstance(vision.tower, GridConfig)
+    window = section.integer("window_size", 112) // merged * vision.tower.merge
+    return replace(vision, tower=replace(vision.tower, window=window, full_layers=full))
+
+
+def _grid(
+    fields: Fields,
+    architecture: str,
+    out_size: int,
+    *,
+    hidden_size: int,
+    inner_size: int,
+    gated: bool,
+    default: str,
+) -> VisionConfig:
+    section = fields.section("vision_config")
+    tower = GridConfig(
+        hidden_size=hidden_size,
+        inner_size=inner_size,
+        num_layers=section.integer("depth", 32),
+        num_heads=section.integer("num_heads", 16),
+        patch_size=section.integer("patch_size", 14),
+        num_frames=section.integer("temporal_patch_size", 2),
+        merge=section.integer("spatial_merge_size", 2),
+        activation=_activation(section, "hidden_act", default),
+        gated=gated,
+        axes=_axes(fields),
+    )
+    sizes = (tower.hidden_size, tower.inner_size, tower.num_layers, tower.num_heads, tower.patch_size, tower.merge)
+    if min(sizes) < 1 or tower.hidden_size % (4 * tower.num_heads):
+        raise ModelError(f"{fields.source}: there is no tower of these sizes: {tower}")
+    return VisionConfig(
+        architecture=architecture,
+        tower=tower,
+        out_size=out_size,
+        image_token_id=fields.integer("image_token_id", 151655),
+    )
+
+
+def _axes(fields: Fields) -> tuple[int, ...]:
+    """Sections of pairs that turn by time, by row and by column."""
+    text = fields.section("text_config") if fields.has("text_config") else fields
+    rope = text.section("rope_parameters" if text.has("rope_parameters") else "rope_scaling")
+    sections = rope.integers("mrope_section")
+    if len(sections) != 3 or min(sections) < 0:
+        raise ModelError(f"{rope.source}: mrope_section must be three whole numbers, not {list(sections)}")
+    return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
 
 
 SEEING: Mapping[str, Callable[[Fields, str, int], VisionConfig]] = {
     "LlavaForConditionalGeneration": _llava,
     "Idefics3ForConditionalGeneration": _tiled,
     "SmolVLMForConditionalGeneration": _tiled,
+    "Qwen2VLForConditionalGeneration": _qwen2,
+    "Qwen2_5_VLForConditionalGeneration": _qwen2_5,
 }
 
 _CLIP: dict[str, object] = {
@@ -120,7 +210,14 @@ _SIGLIP = {**_CLIP, "patch_size": 16, "hidden_act": "gelu_pytorch_tanh", "layer_
 _IDEFICS = {**_SIGLIP, "hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}
 
 
-def _vit(section: Fields, defaults: Mapping[str, object], *, has_class: bool, norms_last: bool = False) -> VitConfig:
+def _vit(
+    section: Fields,
+    defaults: Mapping[str, object],
+    projector: ProjectorConfig,
+    *,
+    has_class: bool,
+    norms_last: bool = False,
+) -> VitConfig:
     given = {name: value for name, value in section.values.items() if value is not None}
     fields = Fields({**defaults, **given}, section.source)
     if (channels := fields.integer("num_channels", 3)) != 3:
@@ -136,6 +233,7 @@ def _vit(section: Fields, defaults: Mapping[str, object], *, has_class: bool, no
         activation=_activation(fields, "hidden_act", "gelu"),
         has_class=has_class,
         norms_last=norms_last,
+        projector=projector,
     )
     sizes = (vit.hidden_size, vit.inner_size, vit.num_layers, vit.num_heads, vit.patch_size)
     if min(sizes) < 1 or vit.hidden_size % vit.num_heads or vit.image_size < vit.patch_size:

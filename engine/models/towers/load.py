@@ -32,7 +32,8 @@ class Sight:
 
     @property
     def info(self) -> VisionInfo:
-        return VisionInfo(self.tower.config.image_token_id, self.processor.prepare, self.processor.max_tokens)
+        config, processor = self.tower.config, self.processor
+        return VisionInfo(config.image_token_id, processor.prepare, processor.max_tokens, bool(config.axes))
 
 
 def load_sight(

@@ -14,6 +14,7 @@ _PREFIXES = {
     "vision_tower.vision_model.": "vision.",
     "vision_tower.": "vision.",
     "vision_model.": "vision.",
+    "visual.": "vision.",
     "multi_modal_projector.": "projector.",
     "connector.modality_projection.": "projector.",
 }

@@ -7,7 +7,8 @@ from pathlib import Path
 from bequest.engine.errors import ModelError
 from bequest.engine.models.fields import Fields
 from bequest.engine.models.generation import read_json
-from bequest.engine.models.towers.config import VisionConfig
+from bequest.engine.models.towers.config import GridConfig, VisionConfig
+from bequest.engine.vision.grid import GridProcessor
 from bequest.engine.vision.processor import Normalisation, Processor
 from bequest.engine.vision.square import BICUBIC, SquareProcessor
 from bequest.engine.vision.tiles import LANCZOS, TileProcessor
@@ -20,9 +21,11 @@ _HALF = (0.5, 0.5, 0.5)
 
 def read_processor(directory: Path, config: VisionConfig) -> Processor:
     """Raises ModelError where there are no such files, or where they make what the tower does not take."""
-    fields, vit = processor_fields(directory), config.vit
-    sizes = {"side": vit.image_size, "num_rows": config.rows_of_frame, "num_patches": vit.num_positions}
-    make = square_processor if config.projector.shuffle == 1 else tile_processor
+    fields, tower = processor_fields(directory), config.tower
+    if isinstance(tower, GridConfig):
+        return grid_processor(fields, tower)
+    sizes = {"side": tower.image_size, "num_rows": tower.rows_of_frame, "num_patches": tower.num_positions}
+    make = square_processor if tower.projector.shuffle == 1 else tile_processor
     return make(fields, **sizes)
 
 
@@ -105,4 +108,22 @@ def tile_processor(fields: Fields, *, side: int, num_rows: int, num_patches: int
         num_patches=num_patches,
         normalisation=normalisation_of(fields, _HALF, _HALF),
         resample=filter_of(fields, LANCZOS),
+    )
+
+
+def grid_processor(fields: Fields, tower: GridConfig) -> GridProcessor:
+    """Bounds are pixels, and were once called otherwise."""
+    for name, taken in (("patch_size", tower.patch_size), ("merge_size", tower.merge)):
+        if (given := fields.integer(name, taken)) != taken:
+            raise ModelError(f"{fields.source}: {name} is {given}, the tower takes {taken}")
+    if not fields.boolean("do_resize", True):
+        raise ModelError(f"{fields.source}: do_resize is false, but the tower takes whole patches alone")
+    size = fields.section("size")
+    return GridProcessor(
+        patch=tower.patch_size,
+        merge=tower.merge,
+        min_pixels=fields.integer("min_pixels", size.integer("shortest_edge", 56 * 56)),
+        max_pixels=fields.integer("max_pixels", size.integer("longest_edge", 28 * 28 * 1280)),
+        normalisation=normalisation_of(fields, _CLIP_MEAN, _CLIP_STD),
+        resample=filter_of(fields, BICUBIC),
     )

@@ -1,4 +1,4 @@
-"""A vision tower and its projector: pixels become rows that tokens of a prompt begin with.
+"""A vision tower: pixels become rows that tokens of a prompt begin with.
 
 Plain torch: a tower multiplies large matrices and nothing else, so there is little to win over torch's own products.
 On a CPU it computes in float32, whatever the weights were stored in; on a GPU as the text model does. Owned by the
@@ -7,27 +7,41 @@ device thread.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from bequest.engine.models.reader import Lister, Reader, Shape
-from bequest.engine.models.towers.config import VisionConfig
-from bequest.engine.models.towers.vit import Affine, Tensors, Vit, activated
+from bequest.engine.models.towers.config import VisionConfig, VitConfig
+from bequest.engine.models.towers.grid_eye import GridEye
+from bequest.engine.models.towers.square_eye import SquareEye
+from bequest.engine.models.towers.tensors import Tensors
 from bequest.engine.types.image import Pixels
 from bequest.engine.vision.processor import Normalisation
 
 Sent = npt.NDArray[np.uint8] | npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
+class Eye(Protocol):
+    """Of one shape of tower, with its projector."""
+
+    def rows(self, values: Tensor) -> Tensor:
+        """[F, 3, height, width], normalised → [rows, H]"""
+        ...
+
+    def largest(self, max_patches: int) -> tuple[int, int, int]:
+        """Frames, height and width of the largest input of so many patches, or of one frame if that is larger."""
+        ...
+
+
 class Tower:
     def __init__(self, config: VisionConfig, read: Reader, normalisation: Normalisation, dtype: torch.dtype) -> None:
         self.config = config
         self.dtype = dtype
-        tensors = Tensors(read, dtype)
-        self._vit = Vit(config.vit, tensors.under("vision."), max(config.projector.layers))
-        self._projector = _projector(config, tensors.under("projector."))
+        self._eye = _eye(config, Tensors(read, dtype))
         self._shift = read.placed(torch.tensor(normalisation.mean))
         self._std = read.placed(torch.tensor(normalisation.std))
         self._scale = normalisation.scale
@@ -37,25 +51,17 @@ class Tower:
         """[F, height, width, 3] → [rows, H]"""
         given = sent(pixels, self._shift.device)
         values = (given.to(torch.float32) * self._scale - self._shift) / self._std
-        states = self._vit.states(values.permute(0, 3, 1, 2).to(self.dtype).contiguous())
-        wanted, first = self.config.projector, self.config.vit.has_class and not self.config.projector.keeps_class
-        rows = torch.cat([states[layer][:, int(first) :] for layer in wanted.layers], dim=-1)  # [F, patches, D]
-        if wanted.shuffle > 1:
-            rows = _shuffled(rows, wanted.shuffle)
-        return self._project(rows).flatten(0, 1)
+        return self._eye.rows(values.permute(0, 3, 1, 2).to(self.dtype).contiguous())
 
     def look_at_nothing(self, max_patches: int) -> None:
         """A run of the largest size: what it allocates at its peak is what runs need."""
-        vit = self.config.vit
-        frames = max(1, max_patches // vit.num_positions)
-        self.look(np.zeros((frames, vit.image_size, vit.image_size, 3), np.uint8))
+        self.look(np.zeros((*self._eye.largest(max_patches), 3), np.uint8))
 
-    def _project(self, rows: Tensor) -> Tensor:
-        first, *second = self._projector
-        rows = first(rows)
-        if second and self.config.projector.activation is not None:
-            rows = second[0](activated(rows, self.config.projector.activation))
-        return rows
+
+def _eye(config: VisionConfig, read: Tensors) -> Eye:
+    if isinstance(config.tower, VitConfig):
+        return SquareEye(config.tower, config.out_size, read)
+    return GridEye(config.tower, config.out_size, read)
 
 
 def sent(array: Sent, device: torch.device) -> Tensor:
@@ -64,27 +70,8 @@ def sent(array: Sent, device: torch.device) -> Tensor:
     return given if device.type == "cpu" else given.pin_memory().to(device, non_blocking=True)
 
 
-def _shuffled(rows: Tensor, factor: int) -> Tensor:
-    """[F, S · S, D] → [F, S · S / factor², D · factor²]: neighbours in a square of patches become one row."""
-    frames, patches, size = rows.shape
-    side = int(patches**0.5) // factor
-    rows = rows.view(frames, side, factor, side, factor, size).permute(0, 1, 3, 2, 4, 5)
-    return rows.reshape(frames, side * side, factor * factor * size)
-
-
-def _projector(config: VisionConfig, read: Tensors) -> list[Affine]:
-    wanted, width = config.projector, config.vit.hidden_size
-    columns = width * len(wanted.layers) * wanted.shuffle**2
-    if wanted.activation is None:
-        return [Affine(read, "proj", config.out_size, columns, has_bias=wanted.has_bias)]
-    return [
-        Affine(read, "linear_1", config.out_size, columns, has_bias=wanted.has_bias),
-        Affine(read, "linear_2", config.out_size, config.out_size, has_bias=wanted.has_bias),
-    ]
-
-
 def expected_tensors(config: VisionConfig) -> dict[str, Shape]:
-    """Every tensor that is read, by the names of `towers/names.py`."""
+    """Every tensor that is read, by the names of names.py."""
     lister = Lister()
     Tower(config, lister, Normalisation(), torch.float32)
     return lister.shapes

@@ -1,4 +1,4 @@
-"""A transformer over patches of squares: CLIP's, SigLIP's, and what was made of the latter."""
+"""A transformer over patches of squares, and its projector: CLIP's, SigLIP's, and what was made of the latter."""
 
 from __future__ import annotations
 
@@ -6,53 +6,55 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bequest.engine.models.reader import Reader
-from bequest.engine.models.towers.config import TowerActivation, VitConfig
+from bequest.engine.models.towers.config import VitConfig
+from bequest.engine.models.towers.tensors import Affine, Tensors, TowerNorm, activated
 
 
-class Tensors:
-    """Reads tensors by name, in the dtype that a tower computes in."""
+class SquareEye:
+    """An Eye."""
 
-    def __init__(self, read: Reader, dtype: torch.dtype) -> None:
-        self._read = read
-        self.dtype = dtype
+    def __init__(self, config: VitConfig, out_size: int, read: Tensors) -> None:
+        self._config = config
+        self._vit = Vit(config, read.under("vision."), max(config.projector.layers))
+        self._projector = _projector(config, out_size, read.under("projector."))
 
-    def under(self, prefix: str) -> Tensors:
-        return Tensors(self._read.under(prefix), self.dtype)
+    def rows(self, values: Tensor) -> Tensor:
+        states, wanted = self._vit.states(values), self._config.projector
+        first = int(self._config.has_class and not wanted.keeps_class)
+        rows = torch.cat([states[layer][:, first:] for layer in wanted.layers], dim=-1)  # [F, patches, D]
+        if wanted.shuffle > 1:
+            rows = _shuffled(rows, wanted.shuffle)
+        return self._project(rows).flatten(0, 1)
 
-    def get(self, name: str, *shape: int) -> Tensor:
-        return self._read.placed(self._read.tensor(name, shape)).to(self.dtype)
+    def largest(self, max_patches: int) -> tuple[int, int, int]:
+        side = self._config.image_size
+        return max(1, max_patches // self._config.num_positions), side, side
 
-
-class Affine:
-    """A matrix and its bias."""
-
-    def __init__(self, read: Tensors, name: str, rows: int, columns: int, *, has_bias: bool = True) -> None:
-        self._matrix = read.get(f"{name}.weight", rows, columns)
-        self._bias = read.get(f"{name}.bias", rows) if has_bias else None
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        return functional.linear(rows, self._matrix, self._bias)
-
-
-class LayerNorm:
-    def __init__(self, read: Tensors, name: str, size: int, eps: float) -> None:
-        self._weight = read.get(f"{name}.weight", size)
-        self._bias = read.get(f"{name}.bias", size)
-        self._eps = eps
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        return functional.layer_norm(rows, self._weight.shape, self._weight, self._bias, self._eps)
+    def _project(self, rows: Tensor) -> Tensor:
+        first, *second = self._projector
+        rows = first(rows)
+        if second and self._config.projector.activation is not None:
+            rows = second[0](activated(rows, self._config.projector.activation))
+        return rows
 
 
-def activated(rows: Tensor, kind: TowerActivation) -> Tensor:
-    if kind == "quick_gelu":
-        return rows * torch.sigmoid(1.702 * rows)
-    if kind == "silu":
-        return functional.silu(rows)
-    if kind == "relu":
-        return functional.relu(rows)
-    return functional.gelu(rows, approximate="tanh" if kind == "gelu_pytorch_tanh" else "none")
+def _shuffled(rows: Tensor, factor: int) -> Tensor:
+    """[F, S · S, D] → [F, S · S / factor², D · factor²]: neighbours in a square of patches become one row."""
+    frames, patches, size = rows.shape
+    side = int(patches**0.5) // factor
+    rows = rows.view(frames, side, factor, side, factor, size).permute(0, 1, 3, 2, 4, 5)
+    return rows.reshape(frames, side * side, factor * factor * size)
+
+
+def _projector(config: VitConfig, out_size: int, read: Tensors) -> list[Affine]:
+    wanted = config.projector
+    columns = config.hidden_size * len(wanted.layers) * wanted.shuffle**2
+    if wanted.activation is None:
+        return [Affine(read, "proj", out_size, columns, has_bias=wanted.has_bias)]
+    return [
+        Affine(read, "linear_1", out_size, columns, has_bias=wanted.has_bias),
+        Affine(read, "linear_2", out_size, out_size, has_bias=wanted.has_bias),
+    ]
 
 
 class Vit:
@@ -65,9 +67,9 @@ class Vit:
         self._positions = at.get("position_embedding.weight", config.num_positions, size)
         self._class = at.get("class_embedding", size) if config.has_class else None
         self._bias = None if config.has_class else at.get("patch_embedding.bias", size)
-        self._before = LayerNorm(read, "pre_layrnorm", size, config.norm_eps) if config.has_class else None
+        self._before = TowerNorm(read, "pre_layrnorm", size, config.norm_eps) if config.has_class else None
         norms = config.norms_last and last == config.num_layers
-        self._after = LayerNorm(read, "post_layernorm", size, config.norm_eps) if norms else None
+        self._after = TowerNorm(read, "post_layernorm", size, config.norm_eps) if norms else None
         self._layers = [_Layer(config, read.under(f"encoder.layers.{index}.")) for index in range(last)]
 
     def states(self, pixels: Tensor) -> list[Tensor]:
@@ -90,7 +92,7 @@ class _Layer:
         size, eps = config.hidden_size, config.norm_eps
         attention, mlp = read.under("self_attn."), read.under("mlp.")
         self._config = config
-        self._norms = LayerNorm(read, "layer_norm1", size, eps), LayerNorm(read, "layer_norm2", size, eps)
+        self._norms = TowerNorm(read, "layer_norm1", size, eps), TowerNorm(read, "layer_norm2", size, eps)
         self._qkv = [Affine(attention, name, size, size) for name in ("q_proj", "k_proj", "v_proj")]
         self._out = Affine(attention, "out_proj", size, size)
         self._inner = Affine(mlp, "fc1", config.inner_size, size)

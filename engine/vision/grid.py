@@ -1,0 +1,50 @@
+"""An image as it is, in whole patches, as Qwen's towers take it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from bequest.engine.types.image import PreparedImage, Rgb
+from bequest.engine.vision.processor import Normalisation
+from bequest.engine.vision.resizing import Size, resized
+
+_LOW_PIXELS = 512 * 512  # of an image that is looked at in few tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridProcessor:
+    """A Processor. The sides become multiples of a merged patch's, and the image has so many pixels."""
+
+    patch: int
+    merge: int
+    min_pixels: int
+    max_pixels: int
+    normalisation: Normalisation
+    resample: int
+
+    @property
+    def max_tokens(self) -> int:
+        return self.max_pixels // (self.patch * self.merge) ** 2
+
+    def prepare(self, image: Rgb, low: bool = False) -> PreparedImage:
+        most = max(self.min_pixels, min(self.max_pixels, _LOW_PIXELS)) if low else self.max_pixels
+        height, width = _whole_patches(image.shape[0], image.shape[1], self.patch * self.merge, self.min_pixels, most)
+        pixels = np.stack([resized(image, (height, width), self.resample)])
+        rows, columns = height // self.patch, width // self.patch
+        grid = rows // self.merge, columns // self.merge
+        return PreparedImage(pixels, (grid[0] * grid[1],), rows * columns, grid)
+
+
+def _whole_patches(height: int, width: int, side: int, least: int, most: int) -> Size:
+    """As near to the image's own sides as these pixels allow."""
+    whole = round(height / side) * side, round(width / side) * side
+    if whole[0] * whole[1] > most:
+        shrink = math.sqrt(height * width / most)
+        return tuple(max(side, math.floor(length / shrink / side) * side) for length in (height, width))  # type: ignore[return-value]
+    if whole[0] * whole[1] < least:
+        grow = math.sqrt(least / (height * width))
+        return math.ceil(height * grow / side) * side, math.ceil(width * grow / side) * side
+    return whole
