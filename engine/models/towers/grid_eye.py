@@ -110,8 +110,9 @@ class _Layer:
         query, key = _turned(query, turns), _turned(key, turns)
         gathered = torch.empty_like(value)
         for part in parts:
-            heads = (given[part].transpose(1, 2) for given in (query, key, value))  # [parts, heads, patches, D]
-            gathered[part] = functional.scaled_dot_product_attention(*heads).transpose(1, 2)
+            asked, found, told = (given[part].transpose(1, 2) for given in (query, key, value))
+            # [parts, heads, patches, D]
+            gathered[part] = functional.scaled_dot_product_attention(asked, found, told).transpose(1, 2)
         return self._out(gathered.flatten(1))
 
 
