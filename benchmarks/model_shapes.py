@@ -15,12 +15,6 @@ class Shape:
     config: dict[str, Any]
     load: tuple[int, int, int]  # requests, prompt tokens, output tokens
 
-    @property
-    def text(self) -> dict[str, Any]:
-        """Of the decoder, which lies deeper in the config of a model that sees pictures, too."""
-        deeper: dict[str, Any] = self.config.get("text_config", self.config)
-        return deeper
-
 
 SHAPES = {
     "qwen3-0.6b": Shape(
