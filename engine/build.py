@@ -143,12 +143,13 @@ async def build_engine(
             drafter=drafter,
             corpus=None if drafter is None else drafter.texts,
         ),
-        _recorded(config, prepared),
+        _runner_of(config, path, prepared),
         text.tokenizer,
         pipelined=config.pipelined,
         max_queued=config.max_queued,
         seed=config.seed,
         step_timeout=config.step_timeout,
+        idle_sleep=config.idle_sleep,
         observer=observer,
         fingerprint=fingerprint,
         notes=notes,
@@ -244,11 +245,36 @@ def _load_adapters(config: EngineConfig, prepared: Prepared) -> dict[str, Adapte
     return loaded
 
 
-def _recorded(config: EngineConfig, prepared: Prepared) -> Runner:
-    """The runner, which writes down what passes it if that is wanted."""
-    if config.record is None:
+def _runner_of(config: EngineConfig, path: Path, prepared: Prepared) -> Runner:
+    """The runner, which can be put away and built again. Not where images were seen, which only it knows; nor one that
+    writes down what passes it, which is to be one story."""
+    if config.record is not None:
+        return _recorded(prepared, config, Path(config.record))
+    if prepared.info.vision is not None:
         return prepared.runner
-    recorder = Recorder(Path(config.record))
+    from bequest.engine.runner.sleeping import SleepingRunner
+
+    sizes = _sizes(config, prepared)
+    return SleepingRunner(prepared.runner, prepared.num_blocks, lambda: _built_again(config, path, sizes))
+
+
+def _built_again(config: EngineConfig, path: Path, sizes: CacheSizes) -> Runner:
+    """A runner of the same sizes, or larger ones, which nobody will use. Raises MemoryError."""
+    rows = -(-sizes.num_blocks // len(sizes.windows))
+    try:
+        prepared = _prepare(replace(config, num_blocks=rows), path)
+    except ModelError as error:
+        raise MemoryError(str(error)) from None
+    slots = 0 if prepared.states is None else prepared.states.num_slots
+    needed = 0 if sizes.states is None else sizes.states.num_slots
+    there = prepared.num_blocks, prepared.num_host_blocks, slots
+    if any(a < b for a, b in zip(there, (sizes.num_blocks, sizes.num_host_blocks, needed), strict=True)):
+        raise MemoryError("there is less memory than before")
+    return prepared.runner
+
+
+def _recorded(prepared: Prepared, config: EngineConfig, path: Path) -> Runner:
+    recorder = Recorder(path)
     recorder.write(Opened(replace(config, record=None), prepared.num_blocks, prepared.num_host_blocks))
     log.warning("recording to %s: it holds the prompts and answers of all users", recorder.path)
     return RecordingRunner(prepared.runner, recorder)

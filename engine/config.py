@@ -154,6 +154,10 @@ class EngineConfig:
     estate_gb: float = option(10.0, "how much they may take there, in GiB")
     durable_by_default: bool = option(False, "every lease is to outlive the process, unless it says otherwise")
     durable_wait: float = option(5.0, "seconds that the end of an answer waits for its lease to be on the disk")
+    idle_sleep: float = option(
+        0.0,
+        "seconds without a request after which weights and cache give their memory back, until the next one; 0: never",
+    )
     default_ttl: float = option(300.0, "seconds that `retain: true` leases for")
     max_ttl: float = option(86400.0, "longest lease in seconds")
     max_leases: int | None = option(None, "most leases of one tenant; default: what the budget holds")
@@ -233,8 +237,9 @@ class EngineConfig:
             raise ValueError(f"image_cache_mb must be over 0, not {self.image_cache_mb:g}")
         if self.estate_gb <= 0:
             raise ValueError(f"estate_gb must be over 0, not {self.estate_gb:g}")
-        if self.durable_wait < 0:
-            raise ValueError(f"durable_wait must not be negative, not {self.durable_wait:g}")
+        for name in ("durable_wait", "idle_sleep"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, not {getattr(self, name):g}")
         if self.durable_by_default and self.estate_dir is None:
             raise ValueError("durable_by_default needs estate_dir: a directory for the leases")
         if not 0 < self.default_ttl <= self.max_ttl:

@@ -34,7 +34,7 @@ from bequest.engine.types.blocks import (
     StateRead,
     StateWrite,
 )
-from bequest.engine.types.device import Change
+from bequest.engine.types.device import Change, SleepyRunner
 
 T = TypeVar("T")
 
@@ -47,6 +47,20 @@ class Probe:
     """Goes the way of a plan and does nothing."""
 
     passed: Callable[[None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """Something that the runner does between two plans, which may take seconds and may fail."""
+
+    work: Callable[[Runner], int]
+    settle: Callable[[int | Exception], None]  # on the event loop
+
+    def run(self, runner: Runner) -> int | Exception:
+        try:
+            return self.work(runner)
+        except MemoryError as error:
+            return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +89,7 @@ class PendingTransfer:
     blocks: PendingBlocks
 
 
-_Item = StepPlan | Change | Probe | Transfer
+_Item = StepPlan | Change | Probe | Transfer | Errand
 
 
 class DeviceThread:
@@ -127,6 +141,10 @@ class DeviceThread:
         self._put(change)
 
     @property
+    def can_sleep(self) -> bool:
+        return isinstance(self._runner, SleepyRunner)
+
+    @property
     def block_layout(self) -> BlockLayout:
         return self._runner.block_layout
 
@@ -139,6 +157,19 @@ class DeviceThread:
 
         self._num_transfers += 1
         self._put(Transfer(move, settle))
+
+    async def errand(self, work: Callable[[Runner], int]) -> int:
+        """Behind everything launched before. Raises MemoryError if it does; any other error ends the engine."""
+        settled: asyncio.Future[int | Exception] = self._loop.create_future()
+        self._num_transfers += 1  # the runner is not the event loop's meanwhile
+        try:
+            self._put(Errand(work, lambda value: None if settled.done() else settled.set_result(value)))
+            result = await settled
+        finally:
+            self._num_transfers -= 1
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     async def probe(self) -> None:
         """Returns when everything launched before has come back."""
@@ -190,6 +221,9 @@ class DeviceThread:
                     continue
                 if isinstance(plan, Transfer):
                     self._transfer(plan)
+                    continue
+                if isinstance(plan, Errand):
+                    self._post(plan.settle, plan.run(self._runner))
                     continue
                 step = plan if isinstance(plan, Probe) else self._runner.launch(plan)
                 if isinstance(step, StepResult):

@@ -30,6 +30,7 @@ from bequest.engine.scheduling.admission import check_admissible, check_room, se
 from bequest.engine.scheduling.limits import ExtractionLimits
 from bequest.engine.scheduling.policy.pace import Pace
 from bequest.engine.scheduling.scheduler import Scheduler
+from bequest.engine.sleep import Sleep
 from bequest.engine.state.launch import Launch
 from bequest.engine.state.record import Record
 from bequest.engine.state.sequence import Group, Lane
@@ -68,13 +69,15 @@ class AsyncEngine(Keeper):
         max_queued: int = 4096,
         seed: int = 0,
         step_timeout: float = 0.0,
+        idle_sleep: float = 0.0,
         observer: Observer | None = None,
         fingerprint: Callable[[], str] = lambda: "",
         notes: Notes = NO_NOTES,
         adapters: AdapterSource = NO_ADAPTERS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Must be made inside a running event loop: it starts the device thread. `fingerprint`: of the weights.
+        """Must be made inside a running event loop: it starts the device thread. `idle_sleep`: as in Sleep.
+        `fingerprint`: of the weights.
         `notes`: how what the server keeps with records leaves with an estate."""
         super().__init__(scheduler, clock)
         self.info = info
@@ -105,6 +108,15 @@ class AsyncEngine(Keeper):
         self._pump_pending = self._stopped = False
         self._idle = asyncio.Event()
         self._idle.set()
+        self._sleep = Sleep(
+            scheduler,
+            self._device,
+            after=idle_sleep,
+            is_idle=lambda: not self._groups and not self._launched,
+            settled=lambda: self._vault.settled(),
+            on_awake=self._pump_soon,
+            on_stuck=self._fail_all,
+        )
 
     @property
     def extraction_limits(self) -> ExtractionLimits:
@@ -118,6 +130,7 @@ class AsyncEngine(Keeper):
             raise EngineDraining("The engine takes no new requests.", reason="closed")
         if self.state == "dead":
             raise EngineDead("The engine has failed.", reason="dead")
+        self._sleep.disturb()
         if request.id in self._groups:
             raise InternalError(f"request id {request.id} is in use")
         check_admissible(request, self.info, self.scheduler, self._max_queued, self._paces, self._clock())
@@ -133,6 +146,7 @@ class AsyncEngine(Keeper):
             raise
         self._groups[request.id] = group
         self._idle.clear()
+        self._sleep.busy()
         self.scheduler.add(group, ChoiceOutput(request, 0, self._tokenizer))
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.id))
@@ -198,7 +212,8 @@ class AsyncEngine(Keeper):
             await asyncio.wait_for(self._idle.wait(), timeout)
         except TimeoutError:
             return False
-        await self._vault.flush(end)
+        if self._sleep.awake:  # else it is in files what was to be
+            await self._vault.flush(end)
         return True
 
     async def stop(self, grace: float = 10.0) -> None:
@@ -211,6 +226,7 @@ class AsyncEngine(Keeper):
         self._vault.close()
         self._estates.close(stopped)
         self._timer.stop()
+        self._sleep.stop()
         self._watchdog.stop()
         self._masks.stop()
         await self._device.stop(grace)
@@ -242,7 +258,7 @@ class AsyncEngine(Keeper):
             self._die(error)
 
     def _launch_steps(self) -> None:
-        while len(self._launched) < self._depth:
+        while len(self._launched) < self._depth and self._sleep.awake:
             now = self._clock()
             if (seconds := self.scheduler.clock.seconds_until_due(now)) > 0:
                 self._plan_later(now + seconds)
@@ -359,6 +375,7 @@ class AsyncEngine(Keeper):
         self._paces[group.kind.lane].departed(self._clock())
         if not self._groups:
             self._idle.set()
+            self._sleep.idle()
         if self.observer is not None:
             self.observer.on_finish(stats_of_request(group, reason, self._clock()))
         if self.scheduler.num_waiting:

@@ -22,10 +22,12 @@ EngineError
 ├── ParentFailed              the parent produced nothing (409)
 ├── ParentLost                its lease was on a disk that failed (410)
 ├── NameInUse                 a record of the tenant has this name (409)
+├── EngineBusy                requests are open (409)
 ├── DeadlineExceeded          still queued or in prefill at the deadline (504)
 ├── InternalError             a bug or a device fault in this request alone (500)
 └── EngineUnavailable         no engine will answer this (503)
     ├── EngineDraining
+    ├── EngineAsleep          until it is woken
     └── EngineDead
 """
 
@@ -170,6 +172,10 @@ class NameInUse(EngineError):
     code = "request_id_in_use"
 
 
+class EngineBusy(EngineError):
+    code = "engine_busy"
+
+
 class DeadlineExceeded(EngineError):
     code = "deadline_exceeded"
 
@@ -184,6 +190,10 @@ class EngineUnavailable(EngineError):
 
 class EngineDraining(EngineUnavailable):
     code = "draining"
+
+
+class EngineAsleep(EngineUnavailable):
+    code = "sleeping"
 
 
 class EngineDead(EngineUnavailable):

@@ -20,6 +20,7 @@ from bequest.engine.errors import (
 from bequest.engine.estates import EstateDesk
 from bequest.engine.inheritance.retention import Retention
 from bequest.engine.scheduling.scheduler import Scheduler
+from bequest.engine.sleep import Sleep
 from bequest.engine.state.record import Record
 from bequest.engine.timer import Timer
 from bequest.engine.types import Parent, RecordEntry
@@ -30,6 +31,7 @@ from bequest.engine.vault.vault import NoVault, Vault
 
 class Keeper(ABC):
     _estates: EstateDesk
+    _sleep: Sleep
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
         self.scheduler = scheduler
@@ -96,6 +98,7 @@ class Keeper(ABC):
         """All that an ended request owns, from memory or from files. Raises ParentNotFound, ParentLost, or
         InsufficientRetention if its blocks are gone."""
         record = self.retention.find(tenant, reference)
+        await self._sleep.rouse()
         try:
             return await self._estates.take_out(tenant, record.id)
         except InsufficientRetention:
@@ -106,6 +109,7 @@ class Keeper(ABC):
 
     async def import_estate(self, tenant: str, estate: Estate, ttl: float) -> str:
         """Leases it for `ttl` seconds; its id. Raises EstateMismatch, and what a request with a lease raises."""
+        await self._sleep.rouse()
         record_id = await self._estates.bring_in(tenant, estate, ttl)
         self._timer.arm()
         return record_id
@@ -117,6 +121,21 @@ class Keeper(ABC):
         )
         await self._vault.open()
         self._timer.arm()
+
+    # --- sleep ---------------------------------------------------------------------------------------------------
+
+    @property
+    def asleep(self) -> bool:
+        return not self._sleep.awake
+
+    async def sleep(self, *, wakes_itself: bool) -> int:
+        """Gives memory back until it is woken: so many bytes. `wakes_itself`: by a request, too, else these are
+        refused. Raises EngineBusy while requests are open."""
+        return await self._sleep.fall(wakes_itself=wakes_itself)
+
+    async def wake(self) -> None:
+        """Raises EngineAsleep if the memory is not there."""
+        await self._sleep.wake()
 
     # --- the engine's --------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from bequest.engine.config import ServerConfig
 from bequest.engine.errors import ModelError
 from bequest.engine.text.foreign_template import TemplateRenderer
-from bequest.server.about import adapters, console, console_state, health, models, tokens
+from bequest.server.about import adapters, console, console_state, health, models, sleeping, tokens
 from bequest.server.about.openapi import openapi
 from bequest.server.access.admission import Admission
 from bequest.server.access.auth import Gate
@@ -99,6 +99,9 @@ ROUTES: list[Route] = [
     ("POST", "/detokenize", tokens.detokenize),
     ("POST", "/v1/detokenize", tokens.detokenize),
     ("GET", "/tokenizer_info", tokens.tokenizer_info),
+    ("POST", "/sleep", sleeping.sleep),
+    ("POST", "/wake_up", sleeping.wake_up),
+    ("GET", "/is_sleeping", sleeping.is_sleeping),
     ("GET", "/health", health.health),
     ("GET", "/live", health.live),
     ("GET", "/version", health.version),

@@ -89,6 +89,16 @@ class EngineLike(Protocol):
     async def import_estate(self, tenant: str, estate: Estate, ttl: float) -> str:
         """Leases it; its id. Raises InvalidEstate, EstateMismatch, NameInUse, and what `set_ttl` raises."""
 
+    @property
+    def asleep(self) -> bool:
+        """Its memory is given back."""
+
+    async def sleep(self, *, wakes_itself: bool) -> int:
+        """Bytes given back. `wakes_itself`: by a request, too, else these raise EngineAsleep. Raises EngineBusy."""
+
+    async def wake(self) -> None:
+        """Raises EngineAsleep if the memory is not there any more."""
+
     def load(self) -> EngineLoad: ...
 
     def snapshot(self) -> Snapshot:

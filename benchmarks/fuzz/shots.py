@@ -278,7 +278,14 @@ class Maker:
         return replace(shot, data=spoilt_bytes(self.draw, shot.data), body=None)
 
 
-_OFTEN_OFF = ("audio", "/files", "/batches", "/estate")  # where the server has no such model, folder or permission
+_OFTEN_OFF = (
+    "audio",
+    "/files",
+    "/batches",
+    "/estate",
+    "sleep",
+    "/wake_up",
+)  # where the server has no such model, folder or permission
 
 
 def _weight(operation: Operation) -> float:

@@ -128,6 +128,16 @@ class KvCache:
         assert budget.num_promised == 0, "promised blocks lost"
         self.states.check_only(self._leases.num_states)
 
+    def forget_warm(self) -> None:
+        """What nobody holds is not there any more. REQUIRES: nothing runs or waits"""
+        strips, count = self.pool.num_strips, self.pool.num_free
+        rows = -(-count // strips)
+        table = BlockTable(self.pool)
+        # A block that is handed out has new content from then on.
+        assert table.try_append([i < count for i in range(rows * strips)], rows * self.pool.block_size)
+        table.free()
+        self.states.forget_warm()
+
     def index(self, record: Record) -> None:
         """Lets others find the full blocks of a record whose bytes came from elsewhere."""
         for kept in record.kept.values() if self.prefix_caching else ():

@@ -101,6 +101,9 @@ class States(Protocol):
     def forget(self, states: Iterable[State]) -> None:
         """Nobody finds them any more. Whoever holds them still does."""
 
+    def forget_warm(self) -> None:
+        """Nobody finds those that nobody holds."""
+
     def plan(self, chunks: Sequence[Chunk]) -> StatePlan | None:
         """The slots of a step; its sequences move on."""
 
@@ -170,6 +173,9 @@ class Stateless:
         raise AssertionError("a model without recurrent layers has no states")
 
     def forget(self, states: Iterable[State]) -> None:
+        return
+
+    def forget_warm(self) -> None:
         return
 
     def plan(self, chunks: Sequence[Chunk]) -> StatePlan | None:
@@ -422,6 +428,9 @@ class RecurrentStates:
     def forget(self, states: Iterable[State]) -> None:
         for state in states:
             self._hide(state)
+
+    def forget_warm(self) -> None:
+        self.forget(list(self._idle))
 
     def bring(self, salt: bytes, tokens: TokenList, position: int) -> State:
         state = State(self._slot(), position, tokens, salt, lasting=True)

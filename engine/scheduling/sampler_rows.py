@@ -72,6 +72,10 @@ class SamplerRows:
         self._free = list(range(num_rows - 1, -1, -1))
         self._to_close: list[int] = []
 
+    def forget_closed(self) -> None:
+        """The device that had them is not there any more. REQUIRES: nothing runs"""
+        self._to_close.clear()
+
     def open(self, sequence: Sequence) -> RowSpec:
         sequence.row = self._free.pop()
         request = sequence.group.request

@@ -76,8 +76,8 @@ class Scheduler:
         self.drafter = drafter
         self._kinds = kinds
         self._step_limits = limits.step
-        self._rows = SamplerRows(limits.max_num_seqs, eos_token_ids)
-        self._steps = StepMaker(self._rows, self, cache.states, limits)
+        self.rows = SamplerRows(limits.max_num_seqs, eos_token_ids)
+        self._steps = StepMaker(self.rows, self, cache.states, limits)
         self.images = DeviceImages(limits.max_image_rows, limits.max_num_encoder_tokens)
         self.clock = StepClock(limits.extraction_sizes, limits.tuning)
         self.extractions = Extractions(limits.extraction, self.clock)
@@ -157,7 +157,7 @@ class Scheduler:
         """Nothing runs or waits: then every row must be back, and every block that no lease holds."""
         assert not self._running and self.num_waiting == 0, "check_idle while requests are open"
         self.cache.check_only_leases()
-        self._rows.check_all_free()
+        self.rows.check_all_free()
 
     def plan(self, now: float, behind: bool = False) -> Launch | None:
         """The next step, or None when nothing can move. `behind`: it will wait for another one."""
@@ -194,7 +194,7 @@ class Scheduler:
     # --- what kinds of work call ---------------------------------------------------------------------------------
 
     def handle_of(self, catalogue: Catalogue) -> int:
-        return self._rows.catalogues.handle_of(catalogue)
+        return self.rows.catalogues.handle_of(catalogue)
 
     def run(self, sequence: Sequence) -> None:
         self._running[sequence] = None
@@ -218,7 +218,7 @@ class Scheduler:
             self._try_preempt(sequence)
 
     def release_row(self, sequence: Sequence) -> None:
-        self._rows.release(sequence)
+        self.rows.release(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """Ends a sequence; what it holds goes to its record, or back. Idempotent: the one release path."""
@@ -229,7 +229,7 @@ class Scheduler:
         else:
             self.queue_of(sequence.group.kind.lane).drop(sequence)
             self._placer.forget(sequence)
-        self._rows.release(sequence)
+        self.rows.release(sequence)
         self.retention.keep(sequence)
         sequence.status = Status.FINISHED
         self.release_cross(sequence.group)
@@ -386,7 +386,7 @@ class Scheduler:
                 return False
             self._placer.drop_blocks(sequence)
         del self._running[sequence]
-        self._rows.release(sequence)
+        self.rows.release(sequence)
         self._enqueue(sequence)
         self.release_cross(sequence.group)
         return True

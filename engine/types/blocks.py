@@ -71,6 +71,16 @@ BytesWrite = BlockWrite | StateWrite
 BytesMove = BlockRead | StateRead | BytesWrite
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KeptMemory(Data):
+    """What a runner that falls asleep keeps of its memory; all else is given back."""
+
+    moves: StepMoves  # swaps that were planned before
+    blocks: IntArray  # of the device
+    host: IntArray  # blocks of the host
+    slots: IntArray  # of states
+
+
 class PendingBlocks(Protocol):
     """A read or a write that is queued on a device. Called from another thread than the one that queued it."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from bequest.engine.types.adapter import AdapterWeights
 from bequest.engine.types.arrays import IntArray
@@ -13,6 +13,7 @@ from bequest.engine.types.blocks import (
     BlockLayout,
     BlockRead,
     BlockWrite,
+    KeptMemory,
     PendingBlocks,
     StateRead,
     StateWrite,
@@ -102,6 +103,17 @@ class Runner(Protocol):
         """None: it is done."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class SleepyRunner(Protocol):
+    """A runner that can do without its memory for a while."""
+
+    def sleep(self, kept: KeptMemory) -> int:
+        """Gives memory back, that of weights too: so many bytes. Nothing is launched until it wakes."""
+
+    def wake(self) -> None:
+        """All of it is back, or nothing: raises MemoryError."""
 
 
 @dataclass(frozen=True, slots=True)

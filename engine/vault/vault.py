@@ -133,6 +133,11 @@ class Vault:
         while (waiting := {*self._storing.values(), *self._held_back.values()}) and self._clock() < end:
             await asyncio.wait(waiting, timeout=end - self._clock())
 
+    async def settled(self) -> None:
+        """Returns when no lease is read from the device."""
+        while self._storing:
+            await asyncio.wait(set(self._storing.values()))
+
     def update(self, record: Record) -> None:
         """Its lease ends at another time."""
         wall, before = record.lease.expires_at_wall, record.stored
@@ -383,6 +388,8 @@ class NoVault:
     def close(self) -> None: ...
 
     async def flush(self, end: float) -> None: ...
+
+    async def settled(self) -> None: ...
 
     async def reach(self, record: Record, choice: int) -> None: ...
 

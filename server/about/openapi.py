@@ -129,6 +129,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         for prefix in ("", "/v1")
     },
     ("GET", "/tokenizer_info"): Operation("The tokenizer and its chat template.", answer_types.TokenizerInfo),
+    ("POST", "/sleep"): Operation("Gives memory back until it is woken.", answer_types.Sleeping),
+    ("POST", "/wake_up"): Operation("Takes its memory again.", answer_types.Sleeping),
+    ("GET", "/is_sleeping"): Operation("Whether its memory is given back.", answer_types.Sleeping),
     ("GET", "/health"): Operation("Whether the server takes work.", answer_types.Status),
     ("GET", "/live"): Operation("Whether the process answers.", answer_types.Status),
     ("GET", "/version"): Operation("The version.", answer_types.Version),

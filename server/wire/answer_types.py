@@ -274,6 +274,11 @@ class Status(msgspec.Struct, kw_only=True):
     status: Literal["ok"]
 
 
+class Sleeping(msgspec.Struct, kw_only=True):
+    is_sleeping: bool
+    bytes_given_back: int | None = None
+
+
 class Transcription(msgspec.Struct, kw_only=True):
     text: str
     usage: dict[str, Any] | None = None

@@ -32,6 +32,7 @@ _NEVER_AGAIN = (
     "file_in_use",
     "batch_ended",
     "adapter_in_use",
+    "engine_busy",
 )
 
 _TYPES = {
@@ -68,6 +69,8 @@ _ENGINE_STATUS = {
     "draining": 503,
     "loading": 503,
     "engine_dead": 503,
+    "sleeping": 503,
+    "engine_busy": 409,
     "internal_error": 500,
 }
 

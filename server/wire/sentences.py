@@ -152,6 +152,10 @@ SENTENCES = {
     "not_a_number": "The model produced NaN for this request; it was stopped.",
     "closed": "The server is shutting down and takes no new requests.",
     "stopped": "The server is shutting down; the request was not finished.",
+    "asleep": "The server sleeps until its operator wakes it (POST /wake_up).",
+    "cannot_wake": "The server sleeps and cannot wake now: its memory is in use elsewhere. Try again later.",
+    "requests_open": "Requests are open; the server can sleep when they have ended.",
+    "cannot_sleep": "This server cannot sleep: its model sees images, or it was started with --record.",
     "dead": "The engine has failed and this server is restarting.",
     "died": "The engine has failed and this server is restarting; send the request again.",
 }

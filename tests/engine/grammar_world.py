@@ -22,7 +22,14 @@ from bequest.engine.runner.sampling import RowSampler
 from bequest.engine.scheduling.limits import SchedulerLimits
 from bequest.engine.text import Tokenizer, load_text
 from bequest.engine.types import MaskSource, ModelInfo, RowSpec, SamplingParams, StepPlan, StepResult
-from bequest.engine.types.blocks import BlockBytes, BlockLayout, BlockRead, BlockWrite, StateRead, StateWrite
+from bequest.engine.types.blocks import (
+    BlockBytes,
+    BlockLayout,
+    BlockRead,
+    BlockWrite,
+    StateRead,
+    StateWrite,
+)
 from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.work.desk import Drafter
 from tests.engine.direct import LLM

@@ -52,6 +52,7 @@ class Setup:
     states: StateSizes | None = None  # of a model with recurrent layers
     notes: Notes = NO_NOTES  # how what the server keeps with records leaves with estates
     windows: tuple[int, ...] = (0,)  # of the strips
+    idle_sleep: float = 0.0
     state_interval: int = 64
 
 
@@ -129,6 +130,7 @@ def make_engine(setup: Setup) -> tuple[AsyncEngine, PagedFakeRunner]:
         pipelined=setup.pipelined,
         max_queued=setup.max_queued,
         notes=setup.notes,
+        idle_sleep=setup.idle_sleep,
     )
     return engine, runner
 

@@ -35,7 +35,15 @@ from bequest.engine.types import (
     StepPlan,
     StepResult,
 )
-from bequest.engine.types.blocks import BlockBytes, BlockLayout, BlockRead, BlockWrite, StateRead, StateWrite
+from bequest.engine.types.blocks import (
+    BlockBytes,
+    BlockLayout,
+    BlockRead,
+    BlockWrite,
+    KeptMemory,
+    StateRead,
+    StateWrite,
+)
 from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.types.hidden import NOT_TAPPED, StepTaps
 
@@ -167,6 +175,7 @@ class PagedFakeRunner:
         self.num_read = self.num_written = 0  # blocks
         self.scored: list[tuple[tuple[int, ...], int]] = []  # histories, and the tokens behind them
         self.closed = False
+        self.asleep = self.cannot_wake = False
         self.gate: threading.Event | None = None  # if there, steps from number `hold_from` on wait for it
         self.hold_from = 0
         self.fail_at: int | None = None
@@ -186,6 +195,7 @@ class PagedFakeRunner:
         return False
 
     def launch(self, plan: StepPlan) -> StepResult:
+        assert not self.asleep
         if self.gate is not None and self.num_steps >= self.hold_from:
             self.gate.wait()
         self.num_steps += 1
@@ -240,6 +250,7 @@ class PagedFakeRunner:
         )
 
     def read_blocks(self, read: BlockRead) -> BlockBytes:
+        assert not self.asleep
         self._move(read.moves)
         self.num_read += len(read.device) + len(read.host)
         return np.concatenate([self._blocks(self.slots)[read.device], self._blocks(self.host_slots)[read.host]])
@@ -249,6 +260,26 @@ class PagedFakeRunner:
         self._move(write.moves)
         self.num_written += len(write.blocks)
         self._blocks(self.slots)[write.blocks] = write.content
+
+    def sleep(self, kept: KeptMemory) -> int:
+        """Whatever is not kept is gone."""
+        assert not self.asleep
+        self._move(kept.moves)
+        self.asleep = True
+        for slots, blocks in ((self.slots, kept.blocks), (self.host_slots, kept.host)):
+            lost = np.ones(len(slots) // self.block_size, np.bool_)
+            lost[blocks] = False
+            slots.reshape(-1, self.block_size)[lost] = _EMPTY
+        held = set(kept.slots.tolist())
+        self.states = [state if slot in held else None for slot, state in enumerate(self.states)]
+        return 1000
+
+    def wake(self) -> None:
+        assert self.asleep
+        self.rows.clear()  # as a runner that was built anew
+        if self.cannot_wake:
+            raise MemoryError("others have the memory")
+        self.asleep = False
 
     def read_states(self, read: StateRead) -> BlockBytes:
         """A state is a length and its tokens, as many as fit."""

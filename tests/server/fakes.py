@@ -224,6 +224,15 @@ class FakeEngine(FakeRecords):
     def num_waiting(self, tenant: str) -> int:
         return sum(not run.begun for run in self.runs.values() if run.request.tenant == tenant)
 
+    asleep = False
+
+    async def sleep(self, *, wakes_itself: bool) -> int:
+        self.asleep = True
+        return 1000
+
+    async def wake(self) -> None:
+        self.asleep = False
+
     def load(self) -> EngineLoad:
         return EngineLoad(0, 0, 0, 0)
 

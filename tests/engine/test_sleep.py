@@ -1,0 +1,124 @@
+"""An engine that sleeps: leases are as they were, nothing else is counted on, and requests wake it or are refused."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from bequest.engine.engine import AsyncEngine
+from bequest.engine.errors import EngineAsleep, EngineBusy
+from bequest.engine.types import Retain
+from bequest.engine.types.recurrent import StateSizes
+from tests.engine.harness import Setup, ask, ask_all, request, running, until
+from tests.engine.paged_fake import PagedFakeRunner, expected_tokens
+from tests.engine.test_estates import child_of, params
+
+SETUP = Setup(num_blocks=60, num_host_blocks=40, num_lease_blocks=30)
+SETUPS = {
+    "decoder": SETUP,
+    "windows": replace(SETUP, num_blocks=200, num_lease_blocks=90, windows=(0, 6, 6), state_interval=48),
+    "recurrent": replace(SETUP, states=StateSizes(num_slots=60, num_lease_slots=30, interval=24)),
+}
+
+
+async def check_child(engine: AsyncEngine, parent: str) -> None:
+    child = child_of(engine, parent, [7, 8])
+    answer = await ask(engine, child)
+    assert answer.token_ids[0] == expected_tokens(child.prompt_token_ids, 6)
+    assert answer.inheritance is not None and answer.inheritance.computed_tokens == 3
+
+
+@pytest.mark.parametrize("name", SETUPS)
+async def test_leases_are_kept_and_nothing_else(name: str) -> None:
+    async with running(SETUPS[name]) as (engine, runner):
+        leased = [request([3 + i] * (20 + i), params(), retain=Retain(600)) for i in range(3)]
+        warm = request([9] * 21, params())
+        await ask_all(engine, [*leased, warm])
+        cache = engine.scheduler.cache
+        cache.make_room(cache.pool.num_free + 6)  # some lie on the host, and some swaps are still to be carried out
+        assert await engine.sleep(wakes_itself=True) > 0 and engine.asleep and runner.asleep
+        assert engine.record("t", warm.id).grade == "tokens"
+        again = await ask(engine, request([9] * 21, params()))
+        assert again.token_ids[0] == expected_tokens([9] * 21, 6)
+        assert again.usage is not None and again.usage.cached_tokens == 0, "what was warm is forgotten"
+        assert not engine.asleep and not runner.asleep
+        for parent in leased:
+            await check_child(engine, parent.id)
+            engine.forget("t", parent.id)
+
+
+async def test_it_stays_asleep_if_that_was_asked_for() -> None:
+    async with running(SETUP) as (engine, runner):
+        parent = request([3] * 9, params(), retain=Retain(600))
+        await ask(engine, parent)
+        await engine.sleep(wakes_itself=False)
+        for _ in range(2):
+            with pytest.raises(EngineAsleep):
+                await ask(engine, request([3] * 9, params()))
+        with pytest.raises(EngineAsleep):
+            await engine.export_estate("t", parent.id)
+        assert runner.asleep
+        await engine.sleep(wakes_itself=True)  # now a request may wake it
+        estate = await engine.export_estate("t", parent.id)
+        assert not engine.asleep and len(estate.content)
+        await engine.sleep(wakes_itself=False)
+        await engine.wake()
+        await engine.wake()
+        await check_child(engine, parent.id)
+        engine.forget("t", parent.id)
+
+
+async def test_who_runs_is_not_disturbed() -> None:
+    async with running(SETUP) as (engine, _):
+        stream = engine.generate(request([3] * 9, params(20)))
+        await anext(stream)
+        with pytest.raises(EngineBusy):
+            await engine.sleep(wakes_itself=True)
+        assert not engine.asleep
+        assert [delta async for delta in stream][-1].finished
+
+
+async def test_it_falls_asleep_by_itself_and_wakes_for_a_crowd() -> None:
+    async with running(replace(SETUP, idle_sleep=0.05)) as (engine, runner):
+        for _ in range(3):
+            await until(lambda: runner.asleep)
+            asked = [request([9, i] * 8, params(20)) for i in range(8)]
+            for one, answer in zip(asked, await ask_all(engine, asked), strict=True):
+                assert answer.token_ids[0] == expected_tokens(one.prompt_token_ids, 20)
+        await until(lambda: runner.asleep)
+
+
+async def test_a_request_that_comes_while_it_falls_asleep_is_served() -> None:
+    async with running(SETUP) as (engine, runner):
+        falling = asyncio.ensure_future(engine.sleep(wakes_itself=True))
+        await asyncio.sleep(0)
+        asked = request([4] * 9, params())
+        answer = await ask(engine, asked)
+        assert answer.token_ids[0] == expected_tokens([4] * 9, 6)
+        await asyncio.gather(falling, return_exceptions=True)
+        await until(lambda: not runner.asleep)
+
+
+async def test_memory_that_is_gone_fails_requests_but_not_the_engine() -> None:
+    async with running(SETUP) as (engine, runner):
+        parent = request([3] * 9, params(), retain=Retain(600))
+        await ask(engine, parent)
+        await engine.sleep(wakes_itself=True)
+        runner.cannot_wake = True
+        for _ in range(2):
+            with pytest.raises(EngineAsleep):
+                await ask(engine, request([3] * 9, params()))
+        with pytest.raises(EngineAsleep):
+            await engine.wake()
+        runner.cannot_wake = False
+        await check_child(engine, parent.id)
+        engine.forget("t", parent.id)
+
+
+async def test_a_sleeping_engine_ends() -> None:
+    async with running(SETUP) as (engine, runner):
+        assert isinstance(runner, PagedFakeRunner)
+        await engine.sleep(wakes_itself=True)
+        assert await engine.drain(1)
