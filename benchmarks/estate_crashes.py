@@ -121,7 +121,9 @@ async def _serve(path: Path, draw: random.Random) -> None:
             await _continue(engine, {"id": entry.id, "tokens": kept.tokens.to_list(), "extra": True}, draw, path)
     if last:
         os._exit(0)
-    await asyncio.gather(*(_load(engine, draw, path) for _ in range(_CLIENTS)))
+    gone = _gone(path)
+    earlier = [one for one in promised if one["id"] not in gone]
+    await asyncio.gather(*(_load(engine, draw, path, earlier) for _ in range(_CLIENTS)))
 
 
 async def _continue(engine: AsyncEngine, one: dict[str, object], draw: random.Random, path: Path) -> None:
@@ -150,8 +152,8 @@ async def _continue(engine: AsyncEngine, one: dict[str, object], draw: random.Ra
     print("unpromised" if "extra" in one else "continued", flush=True)
 
 
-async def _load(engine: AsyncEngine, draw: random.Random, path: Path) -> None:
-    """A client: leases, their children, and some that are deleted."""
+async def _load(engine: AsyncEngine, draw: random.Random, path: Path, earlier: list[dict[str, object]]) -> None:
+    """A client: leases, their children, and some that are deleted, of `earlier` runs, too."""
     mine: list[dict[str, object]] = []
     while True:
         prompt, lineage = [draw.randrange(10, 60) for _ in range(draw.randint(1, 60))], None
@@ -168,9 +170,11 @@ async def _load(engine: AsyncEngine, draw: random.Random, path: Path) -> None:
         asked = replace(asked, id=name + "-id")
         try:
             answer = await ask(engine, asked)
-        except InsufficientRetention:  # a client makes room
+        except InsufficientRetention:  # a client makes room, of its own leases or of earlier ones
             if mine:
                 _forget(engine, mine.pop(draw.randrange(len(mine))), path)
+            elif earlier:
+                _forget(engine, earlier.pop(draw.randrange(len(earlier))), path)
             await asyncio.sleep(0.001)
             continue
         assert answer.retained is not None

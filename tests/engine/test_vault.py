@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
 import time
@@ -254,20 +255,22 @@ async def test_files_are_charged_at_admission(tmp_path: Path) -> None:
         engine.forget("t", parent.id)
 
 
-@pytest.mark.parametrize("broken", ["vanished", "full", "slow"])
+@pytest.mark.parametrize("broken", ["vanished", "full", "slow", "read-only"])
 async def test_a_disk_that_fails(tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with vault(tmp_path, wait=0.2 if broken == "slow" else 20.0) as engine:
         if broken == "vanished":
             (tmp_path / "blocks").rename(tmp_path / "elsewhere")
         if broken == "full":
             monkeypatch.setattr("bequest.engine.vault.shelf._write", _no_space)
+        if broken == "read-only":
+            monkeypatch.setattr("bequest.engine.vault.shelf._private", _read_only)
         if broken == "slow":
             monkeypatch.setattr("bequest.engine.vault.shelf.os.fsync", lambda descriptor: time.sleep(0.5))
         parent, answer = await a_lease(engine)
         assert answer.token_ids[0] == expected_tokens(parent.prompt_token_ids, 6)
         assert answer.retained is not None and answer.retained.durable is False
-        said = {"vanished": "No such file", "full": "No space left", "slow": "longer than 0.2 s"}[broken]
-        assert said in str(answer.retained.durable_reason)
+        said = {"vanished": "No such file", "full": "No space left", "slow": "longer than 0.2 s"}
+        assert said.get(broken, "Read-only file system") in str(answer.retained.durable_reason)
         await check_child(engine, parent.id, "blocks")
         if broken == "slow":
             await until(lambda: engine.record("t", parent.id).grade == "stored")
@@ -278,6 +281,28 @@ async def test_a_disk_that_fails(tmp_path: Path, broken: str, monkeypatch: pytes
             (tmp_path / "elsewhere").rename(tmp_path / "blocks")
         engine.forget("t", parent.id)
         await until(lambda: not files(tmp_path) and not files(tmp_path, "blocks"))
+
+
+def _read_only(path: str, flags: int) -> int:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+async def test_a_disk_that_fails_later_keeps_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases of before are continued from a disk that has become read-only; new ones are in memory, ends cannot be
+    moved, and what is deleted there comes back."""
+    async with vault(tmp_path) as engine:
+        parent, _ = await a_lease(engine)
+    async with vault(tmp_path) as engine:
+        monkeypatch.setattr("bequest.engine.vault.shelf._private", _read_only)
+        await check_child(engine, parent.id, "file")
+        engine.set_ttl("t", parent.id, 5000)
+        other, answer = await a_lease(engine, 12)
+        assert answer.retained is not None and answer.retained.durable is False
+        await check_child(engine, other.id, "blocks")
+        monkeypatch.undo()
+    async with vault(tmp_path) as engine:
+        expires_at = engine.record("t", parent.id).expires_at
+        assert expires_at is not None and expires_at - time.time() < 600
 
 
 def _no_space(descriptor: int, data: memoryview) -> None:
