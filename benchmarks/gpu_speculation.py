@@ -29,7 +29,6 @@ from bequest.engine._C import TokenList
 from bequest.engine.build import Built, build_engine
 from bequest.engine.config import EngineConfig
 from bequest.engine.drafting.ngrams import NgramGuesses
-from bequest.engine.drafting.pace import Pace
 from bequest.engine.state.sequence import Sequence as Choice
 from bequest.engine.types import OutputMode, Request, SamplingParams
 from bequest.engine.types.catalogue import Catalogue
@@ -72,7 +71,7 @@ class KnownAnswers:
 
 class KnownGuesses(NgramGuesses):
     def __init__(self, answer: Sequence[int], num_prompt: int, most: int) -> None:
-        super().__init__(num_prompt, (), most, Pace(ON_GPU))
+        super().__init__(num_prompt, (), most, ON_GPU)
         self._answer, self._num_prompt = answer, num_prompt
 
     def _find(self, tokens: TokenList, most: int) -> tuple[int, ...]:

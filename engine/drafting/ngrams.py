@@ -7,6 +7,8 @@ itself. A child's prompt begins with its parent's tokens, so it finds what its a
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 from bequest.engine._C import NgramIndex, SuffixIndex, TokenList
 from bequest.engine.drafting.pace import Pace
 from bequest.engine.drafting.suffixes import RecordTexts
@@ -15,7 +17,17 @@ from bequest.engine.state.sequence import Sequence
 from bequest.engine.types.speculation import MOST_DRAFTED, ON_CPU, DraftCosts, DraftMethod
 
 _SHORTEST_RUN = 3  # tokens that must be the same before something is taken to follow
+_LONG_RUN = 5  # that tells more than a shorter one
 _SHORTEST_PREDICTED = 2  # in a prediction, which is about this answer
+
+
+class _Kind(IntEnum):
+    """What a guess is made by. Each has a pace of its own: the longer a run, the more of what follows it is right."""
+
+    PREDICTION = 0
+    PAIR = 1  # two tokens: what is left where an edit has broken a run
+    SHORT_RUN = 2
+    LONG_RUN = 3
 
 
 class NgramDrafter:
@@ -36,7 +48,7 @@ class NgramDrafter:
         most = min(self._most, wish.most or MOST_DRAFTED)
         texts = self.texts.of(sequence.group.request) if method == "suffix" else None
         # Who wanted the draft model's, and cannot have them, has these.
-        return NgramGuesses(sequence.num_prompt, wish.prediction, most, Pace(self._costs), texts)
+        return NgramGuesses(sequence.num_prompt, wish.prediction, most, self._costs, texts)
 
 
 class NgramGuesses:
@@ -47,46 +59,56 @@ class NgramGuesses:
         num_prompt: int,
         prediction: tuple[int, ...],
         most: int,
-        pace: Pace,
+        costs: DraftCosts,
         texts: SuffixIndex | None = None,
     ) -> None:
         """`texts`: of others, that it may go on as."""
         self.waits = False
         self.num_predicted = self.num_mispredicted = 0
         self._most = most
-        self._pace = pace
+        self._paces = [Pace(costs) for _ in _Kind]
+        self._kind = _Kind.PAIR  # of the next draft
         self._seen = NgramIndex(_SHORTEST_RUN)
+        self._pairs = NgramIndex(2)
         self._texts = texts
         self._prediction = _Prediction(prediction, num_prompt) if prediction else None
-        self._predicts = False  # the last draft was the client's
 
     def look(self, tokens: TokenList, most: int, *, beside: bool) -> None:
+        self.waits = False
         most = min(most, self._most)
-        self._pace.beside = beside
-        if most <= 0 or self._pace.rests():
-            self.waits = False
+        if most <= 0:
             return
         self._seen.learn(tokens)
-        self.waits = bool(self._find(tokens, 1)) and self._pace.length(most) > 0
+        self._pairs.learn(tokens)
+        if not self._find(tokens, 1):
+            return
+        pace = self._paces[self._kind]
+        pace.beside = beside
+        self.waits = not pace.rests() and pace.length(most) > 0
 
     def draft(self, tokens: TokenList, most: int) -> tuple[int, ...]:
-        length = self._pace.length(min(most, self._most))
+        length = self._paces[self._kind].length(min(most, self._most))
         return self._find(tokens, length) if length else ()
 
     def learn(self, num_drafted: int, num_right: int) -> None:
-        self._pace.note(num_drafted, num_right)
-        if self._predicts:
+        self._paces[self._kind].note(num_drafted, num_right)
+        if self._kind is _Kind.PREDICTION:
             self.num_predicted += num_right
             self.num_mispredicted += num_drafted - num_right
 
     def _find(self, tokens: TokenList, most: int) -> tuple[int, ...]:
-        found = () if self._prediction is None else self._prediction.follow(tokens, most)
-        self._predicts = bool(found)
-        if found:
+        """Also notes what it was found by."""
+        if self._prediction is not None and (found := self._prediction.follow(tokens, most)):
+            self._kind = _Kind.PREDICTION
             return found
-        if self._texts is not None and self._texts.run(tokens) > self._seen.run(tokens):
-            return self._texts.follow(tokens, most)
-        return self._seen.follow(tokens, most)
+        index: NgramIndex | SuffixIndex = self._seen
+        run = self._seen.run(tokens)
+        if self._texts is not None and (of_texts := self._texts.run(tokens)) > run:
+            index, run = self._texts, of_texts
+        if run == 0:
+            index = self._pairs
+        self._kind = _Kind.LONG_RUN if run >= _LONG_RUN else _Kind.SHORT_RUN if run else _Kind.PAIR
+        return index.follow(tokens, most)
 
 
 class _Prediction:

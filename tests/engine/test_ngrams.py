@@ -7,7 +7,7 @@ import random
 import pytest
 
 from bequest.engine._C import Error, NgramIndex, TokenList
-from bequest.engine.drafting.ngrams import NgramDrafter
+from bequest.engine.drafting.ngrams import NgramDrafter, NgramGuesses
 from bequest.engine.drafting.pace import Pace
 from bequest.engine.types import SamplingParams
 from bequest.engine.types.speculation import ON_CPU, Speculation, parse_speculative
@@ -164,3 +164,20 @@ def test_beside_others_a_draft_has_to_bring_more() -> None:
     for _ in range(8):
         beside.note(8, 8)
     assert beside.length(8) == 8
+
+
+def test_behind_an_edit_two_tokens_are_enough_and_have_a_pace_of_their_own() -> None:
+    text = list(range(100, 160))
+    said = TokenList([*text, 7, *text[:12], 8, *text[13:15]])  # another token for the thirteenth, and two of the rest
+    guesses = NgramGuesses(len(text) + 1, (), 8, ON_CPU)
+    guesses.look(said, 8, beside=False)
+    assert guesses.waits
+    drafts = guesses.draft(said, 8)
+    assert drafts == tuple(text[15 : 15 + len(drafts)]) and drafts
+    for _ in range(4):
+        guesses.learn(len(drafts), 0)  # pairs are wrong: they rest, and runs do not
+    guesses.look(said, 8, beside=False)
+    assert not guesses.waits
+    said.append(text[15])
+    guesses.look(said, 8, beside=False)
+    assert guesses.waits
