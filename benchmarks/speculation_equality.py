@@ -202,7 +202,7 @@ _NO_OTHER_RULES: dict[str, object] = {"allowed_token_ids": None, "bad_words": ()
 # --- running -------------------------------------------------------------------------------------------------------
 
 
-def config_of(model: str, device: Literal["cpu", "cuda"], draft_model: str | None) -> EngineConfig:
+def config_of(model: str, device: Literal["cpu", "cuda"], draft_model: str | None, strips: int) -> EngineConfig:
     """A cache for two of the longest, where sixteen may run."""
     return EngineConfig(
         model=model,
@@ -212,7 +212,7 @@ def config_of(model: str, device: Literal["cpu", "cuda"], draft_model: str | Non
         max_model_len=MOST_LEN,
         max_num_seqs=16,
         block_size=16,
-        num_blocks=1 + 2 * MOST_LEN // 16,
+        num_blocks=1 + 2 * strips * MOST_LEN // 16,
         host_cache_gb=0.001,
     )
 
@@ -302,14 +302,16 @@ async def compare(
     methods: tuple[str, ...],
     device: Literal["cpu", "cuda"] = "cpu",
     draft_model: str | None = None,
+    strips: int = 1,
 ) -> dict[str, Counter[str]]:
-    """What each run did. Raises AssertionError where an answer differs."""
+    """What each run did. Raises AssertionError where an answer differs. `strips`: blocks of the model's cache that hold
+    a token, of which one with sliding windows has several."""
     counts: dict[str, Counter[str]] = {}
     plain: Answers = {}
     for method in ("off", *methods):
         watcher, began = Watcher(), time.perf_counter()
         beside = (draft_model or model) if method in _BY_MODEL else None
-        built = await build_engine(config_of(model, device, beside), watcher, tuning=Tuning(draft_rows=64))
+        built = await build_engine(config_of(model, device, beside, strips), watcher, tuning=Tuning(draft_rows=64))
         if beside is not None:  # it costs as much as the model, and drafts all the same
             drafts = ModelDrafts(method=_BY_MODEL[method], costs=ON_CPU)
             built.engine.scheduler.drafter = ChosenDrafter(drafts.method, replace(ON_CPU, model=drafts))
