@@ -24,6 +24,23 @@ GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(
 # Words of the newer families, which differ in how many digits make one word.
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 MODERN_WORDS = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# Qwen3.5's: marks belong to letters.
+MARKED_WORDS = (
+    CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# Those of OpenAI's o200k: a word begins with its capitals, and contractions belong to it.
+_CAPITAL, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+O200K_WORDS = "|".join(
+    (
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_CAPITAL}*{_SMALL}+{CONTRACTIONS}?",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_CAPITAL}+{_SMALL}*{CONTRACTIONS}?",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+)
 SINGLE_DIGITS = r"\p{N}"
 UP_TO_THREE_DIGITS = r"\p{N}{1,3}"
 
@@ -41,7 +58,10 @@ SPLITS: dict[str, tuple[str, ...]] = {
         ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), DIGITS_THEN_GPT2
     ),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "dbrx", "smaug-bpe"), LLAMA3_SPLITS),
+    **dict.fromkeys(("chatglm-bpe", "glm4"), LLAMA3_SPLITS),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), QWEN2_SPLITS),
+    "qwen35": (MARKED_WORDS,),
+    **dict.fromkeys(("gpt-4o", "llama4"), (O200K_WORDS,)),
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CJK_OR_HANGUL, SINGLE_DIGITS),
     "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", GPT2_WORDS, r"[0-9][0-9][0-9]"),
 }
@@ -112,7 +132,7 @@ def _byte_level_backend(fields: _Fields) -> tuple[Backend, bool]:
     merges = [_pair(merge, fields.name) for merge in fields.array("merges")]
     whole_words_first = pre in WHOLE_WORDS_FIRST
     backend = Backend(_bpe(fields, merges, ignore_merges=whole_words_first))
-    if pre == "qwen2":
+    if pre in ("qwen2", "qwen35"):
         backend.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in SPLITS[pre]]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

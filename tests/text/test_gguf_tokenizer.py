@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Regex, pre_tokenizers
 
 from bequest.engine.errors import ModelError
 from bequest.engine.formats.gguf_file import GGUFFile
@@ -115,6 +116,25 @@ def test_the_pre_tokenizer_decides_how_digits_split(pre: str | None, ids: list[i
 def test_what_cannot_be_rebuilt_is_a_model_error(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         tokenizer_from_gguf(byte_level_metadata(**changes), "m")
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "words"),
+    [
+        ("gpt-4o", "HelloWorld DON'T", ["Hello", "World", " DON'T"]),
+        ("gpt-4o", "12345 a//\n b\n\nc  d", ["123", "45", " a", "//\n", " b", "\n\n", "c", " ", " d"]),
+        ("gpt-4o", "été ÉTÉ naïve", ["été", " ÉTÉ", " naïve"]),
+        ("qwen35", "कि_y it's 12", ["कि", "_y", " it", "'s", " ", "1", "2"]),
+        ("qwen2", "कि", ["क", "ि"]),
+        ("glm4", "it's 12345", ["it", "'s", " ", "123", "45"]),
+    ],
+)
+def test_words(pre: str, text: str, words: list[str]) -> None:
+    pieces = [text]
+    for pattern in SPLITS[pre]:
+        split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+        pieces = [word for piece in pieces for word, _ in split.pre_tokenize_str(piece)]
+    assert pieces == words
 
 
 def test_every_named_pattern_is_a_valid_one() -> None:
