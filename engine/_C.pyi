@@ -267,7 +267,7 @@ HeadNorm = tuple[int, int, float, float]  # weights [D] of queries and keys, eps
 RmsWeight = tuple[int, float, float]  # weight [H], eps, what is added to the weight
 Rotation = tuple[int, int, int]  # positions [T], cosines and sines [P, R] or 0, R
 Preparation = tuple[HeadNorm | None, Rotation, int, LayerCache | None]  # the third are slots [T]
-Product = tuple[int, int, int, int]  # weight [N, K], bias [N] or 0, N, K
+Product = tuple[int, int, int, int, int]  # weight [N, K], bias [N] or 0, N, K, scales [N] of float8 or 0
 SampledRows = tuple[int, int, int]  # rows [N], positions [N], drafts [N] or 0: nothing was drafted
 Sampled = tuple[int, int]  # tokens [N], which of them are bad [N]
 TappedNorm = tuple[int, float, HiddenTap | None]  # weight [K], eps
@@ -293,7 +293,7 @@ def cuda_is_fused_product(num_tokens: int, out_features: int, in_features: int, 
 def cuda_skinny_linear(
     x: Matrix, product: Product, out: int, finish: tuple[int, int], norm: TappedNorm | None, stream: int
 ) -> None: ...  # `finish`: a SkinnyResult (csrc/ops/cuda/skinny_linear.h) and its activation
-def cuda_can_chain(attended: int, hidden: int, inner: int) -> bool: ...
+def cuda_can_chain(attended: int, hidden: int, inner: int, in_codes: bool) -> bool: ...
 def cuda_can_chain_experts(attended: int, hidden: int, inner: int, num_experts: int, num_chosen: int) -> bool: ...
 def cuda_skinny_chain(
     attended: Matrix, residual: int, tail: ChainTail, head: ChainHead | None, scratch: int, stream: int

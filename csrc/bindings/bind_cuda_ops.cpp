@@ -182,7 +182,8 @@ void bind_products(py::module_& m) {
         py::arg("in_features"), py::arg("normed"));
   m.def("cuda_skinny_chain", &skinny_chain, py::arg("attended"), py::arg("residual"), py::arg("tail"),
         py::arg("head"), py::arg("scratch"), py::arg("stream"));
-  m.def("cuda_can_chain", &cuda::can_chain, py::arg("attended"), py::arg("hidden"), py::arg("inner"));
+  m.def("cuda_can_chain", &cuda::can_chain, py::arg("attended"), py::arg("hidden"), py::arg("inner"),
+        py::arg("in_codes"));
   m.def("cuda_can_chain_experts", &cuda::can_chain_experts, py::arg("attended"), py::arg("hidden"),
         py::arg("inner"), py::arg("num_experts"), py::arg("num_chosen"));
   m.attr("cuda_chain_scratch_bytes") = cuda::kChainScratchBytes;

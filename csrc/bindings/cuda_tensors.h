@@ -102,7 +102,7 @@ inline constexpr auto fields_of<TappedNorm> =
 template <>
 inline constexpr auto fields_of<cuda::ChainProduct> =
     std::tuple(&cuda::ChainProduct::weight, &cuda::ChainProduct::bias, &cuda::ChainProduct::out_features,
-               &cuda::ChainProduct::in_features);
+               &cuda::ChainProduct::in_features, &cuda::ChainProduct::scales);
 template <>
 inline constexpr auto fields_of<cuda::ChainNorm> =
     std::tuple(&cuda::ChainNorm::weight, &cuda::ChainNorm::eps);

@@ -16,6 +16,7 @@ from bequest.engine.kernels import cuda
 from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
 from bequest.engine.kernels.cuda_linear import RowNorm
 from bequest.engine.kernels.hidden_tap import tap_arguments
+from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.kernels.streams import current_stream
 
 MOST_CHAINED_ROWS = 4  # csrc/model/cuda/skinny_chain.h
@@ -25,12 +26,15 @@ _BF16_CODE = 1  # csrc/core/dtype.h
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    weight: Tensor  # [N, K]; of experts [E, N, K]
+    weight: Tensor  # [N, K] bfloat16, or float8_e4m3fn with scales; of experts [E, N, K]
     bias: Tensor | None = None  # [N]
+    scales: Tensor | None = None  # [N] float32
 
-    def arguments(self, outputs: int, depth: int, *num_experts: int) -> tuple[int, int, int, int]:
+    def arguments(self, outputs: int, depth: int, *num_experts: int) -> _C.Product:
         bias = 0 if self.bias is None else cuda.address_of(self.bias, _BF16, outputs)
-        return (cuda.address_of(self.weight, _BF16, *num_experts, outputs, depth), bias, outputs, depth)
+        dtype = _BF16 if self.scales is None else FP8
+        scales = 0 if self.scales is None else cuda.address_of(self.scales, torch.float32, outputs)
+        return (cuda.address_of(self.weight, dtype, *num_experts, outputs, depth), bias, outputs, depth, scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +80,9 @@ def make_scratch(device: torch.device) -> Tensor:
     return torch.zeros(_C.cuda_chain_scratch_bytes, dtype=torch.uint8, device=device)
 
 
-def has_kernel(attended: int, hidden: int, inner: int) -> bool:
-    """Whether there is a kernel for a few rows of a model of these sizes: A, H and I."""
-    return _C.cuda_can_chain(attended, hidden, inner)
+def has_kernel(attended: int, hidden: int, inner: int, *, in_codes: bool = False) -> bool:
+    """Whether there is a kernel for a few rows of a model of these sizes: A, H and I; `in_codes`: of float8."""
+    return _C.cuda_can_chain(attended, hidden, inner, in_codes)
 
 
 def has_expert_kernel(attended: int, hidden: int, inner: int, num_experts: int, top_k: int) -> bool:
@@ -90,7 +94,7 @@ def can_chain(attended: Tensor, down: Tensor) -> bool:
     """Whether there is a kernel for rows [T, A] of a model whose down is [H, I]."""
     if attended.dtype is not torch.bfloat16 or not 0 < attended.shape[0] <= MOST_CHAINED_ROWS:
         return False
-    return _C.cuda_can_chain(attended.shape[1], *down.shape)
+    return has_kernel(attended.shape[1], down.shape[0], down.shape[1], in_codes=down.dtype is FP8)
 
 
 def run(attended: Tensor, residual: Tensor, tail: Tail, head: Head | None, scratch: Tensor) -> Tensor | None:

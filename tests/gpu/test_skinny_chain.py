@@ -193,8 +193,8 @@ def test_chains_in_a_graph(num_tokens: int) -> None:
 
 
 def test_what_cannot_be_chained() -> None:
-    assert _C.cuda_can_chain(2048, 1024, 3072) and _C.cuda_can_chain(4096, 4096, 14336)
-    assert not _C.cuda_can_chain(2048, 1000, 3072) and not _C.cuda_can_chain(8192, 8192, 1 << 16)
+    assert _C.cuda_can_chain(2048, 1024, 3072, False) and _C.cuda_can_chain(4096, 4096, 14336, True)
+    assert not _C.cuda_can_chain(2048, 1000, 3072, False) and not _C.cuda_can_chain(8192, 8192, 1 << 16, False)
     sizes = SIZES[0]
     attended, residual = inputs(sizes, 5)
     down = make_layers(sizes).tail.down.weight

@@ -16,6 +16,7 @@
 // trap.
 #include "device/barriers.cuh"
 #include "device/launch.cuh"
+#include "device/pairs.cuh"
 #include "device/reductions.cuh"
 #include "device/shared_memory.cuh"
 #include "device/tensor_core.cuh"
@@ -32,13 +33,15 @@ namespace {
 
 __device__ __forceinline__ void sync_consumers() { sync_threads<1, kConsumers>(); }
 
-// A lane's x for a stage.
+// A lane's x for a stage. Of codes it has two neighbours of 16 bytes for each access to the weights.
+template <bool kCodes>
 struct Row {
-  uint2 of[kSteps];
+  uint2 of[kStageUnits<kCodes>];
 
   __device__ __forceinline__ void load(uint32_t from) {
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) of[s] = load_8(from + s * kSliceBytes);
+    for (int i = 0; i < kStageUnits<kCodes>; ++i)
+      of[i] = load_8(from + (kCodes ? i / 2 * (2 * kSliceBytes) + i % 2 * 16 : i * kSliceBytes));
   }
 };
 
@@ -50,10 +53,25 @@ struct Row {
 struct TileSum {
   float of[2][4] = {};  // two, so that a product need not wait for the one before it
 
-  __device__ __forceinline__ void add(const Weights& w, const Row& x) {
+  __device__ __forceinline__ void add(const Weights& w, const Row<false>& x) {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s)
       multiply_accumulate(of[s % 2], {w.of[s].x, w.of[s].y, w.of[s].z, w.of[s].w}, x.of[s].x, x.of[s].y);
+  }
+
+  // The 16 codes that a lane reads become 16 numbers, twice what it reads of numbers.
+  __device__ __forceinline__ void add(const Weights& w, const Row<true>& x) {
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      const uint32_t codes[4] = {w.of[s].x, w.of[s].y, w.of[s].z, w.of[s].w};
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint32_t a[4];
+        fp8_to_bf16(codes[2 * half], a[0], a[1]);
+        fp8_to_bf16(codes[2 * half + 1], a[2], a[3]);
+        multiply_accumulate(of[half], a, x.of[2 * s + half].x, x.of[2 * s + half].y);
+      }
+    }
   }
 
   __device__ __forceinline__ float total() const { return (of[0][0] + of[1][0]) + (of[0][3] + of[1][3]); }
@@ -76,10 +94,12 @@ __device__ __forceinline__ void in_turns(int count, const int& left, Weights& ev
 
 // The sums of `count` tiles of the next stages, of which `left` are left in the phase and the first is in
 // `even`. x: this lane's; to: of its row, and of its token if it has one
+template <bool kCodes>
 __device__ __forceinline__ void multiply_tiles(RingEnd& ring, int count, int chunks, uint32_t x_begin,
                                                bool has_token, float* to, int& left, Weights& even,
                                                Weights& odd) {
-  Row x;
+  constexpr int kStageBytesOfX = kStageUnits<kCodes> * kSliceBytes;
+  Row<kCodes> x;
   x.load(x_begin);
   if (chunks == 1) {
     const auto step = [&](const Weights& now, Weights& next) {
@@ -92,14 +112,14 @@ __device__ __forceinline__ void multiply_tiles(RingEnd& ring, int count, int chu
     };
     return in_turns(count, left, even, odd, step);
   }
-  const uint32_t x_end = x_begin + chunks * (kSteps * kSliceBytes);
+  const uint32_t x_end = x_begin + chunks * kStageBytesOfX;
   uint32_t x_at = x_begin;
   TileSum sum;
   const auto step = [&](const Weights& now, Weights& next) {
     if (--left > 0) ring.take(next);
     sum.add(now, x);
     ring.give_back(now);
-    x_at += kSteps * kSliceBytes;
+    x_at += kStageBytesOfX;
     if (x_at == x_end) {
       x_at = x_begin;
       if (has_token) *to = sum.total();
@@ -114,7 +134,7 @@ __device__ __forceinline__ void multiply_tiles(RingEnd& ring, int count, int chu
 // Stages x of gate and up, and then chooses the experts: weights come when these are known. A CTA without a
 // tile here needs them for its tiles of down.
 template <int kPerLane>
-__device__ __forceinline__ void await_experts(const Arguments& a, const RowStager<1, true>& rows,
+__device__ __forceinline__ void await_experts(const Arguments& a, const RowStager<1, true, false>& rows,
                                               const View& view, LaunchNumber launch, int warp, int lane,
                                               Fixed& fixed) {
   float squares[1] = {};
@@ -125,18 +145,18 @@ __device__ __forceinline__ void await_experts(const Arguments& a, const RowStage
 }
 
 // By the warps that multiply. kPerLane: experts that a lane looks at to choose; 0: there are none
-template <int T, int kPerLane>
+template <int T, int kPerLane, bool kCodes>
 __device__ __forceinline__ void multiply(const Arguments& a, const Places& places, uint8_t* shared,
                                          LaunchNumber launch) {
   Fixed& fixed = *reinterpret_cast<Fixed*>(shared + places.fixed);
   const int lane = kept(threadIdx.x % kWarp), warp = kept(threadIdx.x / kWarp);
   constexpr bool kHasExperts = kPerLane > 0;
   using Order = Order<kHasExperts>;
-  const RowStager<T, kHasExperts> rows(a, shared + places.rows, shared + places.gains, warp, lane);
+  const RowStager<T, kHasExperts, kCodes> rows(a, shared + places.rows, shared + places.gains, warp, lane);
   RingEnd ring(fixed.ring, shared_address(shared) + lane_in_stage(warp, lane), lane, a.stages);
   // Columns beyond the last row of x are the last; nobody stores what becomes of them.
   const uint32_t row_at = shared_address(shared + places.rows) + min(lane / 8, T - 1) * a.row_pitch +
-                          lane % 4 * 16 + lane / 4 % 2 * 8;
+                          lane % 4 * (kCodes ? 32 : 16) + lane / 4 % 2 * 8;
   constexpr int kPartsSize = T * kWarps * kPartPitch;
   // parts: [2, T, kWarps, kPartPitch]; of_round: those of the current round
   float* of_round = reinterpret_cast<float*>(shared + places.parts);
@@ -152,7 +172,7 @@ __device__ __forceinline__ void multiply(const Arguments& a, const Places& place
     if constexpr (kHasExperts)
       if (has_staged) await_experts<kPerLane>(a, rows, view, launch, warp, lane, fixed);
     if (tile == end) continue;
-    const uint32_t x_begin = row_at + warp * (chunks * kSteps * kSliceBytes);
+    const uint32_t x_begin = row_at + warp * (chunks * kStageUnits<kCodes> * kSliceBytes);
     Weights even, odd;
     ring.take(even);                   // the first ones, before x is there
     int left = (end - tile) * chunks;  // stages
@@ -160,7 +180,7 @@ __device__ __forceinline__ void multiply(const Arguments& a, const Places& place
     do {
       const int count = min(kRoundTiles, end - tile);
       float* to = of_round + (lane % 4 * kWarps + warp) * kPartPitch + row_of_lane(lane);
-      const Element element(view, T, tile, count, warp * kWarp + lane);
+      const Element<kCodes> element(view, T, tile, count, warp * kWarp + lane);
       if (tile == view.first && !has_staged) {
         float squares[T] = {};
         if (view.from == nullptr)
@@ -169,7 +189,7 @@ __device__ __forceinline__ void multiply(const Arguments& a, const Places& place
           rows.stage_published(view, units, chunks, gain, launch, squares);
         if (gain >= 0) store_squares(squares, warp, lane, shared_squares);
       }
-      multiply_tiles(ring, count, chunks, x_begin, lane % 4 < T, to, left, even, odd);
+      multiply_tiles<kCodes>(ring, count, chunks, x_begin, lane % 4 < T, to, left, even, odd);
       sync_consumers();
       if (warp < T * (kPlaces / kWarp))
         element.store(view, a.activation, of_round, shared_squares, launch,
@@ -200,7 +220,7 @@ __device__ __forceinline__ void read_weights(const Arguments& a, Fixed& fixed, u
   }
 }
 
-template <int T, int kPerLane>
+template <int T, int kPerLane, bool kCodes>
 __global__ __launch_bounds__(kThreads, 2) void skinny_chain_kernel(const __grid_constant__ Arguments a) {
   extern __shared__ __align__(1024) uint8_t shared[];
   using Order = Order<(kPerLane > 0)>;
@@ -225,18 +245,19 @@ __global__ __launch_bounds__(kThreads, 2) void skinny_chain_kernel(const __grid_
     let_next_start();
     return;
   }
-  stage_gain(a.phases[Order::kGate], shared + places.gains);
-  if (a.num_phases > Order::kNext) stage_gain(a.phases[Order::kNext], shared + places.gains + a.gain_bytes);
+  stage_gain<kCodes>(a.phases[Order::kGate], shared + places.gains);
+  if (a.num_phases > Order::kNext)
+    stage_gain<kCodes>(a.phases[Order::kNext], shared + places.gains + a.gain_bytes);
   sync_consumers();
   wait_for_previous();
   uint32_t* launches = a.launches + blockIdx.x;
   const LaunchNumber launch(__ldcg(launches));
-  multiply<T, kPerLane>(a, places, shared, launch);
+  multiply<T, kPerLane, kCodes>(a, places, shared, launch);
   sync_consumers();  // all have read the number
   if (threadIdx.x == 0) *launches = launch.get();
 }
 
-template <int T, int kPerLane = 0>
+template <int T, int kPerLane, bool kCodes>
 void launch_rows(const Arguments& a, int grid, Stream stream) {
   const Places places(a.stages, T, a.row_pitch, a.gain_bytes);
   const LaunchShape shape{.grid = static_cast<unsigned>(grid),
@@ -244,27 +265,32 @@ void launch_rows(const Arguments& a, int grid, Stream stream) {
                           .shared_bytes = static_cast<size_t>(places.total),
                           .overlaps_previous = true};
   // The room beside it is for other kernels, not for a cache that it does not use.
-  check_cuda(cudaFuncSetAttribute(skinny_chain_kernel<T, kPerLane>,
+  check_cuda(cudaFuncSetAttribute(skinny_chain_kernel<T, kPerLane, kCodes>,
                                   cudaFuncAttributePreferredSharedMemoryCarveout,
                                   cudaSharedmemCarveoutMaxShared));
-  launch(skinny_chain_kernel<T, kPerLane>, shape, stream, a);
+  launch(skinny_chain_kernel<T, kPerLane, kCodes>, shape, stream, a);
+}
+
+template <bool kCodes>
+void launch_of(const Arguments& a, int grid, Stream stream) {
+  switch (a.num_tokens) {
+    case 1:
+      return launch_rows<1, 0, kCodes>(a, grid, stream);
+    case 2:
+      return launch_rows<2, 0, kCodes>(a, grid, stream);
+    case 3:
+      return launch_rows<3, 0, kCodes>(a, grid, stream);
+    default:
+      return launch_rows<4, 0, kCodes>(a, grid, stream);
+  }
 }
 
 }  // namespace
 
-void launch_chain(const Arguments& a, int grid, Stream stream) {
-  if (a.num_experts > kMostRouted / 2) return launch_rows<1, kMostRouted / kWarp>(a, grid, stream);
-  if (a.num_experts > 0) return launch_rows<1, kMostRouted / kWarp / 2>(a, grid, stream);
-  switch (a.num_tokens) {
-    case 1:
-      return launch_rows<1>(a, grid, stream);
-    case 2:
-      return launch_rows<2>(a, grid, stream);
-    case 3:
-      return launch_rows<3>(a, grid, stream);
-    default:
-      return launch_rows<4>(a, grid, stream);
-  }
+void launch_chain(const Arguments& a, bool in_codes, int grid, Stream stream) {
+  if (a.num_experts > kMostRouted / 2) return launch_rows<1, kMostRouted / kWarp, false>(a, grid, stream);
+  if (a.num_experts > 0) return launch_rows<1, kMostRouted / kWarp / 2, false>(a, grid, stream);
+  in_codes ? launch_of<true>(a, grid, stream) : launch_of<false>(a, grid, stream);
 }
 
 }  // namespace chain

@@ -15,7 +15,10 @@ inline constexpr int kThreads = kConsumers + kWarp;
 inline constexpr int kTile = kStageRows;
 inline constexpr int kUnit = 256;                       // of k: 32 for each warp
 inline constexpr int kSliceBytes = kUnit / kWarps * 2;  // a warp's part of a unit of x
-inline constexpr int kSteps = kStageDepth / kUnit;
+inline constexpr int kSteps = kStageDepth / kUnit;      // accesses of a lane to a stage
+// Units of k in a stage: a code takes one byte where a number takes two.
+template <bool kCodes>
+inline constexpr int kStageUnits = kCodes ? 2 * kSteps : kSteps;
 inline constexpr int kRoundTiles = 8;  // whose sums wait in shared memory for their end
 inline constexpr int kPlaces = kRoundTiles * kTile;
 inline constexpr int kPartPitch = kPlaces + 4;  // floats; warps that are read at once lie in different banks
@@ -69,11 +72,12 @@ struct Phase {
   int part;                // outputs of one expert
   int tiles_each, longer;  // the first `longer` CTAs have one tile more than the others
   float eps;
-  const void* gain;  // [K] bfloat16 of the norm of x, or null
-  const void* bias;  // [N] bfloat16, or null
-  const Word* from;  // [T, K / 2] in sectors: x; null: the first phase, whose x is `attended`
-  Word* to;          // [T, outputs / 2] in sectors: what the next phase reads, or null
-  BFloat16* out;     // [T, outputs], or null
+  const void* gain;     // [K] bfloat16 of the norm of x, or null
+  const void* bias;     // [N] bfloat16, or null
+  const float* scales;  // [N], of codes
+  const Word* from;     // [T, K / 2] in sectors: x; null: the first phase, whose x is `attended`
+  Word* to;             // [T, outputs / 2] in sectors: what the next phase reads, or null
+  BFloat16* out;        // [T, outputs], or null
 };
 
 struct Arguments {
@@ -98,6 +102,7 @@ struct alignas(16) View {
   int gain;  // whose gain in shared memory, -1: no norm
   float eps;
   const BFloat16* bias;
+  const float* scales;
   const Word* from;
   Word* to;
   BFloat16* out;
@@ -116,6 +121,7 @@ struct alignas(16) View {
             phase.gain != nullptr ? gain : -1,
             phase.eps,
             static_cast<const BFloat16*>(phase.bias),
+            phase.scales,
             phase.from,
             phase.to,
             phase.out};
@@ -167,10 +173,15 @@ struct Places {
   }
 };
 
-// A row of x, and a gain, in shared memory: for each warp its 32 of each unit, filled up to whole stages.
-__host__ __device__ constexpr int padded_units(int units) { return (units + kSteps - 1) / kSteps * kSteps; }
+// A row of x, and a gain, in shared memory: for each warp its 32 of each unit, filled up to whole stages. Of
+// codes a lane reads 16 of a row at once, so that two units are one: a warp has 64 neighbours of each 512.
+// The slice of 32 values that lies at a warp's place for a unit:
+template <bool kCodes>
+__device__ __forceinline__ int slice_of(int unit, int warp) {
+  return kCodes ? unit / 2 * (2 * kWarps) + 2 * warp + unit % 2 : unit * kWarps + warp;
+}
 
 // REQUIRES: as many CTAs as the chip has room for at once.
-void launch_chain(const Arguments& a, int grid, Stream stream);
+void launch_chain(const Arguments& a, bool in_codes, int grid, Stream stream);
 
 }  // namespace bequest::cuda::chain

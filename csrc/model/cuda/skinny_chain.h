@@ -17,10 +17,11 @@ inline constexpr int kMostChainedRows = 4;
 inline constexpr size_t kChainScratchBytes = 2 << 20;
 
 struct ChainProduct {
-  const void* weight;  // [N, K] bfloat16, contiguous, aligned to 16 bytes
+  const void* weight;  // [N, K] bfloat16, or e4m3 where there are scales; contiguous, aligned to 16 bytes
   const void* bias;    // [N] bfloat16, or null
   int64_t out_features;
   int64_t in_features;
+  const float* scales;  // [N]: what each row of codes is multiplied by; null: the weight is in numbers
 };
 
 // A root-mean-square norm of the residual.
@@ -54,15 +55,16 @@ struct SkinnyChainParams {
   void* scratch;          // [kChainScratchBytes], zero before the first launch, of one stream at a time
 };
 
-// Whether there is a kernel for these sizes, for any T up to kMostChainedRows.
-bool can_chain(int64_t attended, int64_t hidden, int64_t inner);
+// Whether there is a kernel for these sizes, for any T up to kMostChainedRows; `in_codes`: of weights in
+// e4m3.
+bool can_chain(int64_t attended, int64_t hidden, int64_t inner, bool in_codes);
 
 // The same of one row and experts of this inner size.
 bool can_chain_experts(int64_t attended, int64_t hidden, int64_t inner, int64_t num_experts,
                        int64_t num_chosen);
 
-// A row's result depends on the row alone. REQUIRES: 1 <= T <= kMostChainedRows; can_chain; with experts
-// T = 1 and can_chain_experts.
+// A row's result depends on the row alone. REQUIRES: 1 <= T <= kMostChainedRows; can_chain; all
+// weights are in numbers, or all are in codes; with experts T = 1, can_chain_experts, and no codes.
 void skinny_chain(const SkinnyChainParams& p, Stream stream);
 
 }  // namespace bequest::cuda

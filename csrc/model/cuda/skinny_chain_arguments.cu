@@ -29,7 +29,14 @@ struct Depth {
 constexpr Depth kSmallLayer{6, 2, false}, kLargeLayer{10, 3, true};
 constexpr int64_t kLargeShare = 64;  // stages that a CTA has of a layer
 
-int padded_bytes(int64_t depth) { return padded_units(static_cast<int>(depth / kUnit)) * kUnit * 2; }
+int stage_units(bool in_codes) { return in_codes ? kStageUnits<true> : kStageUnits<false>; }
+
+int chunks_of(int64_t depth, bool in_codes) {
+  return static_cast<int>(ceil_div(depth / kUnit, stage_units(in_codes)));
+}
+
+// Of a row of x, filled up to whole stages.
+int padded_bytes(int chunks, bool in_codes) { return chunks * stage_units(in_codes) * kUnit * 2; }
 
 Depth depth_of(const Arguments& a) {
   int64_t share = 0;
@@ -57,15 +64,17 @@ class Builder {
   }
 
   Phase& add(const ChainProduct& product, Kind kind) {
-    const bool gated = kind == Kind::kGate;
-    a.weights[a.num_phases] = weight_map(product.weight, product.out_features, product.in_features, gated);
-    const int units = static_cast<int>(product.in_features / kUnit);
+    const bool gated = kind == Kind::kGate, in_codes = product.scales != nullptr;
+    // Two codes lie where one number does.
+    a.weights[a.num_phases] =
+        weight_map(product.weight, product.out_features, product.in_features / (in_codes ? 2 : 1), gated);
     return add_phase({.kind = kind,
-                      .units = units,
-                      .chunks = static_cast<int>(ceil_div(units, kSteps)),
+                      .units = static_cast<int>(product.in_features / kUnit),
+                      .chunks = chunks_of(product.in_features, in_codes),
                       .stride = kSteps,
                       .outputs = static_cast<int>(product.out_features / (gated ? 2 : 1)),
-                      .bias = product.bias});
+                      .bias = product.bias,
+                      .scales = product.scales});
   }
 
   // Of the chosen experts: gate and up give the outputs of all of them, down takes these.
@@ -129,6 +138,7 @@ void add_feed_forward(Builder& builder, const SkinnyChainParams& p, const Word* 
 
 Arguments arguments_of(const SkinnyChainParams& p, int64_t grid) {
   const int64_t hidden = p.output.out_features;
+  const bool in_codes = p.output.scales != nullptr;
   Builder builder(p, grid);
   Arguments& a = builder.a;
   Phase& output = builder.add(p.output, Kind::kAdd);
@@ -145,8 +155,8 @@ Arguments arguments_of(const SkinnyChainParams& p, int64_t grid) {
   }
   a.num_tokens = p.num_tokens;
   for (int i = 0; i < a.num_phases; ++i)
-    a.row_pitch = std::max(a.row_pitch, a.phases[i].chunks * kStageDepth * 2 + kRowPad);
-  a.gain_bytes = padded_bytes(hidden);
+    a.row_pitch = std::max(a.row_pitch, padded_bytes(a.phases[i].chunks, in_codes) + kRowPad);
+  a.gain_bytes = padded_bytes(chunks_of(hidden, in_codes), in_codes);
   const Depth depth = depth_of(a);
   a.stages = depth.stages;
   a.in_flight = depth.in_flight;
@@ -160,14 +170,18 @@ void check_params(const SkinnyChainParams& p) {
   const ChainExperts& experts = p.experts;
   const int64_t attended = p.output.in_features, hidden = p.output.out_features, inner = p.down.in_features;
   if (experts.router.weight != nullptr) {
-    check(p.num_tokens == 1, "skinny_chain: experts are chained for one row");
+    check(p.num_tokens == 1 && p.output.scales == nullptr,
+          "skinny_chain: experts are chained for one row, in numbers");
     check(can_chain_experts(attended, hidden, inner, experts.router.out_features, experts.num_chosen) &&
               experts.router.in_features == hidden && p.gate_up.bias == nullptr && p.down.bias == nullptr,
           "skinny_chain: experts");
   } else {
     check(p.num_tokens >= 1 && p.num_tokens <= kMostChainedRows, "skinny_chain: 1 to 4 rows");
-    check(can_chain(attended, hidden, inner), "skinny_chain: sizes");
+    check(can_chain(attended, hidden, inner, p.output.scales != nullptr), "skinny_chain: sizes");
   }
+  for (const ChainProduct* product : {&experts.router, &p.gate_up, &p.down, &p.next_qkv})
+    check(product->weight == nullptr || (product->scales == nullptr) == (p.output.scales == nullptr),
+          "skinny_chain: some weights are in codes and some are not");
   check(p.gate_up.in_features == hidden && p.gate_up.out_features == 2 * inner &&
             p.down.out_features == hidden &&
             (p.next_qkv.weight == nullptr || p.next_qkv.in_features == hidden),
@@ -186,23 +200,24 @@ namespace {
 
 // depths: of the products; widths: of what they leave for each other, of all experts together
 bool has_room(std::initializer_list<int64_t> depths, std::initializer_list<int64_t> widths, int64_t longest,
-              int64_t hidden, int num_tokens) {
+              int64_t hidden, int num_tokens, bool in_codes) {
   using namespace chain;
   for (const int64_t depth : depths)
-    if (depth < kUnit || depth % kUnit != 0) return false;
+    if (depth < kUnit || depth % (in_codes ? 2 * kUnit : kUnit) != 0) return false;
   size_t scratch = kMostBlocks * sizeof(uint32_t);
   for (const int64_t width : widths)
     scratch += static_cast<size_t>(place_of_word(kMostChainedRows * width / 2));
-  const int most =
-      Places(kFewestStages, num_tokens, padded_bytes(longest) + kRowPad, padded_bytes(hidden)).total;
+  const int row = padded_bytes(chunks_of(longest, in_codes), in_codes),
+            gain = padded_bytes(chunks_of(hidden, in_codes), in_codes);
+  const int most = Places(kFewestStages, num_tokens, row + kRowPad, gain).total;
   return most <= kMostSharedBytes && multiprocessors() <= kMostBlocks && scratch <= kChainScratchBytes;
 }
 
 }  // namespace
 
-bool can_chain(int64_t attended, int64_t hidden, int64_t inner) {
+bool can_chain(int64_t attended, int64_t hidden, int64_t inner, bool in_codes) {
   return has_room({attended, hidden, inner}, {hidden, inner, hidden}, std::max({attended, hidden, inner}),
-                  hidden, kMostChainedRows);
+                  hidden, kMostChainedRows, in_codes);
 }
 
 bool can_chain_experts(int64_t attended, int64_t hidden, int64_t inner, int64_t num_experts,
@@ -211,14 +226,14 @@ bool can_chain_experts(int64_t attended, int64_t hidden, int64_t inner, int64_t 
   if (num_chosen < 1 || num_chosen > std::min<int64_t>(kMostRanks, num_experts)) return false;
   if (num_experts > kMostRouted || num_experts % 4 != 0 || inner > kStageDepth) return false;
   return has_room({attended, hidden, inner}, {hidden, num_experts, num_chosen * inner, hidden},
-                  std::max({attended, hidden, num_chosen * kStageDepth}), hidden, 1);
+                  std::max({attended, hidden, num_chosen * kStageDepth}), hidden, 1, false);
 }
 
 void skinny_chain(const SkinnyChainParams& p, Stream stream) {
   using namespace chain;
   check_params(p);
   const int grid = multiprocessors();
-  launch_chain(arguments_of(p, grid), grid, stream);
+  launch_chain(arguments_of(p, grid), p.output.scales != nullptr, grid, stream);
 }
 
 }  // namespace bequest::cuda

@@ -30,6 +30,7 @@ __device__ __forceinline__ float sum_of_warps(const Of& of) {
 }
 
 // A thread's element of a round: [kMostChainedRows, kPlaces] of them.
+template <bool kCodes>
 class Element {
  public:
   // Asks for what is added. tile, count: of the round.
@@ -49,6 +50,10 @@ class Element {
       bias_ = view.bias[output_];
       if (gated) other_ = view.bias[output_ + view.outputs];
     }
+    if constexpr (kCodes) {
+      scale_ = __ldg(view.scales + output_);
+      if (gated) other_scale_ = __ldg(view.scales + output_ + view.outputs);
+    }
     // Stored by this very thread where this launch has stored it.
     if (view.kind == Kind::kAdd) other_ = {__ldcg(reinterpret_cast<const uint16_t*>(out_))};
   }
@@ -64,9 +69,9 @@ class Element {
       const float square = sum_of_warps([&](int warp) { return squares[token_][warp]; });
       scale = rsqrtf(square / static_cast<float>(view.units * kUnit) + view.eps);
     }
-    float y = rounded<BFloat16>(total(part) * scale + widen(bias_));
+    float y = rounded<BFloat16>(total(part) * (scale * scale_) + widen(bias_));
     if (view.kind == Kind::kGate) {
-      const float up = rounded<BFloat16>(total(part + kTile / 2) * scale + widen(other_));
+      const float up = rounded<BFloat16>(total(part + kTile / 2) * (scale * other_scale_) + widen(other_));
       y = gate(activation, y, up);
       if (counts != nullptr && exists_) y *= counts[output_ / view.part];
     } else {
@@ -90,6 +95,7 @@ class Element {
   BFloat16* out_;  // or null
   // As they come: who converts them waits for them. Other: what is added, or the bias of up.
   BFloat16 bias_{}, other_{};
+  float scale_ = 1, other_scale_ = 1;  // of the row's codes, and of up's
 };
 
 }  // namespace bequest::cuda::chain

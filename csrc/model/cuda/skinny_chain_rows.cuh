@@ -26,14 +26,16 @@ __device__ __forceinline__ void store_word(Word* p, uint32_t values, uint32_t la
 }
 
 // The gain of a norm, in the order of a row of x.
+template <bool kCodes>
 __device__ __forceinline__ void stage_gain(const Phase& phase, uint8_t* to) {
-  const int pitch = padded_units(phase.units) * kSliceBytes;
+  const int padded = phase.chunks * kStageUnits<kCodes>, pitch = padded * kSliceBytes;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < padded_units(phase.units) * (kUnit / 8); i += kConsumers) {  // 16 bytes each
-    const int unit = i / (kUnit / 8), place = i % (kUnit / 8);
+  for (int i = threadIdx.x; i < padded * (kUnit / 8); i += kConsumers) {  // 16 bytes each
+    const int unit = i / (kUnit / 8), warp = i % (kUnit / 8) / 4;
     uint4 gain = make_uint4(0, 0, 0, 0);
-    if (unit < phase.units) gain = __ldg(static_cast<const uint4*>(phase.gain) + i);
-    *reinterpret_cast<uint4*>(to + place / 4 * pitch + unit * kSliceBytes + place % 4 * 16) = gain;
+    if (unit < phase.units)
+      gain = __ldg(static_cast<const uint4*>(phase.gain) + slice_of<kCodes>(unit, warp) * 4 + i % 4);
+    *reinterpret_cast<uint4*>(to + warp * pitch + unit * kSliceBytes + i % 4 * 16) = gain;
   }
 }
 
@@ -49,7 +51,7 @@ __device__ __forceinline__ void store_squares(float (&squares)[T], int warp, int
 
 // The 16 bytes that a lane multiplies at once lie in the order in which the tensor cores take them: their
 // first and third word, then the others.
-template <int T, bool kHasExperts>
+template <int T, bool kHasExperts, bool kCodes>
 class RowStager {
  public:
   // rows: [T, row_pitch]; gains: [2, gain_bytes]
@@ -59,9 +61,9 @@ class RowStager {
   // x as the kernel before has stored it.
   __device__ __forceinline__ void stage_attended(int units, int chunks) const {
     constexpr int kGroup = 8;  // units; a lane has 16 bytes of each group
-    const int padded = chunks * kSteps, row_bytes = units * kUnit * 2;
-    const auto* from = static_cast<const uint8_t*>(a_.attended) + lane_ / 4 * (kUnit * 2) +
-                       warp_ * kSliceBytes + lane_ % 4 * 16;
+    const int padded = chunks * kStageUnits<kCodes>, row_bytes = units * kUnit * 2;
+    const auto* from = static_cast<const uint8_t*>(a_.attended) +
+                       slice_of<kCodes>(lane_ / 4, warp_) * kSliceBytes + lane_ % 4 * 16;
     uint8_t* to = rows_ + warp_ * padded * kSliceBytes + lane_ * 16;
 #pragma unroll 1
     for (int unit = lane_ / 4; unit < padded; unit += kGroup) {
@@ -90,19 +92,21 @@ class RowStager {
       stride = view.stride;
       if (stride < kSteps) limit = lane_ / 8 < stride ? chunks * kSteps : 0;
     }
-    const int lane_unit = lane_ / 8, slice = warp_ * chunks * (kSteps * kSliceBytes);
-    const uint8_t* from = reinterpret_cast<const uint8_t*>(x) + lane_unit * kUnitBytes +
-                          warp_ * (kUnitBytes / kWarps) + lane_ % 8 / 2 * kSectorPitch + lane_ % 2 * 16;
+    const int lane_unit = lane_ / 8, padded = chunks * kStageUnits<kCodes>;
+    const int slice = warp_ * padded * kSliceBytes;
+    const uint8_t* from = reinterpret_cast<const uint8_t*>(x) +
+                          slice_of<kCodes>(lane_unit, warp_) * (kUnitBytes / kWarps) +
+                          lane_ % 8 / 2 * kSectorPitch + lane_ % 2 * 16;
     // Of its 16 bytes an even lane has the first two words, an odd one the others.
     uint8_t* to = rows_ + slice + lane_ / 2 * 16 + lane_ % 2 * 4;
     const uint8_t* gains = gains_ + gain * a_.gain_bytes + slice + lane_ * 8;
 #pragma unroll 1
-    for (int unit = lane_unit; unit < chunks * kSteps; unit += kBatch * kSteps) {
+    for (int unit = lane_unit; unit < padded; unit += kBatch * kSteps) {
       uint4 words[kBatch][T] = {};
       read_until(from, unit, {units, limit, stride}, launch, words);
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
-        if (unit + b * kSteps >= chunks * kSteps) break;
+        if (unit + b * kSteps >= padded) break;
         uint2 factor;
         if (gain >= 0) factor = *reinterpret_cast<const uint2*>(gains + b * kSteps * kSliceBytes);
 #pragma unroll
@@ -124,6 +128,7 @@ class RowStager {
   }
 
  private:
+  static_assert(!kCodes || (kSteps % 2 == 0 && !kHasExperts), "units that are one are read at once");
   static constexpr int kBatch = T == 1 ? 4 : T == 2 ? 2 : 1;  // groups of kSteps units that are read at once
   static constexpr int kUnitBytes = place_of_word(kUnit / 2);
 

@@ -1,0 +1,112 @@
+"""Weights in float8 on a GPU: products and chains of them against float32 over the values of the codes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from bequest.engine.kernels import cuda_chain
+from bequest.engine.kernels.cuda_chain import Head, Product, Tail
+from bequest.engine.kernels.cuda_linear import RowNorm
+from bequest.engine.kernels.kv_format import FP8
+from tests.gpu.test_ops import guarded, randn
+from tests.gpu.test_skinny_chain import Layers, Sizes, assert_near, inputs, make_scratch, reference
+
+pytestmark = pytest.mark.gpu
+
+BF16 = torch.bfloat16
+# (A, H, I, Q): as those of the chain in numbers, of multiples of 512; k of part of a stage of 2048 and of many.
+SIZES = [(512, 512, 512, 8), (512, 1024, 1536, 1021), (1024, 9216, 8704, 300), (4096, 4096, 14336, 6144)]
+
+
+def codes_of(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Float8 [N, K] and a scale for each row."""
+    scales = matrix.float().abs().amax(1) / 448
+    return (matrix.float() / scales[:, None]).to(FP8), scales
+
+
+def product(outputs: int, depth: int, with_bias: bool, seed: int) -> Product:
+    weight, scales = codes_of(randn(outputs, depth, dtype=BF16, seed=seed, scale=depth**-0.5))
+    return Product(weight, randn(outputs, dtype=BF16, seed=seed + 1) if with_bias else None, scales)
+
+
+def in_numbers(product: Product) -> Product:
+    assert product.scales is not None
+    return Product(product.weight.float() * product.scales[:, None], product.bias)
+
+
+def make_layers(sizes: Sizes, *, with_bias: bool) -> Layers:
+    attended, hidden, inner, outputs = sizes
+    tail = Tail(
+        product(hidden, attended, with_bias, 5),
+        RowNorm(randn(hidden, dtype=BF16, seed=7), 1e-5),
+        product(2 * inner, hidden, with_bias, 8),
+        "silu",
+        product(hidden, inner, with_bias, 10),
+    )
+    return Layers(
+        tail, Head(RowNorm(randn(hidden, dtype=BF16, seed=12), 1e-6), product(outputs, hidden, with_bias, 13))
+    )
+
+
+def layers_in_numbers(layers: Layers) -> Layers:
+    tail, head = layers.tail, layers.head
+    assert head is not None
+    output, gate_up, down = (in_numbers(part) for part in (tail.output, tail.gate_up, tail.down))
+    return Layers(Tail(output, tail.norm, gate_up, tail.activation, down), Head(head.norm, in_numbers(head.qkv)))
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 4])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_chain(sizes: Sizes, num_tokens: int, with_bias: bool) -> None:
+    layers = make_layers(sizes, with_bias=with_bias)
+    attended, start = inputs(sizes, num_tokens)
+    residual, check = guarded(num_tokens, sizes[1], dtype=BF16)
+    residual.copy_(start)
+    qkv = layers.run(attended, residual, make_scratch())
+    expected, expected_qkv = reference(layers_in_numbers(layers), attended, start)
+    assert_near(residual, expected)
+    assert expected_qkv is not None
+    assert_near(qkv, expected_qkv)
+    check()
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_rows_do_not_depend_on_the_batch(sizes: Sizes) -> None:
+    layers, scratch = make_layers(sizes, with_bias=False), make_scratch()
+    attended, start = inputs(sizes, 4)
+    whole = start.clone()
+    whole_qkv = layers.run(attended, whole, scratch)
+    for count in (1, 2, 3):
+        residual = start[-count:].clone()
+        assert torch.equal(layers.run(attended[-count:], residual, scratch), whole_qkv[-count:])
+        assert torch.equal(residual, whole[-count:])
+
+
+def test_every_code_counts() -> None:
+    """The smallest codes are subnormal: they must not be taken for zeros."""
+    sizes = (512, 512, 512, 256)
+    layers = make_layers(sizes, with_bias=False)
+    assert layers.head is not None
+    every = torch.arange(256, dtype=torch.uint8, device="cuda").view(FP8).float().nan_to_num(0.0)
+    codes = every[:, None].expand(256, 512).to(FP8).contiguous()
+    head = Head(layers.head.norm, Product(codes, None, torch.full((256,), 2.0**-6, device="cuda")))
+    attended, start = inputs(sizes, 1)
+    qkv = Layers(layers.tail, head).run(attended, start.clone(), make_scratch())
+    _, expected = reference(layers_in_numbers(Layers(layers.tail, head)), attended, start)
+    assert expected is not None
+    error = (qkv.float() - expected).abs()
+    assert (error <= 2e-2 * expected.abs() + 1e-6).all()
+
+
+def test_codes_beside_numbers_are_refused() -> None:
+    sizes = SIZES[0]
+    layers = make_layers(sizes, with_bias=False)
+    plain = Product(in_numbers(layers.tail.down).weight.to(BF16))
+    mixed = Tail(layers.tail.output, layers.tail.norm, layers.tail.gate_up, "silu", plain)
+    attended, residual = inputs(sizes, 1)
+    with pytest.raises(RuntimeError, match="some weights are in codes"):
+        cuda_chain.run(attended, residual, mixed, None, make_scratch())
+    assert not cuda_chain.has_kernel(512, 768, 512, in_codes=True)
