@@ -7,6 +7,7 @@
 #include "bindings/cuda_tensors.h"
 #include "cache/cuda/kv_copy.h"
 #include "ops/cuda/activation.h"
+#include "ops/cuda/float8_rows.h"
 #include "ops/cuda/gather.h"
 #include "ops/cuda/late_copy.h"
 #include "ops/cuda/logprobs.h"
@@ -149,7 +150,8 @@ void skinny_linear(const Matrix& x, const cuda::ChainProduct& product, Address o
                        .activation = Activation(finish.second),
                        .norm_weight = normed.weight,
                        .eps = normed.eps,
-                       .tap = normed.tap.value_or(HiddenTap{})},
+                       .tap = normed.tap.value_or(HiddenTap{}),
+                       .scales = product.scales},
                       stream_of(stream));
 }
 
@@ -174,6 +176,13 @@ void skinny_chain(const Matrix& attended, Address residual, const ChainTail& tai
 }
 
 void bind_products(py::module_& m) {
+  m.def(
+      "cuda_float8_rows",
+      [](const Matrix& x, Address codes, Address scales, Address stream) {
+        cuda::float8_rows({x.data, pointer<void>(codes), pointer<float>(scales), x.rows, x.columns},
+                          stream_of(stream));
+      },
+      py::arg("x"), py::arg("codes"), py::arg("scales"), py::arg("stream"));
   m.def("cuda_skinny_linear", &skinny_linear, py::arg("x"), py::arg("product"), py::arg("out"),
         py::arg("finish"), py::arg("norm"), py::arg("stream"));
   m.def("cuda_is_skinny_product", &cuda::is_skinny_product, py::arg("num_tokens"), py::arg("out_features"),

@@ -1,6 +1,6 @@
 """Matrix products on a GPU: our own kernels for a few bfloat16 rows, cuBLAS for the rest.
 
-Where a product is our own, the norm before it and what a layer does with its result can be part of it
+A weight is bfloat16, or float8 with a scale for each of its rows. Where a product is our own, the norm before it and what a layer does with its result can be part of it
 (csrc/ops/cuda/skinny_linear.h); the other functions of this file are those of `linear` and its neighbours in
 engine.kernels.cuda, with the same roundings, in one launch. Dims as there; N outputs, K inputs.
 """
@@ -17,12 +17,14 @@ from bequest.engine import _C
 from bequest.engine.kernels import cuda
 from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
 from bequest.engine.kernels.hidden_tap import LayerTap, TapArguments, tap_arguments
+from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.kernels.streams import current_stream
 
 # By default torch lets cuBLAS add the parts of a product that it splits in bfloat16, as it may with few rows.
 torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 MOST_STREAMED_ROWS = 4  # csrc/ops/cuda/skinny_linear.h
+_CODES_UNIT = 512  # of K, the same
 _BF16 = torch.bfloat16
 _BF16_CODE = 1  # csrc/core/dtype.h
 _STORE, _ADD, _GATE = range(3)  # SkinnyResult
@@ -39,38 +41,73 @@ class RowNorm:
 
 def is_fused(x: Tensor, weight: Tensor, *, normed: bool = False) -> bool:
     """Whether the product of x [T, K] with weight [N, K] is our own, fused ones too; `normed`: with a norm in front."""
-    return x.dtype is _BF16 and _C.cuda_is_fused_product(x.shape[0], weight.shape[0], weight.shape[1], normed)
+    sizes = x.shape[0], weight.shape[0], weight.shape[1]
+    if weight.dtype is FP8 and (x.shape[0] > MOST_STREAMED_ROWS or weight.shape[1] % _CODES_UNIT):
+        return False
+    return x.dtype is _BF16 and _C.cuda_is_fused_product(*sizes, normed)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [T, K] · weight [N, K]ᵀ + bias [N] → [T, N]."""
-    if x.dtype is not _BF16 or not _C.cuda_is_skinny_product(x.shape[0], weight.shape[0], weight.shape[1]):
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
+    """x [T, K] · weight [N, K]ᵀ + bias [N] → [T, N]. Beyond a few rows x is rounded to float8, too, if the weight is."""
+    if scales is not None and not is_fused(x, weight):
+        return _scaled_linear(x, weight, scales, bias)
+    is_ours = scales is not None or _C.cuda_is_skinny_product(x.shape[0], weight.shape[0], weight.shape[1])
+    if x.dtype is not _BF16 or not is_ours:
         return F.linear(x, weight, bias)
     out = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
-    _multiply(x, weight, bias, out, _STORE)
+    _multiply(x, weight, bias, out, _STORE, scales=scales)
     return out
 
 
-def normed_linear(x: Tensor, norm: RowNorm, weight: Tensor, bias: Tensor | None) -> Tensor:
+def float8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [T, K] as codes [T, K] and a scale for each row, [T] float32."""
+    num_tokens, depth = x.shape
+    codes = torch.empty(num_tokens, depth, dtype=FP8, device=x.device)
+    scales = torch.empty(num_tokens, dtype=torch.float32, device=x.device)
+    if num_tokens > 0:
+        rows = (cuda.address_of(x, _BF16, num_tokens, depth), num_tokens, depth, _BF16_CODE)
+        _C.cuda_float8_rows(rows, codes.data_ptr(), scales.data_ptr(), current_stream())
+    return codes, scales
+
+
+def _scaled_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    """By cuBLAS or what torch has beside it. REQUIRES: 16 divides N and K"""
+    codes, row_scales = float8_rows(x)
+    product = torch._scaled_mm(
+        codes, weight.t(), row_scales[:, None], scales[None, :], out_dtype=_BF16, use_fast_accum=True
+    )
+    return product if bias is None else product.add_(bias)
+
+
+def normed_linear(
+    x: Tensor, norm: RowNorm, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None
+) -> Tensor:
     """norm(x [T, K]) · weight [N, K]ᵀ + bias [N] → [T, N]. REQUIRES: is_fused, normed"""
     out = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
-    _multiply(x, weight, bias, out, _STORE, norm=norm)
+    _multiply(x, weight, bias, out, _STORE, norm=norm, scales=scales)
     return out
 
 
-def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, norm: RowNorm | None) -> Tensor:
+def gated_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    norm: RowNorm | None,
+    scales: Tensor | None = None,
+) -> Tensor:
     """f(gate) * up → [T, I] of the product of x [T, K], normed if there is a norm, with gate and up [2 I, K].
 
     REQUIRES: is_fused, normed if there is a norm
     """
     out = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=x.dtype, device=x.device)
-    _multiply(x, weight, bias, out, _GATE, activation, norm)
+    _multiply(x, weight, bias, out, _GATE, activation, norm, scales)
     return out
 
 
-def linear_into(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> None:
+def linear_into(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, scales: Tensor | None = None) -> None:
     """residual [T, N] += x [T, K] · weight [N, K]ᵀ + bias [N]. REQUIRES: is_fused"""
-    _multiply(x, weight, bias, residual, _ADD)
+    _multiply(x, weight, bias, residual, _ADD, scales=scales)
 
 
 def _multiply(
@@ -81,17 +118,21 @@ def _multiply(
     result: int,
     activation: str = "silu",
     norm: RowNorm | None = None,
+    scales: Tensor | None = None,
 ) -> None:
     num_tokens, depth = x.shape
     num_outputs = weight.shape[0]
     bias_address = 0 if bias is None else cuda.address_of(bias, _BF16, num_outputs)
+    stored, scales_address = _BF16, 0
+    if scales is not None:
+        stored, scales_address = FP8, cuda.address_of(scales, torch.float32, num_outputs)
     normed: tuple[int, float, TapArguments | None] | None = None
     if norm is not None:
         tap = tap_arguments(norm.tap, num_tokens, depth, _BF16)
         normed = (cuda.address_of(norm.weight, _BF16, depth), norm.eps, tap)
     _C.cuda_skinny_linear(
         (cuda.address_of(x, _BF16, num_tokens, depth), num_tokens, depth, _BF16_CODE),
-        (cuda.address_of(weight, _BF16, num_outputs, depth), bias_address, num_outputs, depth, 0),
+        (cuda.address_of(weight, stored, num_outputs, depth), bias_address, num_outputs, depth, scales_address),
         cuda.address_of(out, _BF16, num_tokens, num_outputs // 2 if result == _GATE else num_outputs),
         (result, ACTIVATION_CODES[activation]),
         normed,

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bequest.engine.kernels import cuda_chain
+from bequest.engine.kernels import cuda_chain, cuda_linear
 from bequest.engine.kernels.cuda_chain import Head, Product, Tail
 from bequest.engine.kernels.cuda_linear import RowNorm
 from bequest.engine.kernels.kv_format import FP8
-from tests.gpu.test_ops import guarded, randn
+from tests.gpu.test_ops import guarded, randn, reference_norm
 from tests.gpu.test_skinny_chain import Layers, Sizes, assert_near, inputs, make_scratch, reference
 
 pytestmark = pytest.mark.gpu
@@ -110,3 +110,57 @@ def test_codes_beside_numbers_are_refused() -> None:
     with pytest.raises(RuntimeError, match="some weights are in codes"):
         cuda_chain.run(attended, residual, mixed, None, make_scratch())
     assert not cuda_chain.has_kernel(512, 768, 512, in_codes=True)
+
+
+# --- single products ------------------------------------------------------------------------------------------------
+
+# (N, K): few tiles, part of a stage, several stages, rows of x that do not fit into shared memory.
+PRODUCTS = [(16, 512), (1024, 1536), (6144, 4096), (4096, 14336)]
+
+
+def made(outputs: int, depth: int, num_tokens: int) -> tuple[Tensor, Product, Tensor]:
+    """x, a product in codes, and its matrix in numbers."""
+    x = randn(num_tokens, depth, dtype=BF16, seed=num_tokens)
+    codes = product(outputs, depth, True, 3)
+    return x, codes, in_numbers(codes).weight
+
+
+@pytest.mark.parametrize(("outputs", "depth"), PRODUCTS)
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 4])
+def test_products_of_few_rows(outputs: int, depth: int, num_tokens: int) -> None:
+    x, codes, matrix = made(outputs, depth, num_tokens)
+    assert codes.bias is not None and cuda_linear.is_fused(x, codes.weight)
+    expected = x.float() @ matrix.T + codes.bias.float()
+    assert_near(cuda_linear.linear(x, codes.weight, codes.bias, codes.scales), expected)
+    residual = randn(num_tokens, outputs, dtype=BF16, seed=9)
+    added = residual.clone()
+    cuda_linear.linear_into(x, codes.weight, codes.bias, added, codes.scales)
+    assert_near(added, residual.float() + expected.to(BF16).float())
+    gate, up = expected.chunk(2, dim=1)
+    gated = cuda_linear.gated_linear(x, codes.weight, codes.bias, "silu", None, codes.scales)
+    assert_near(gated, torch.nn.functional.silu(gate) * up)
+    if cuda_linear.is_fused(x, codes.weight, normed=True):
+        norm = RowNorm(randn(depth, dtype=BF16, seed=4), 1e-5)
+        normed = reference_norm(x, norm.weight, norm.eps) @ matrix.T + codes.bias.float()
+        assert_near(cuda_linear.normed_linear(x, norm, codes.weight, codes.bias, codes.scales), normed)
+
+
+@pytest.mark.parametrize(("outputs", "depth"), PRODUCTS)
+@pytest.mark.parametrize("num_tokens", [5, 16, 129])
+def test_products_of_many_rows(outputs: int, depth: int, num_tokens: int) -> None:
+    x, codes, matrix = made(outputs, depth, num_tokens)
+    assert codes.bias is not None and not cuda_linear.is_fused(x, codes.weight)
+    rows, scales = cuda_linear.float8_rows(x)
+    rounded = rows.float() * scales[:, None]
+    assert (rounded - x.float()).abs().max() <= 2**-4 * x.float().abs().max()
+    assert torch.equal(rows.float().abs().amax(1), torch.full((num_tokens,), 448.0, device="cuda"))
+    actual = cuda_linear.linear(x, codes.weight, codes.bias, codes.scales)
+    assert_near(actual, rounded @ matrix.T + codes.bias.float())
+
+
+def test_rows_of_zeros_and_of_no_numbers() -> None:
+    x = torch.zeros(6, 512, dtype=BF16, device="cuda")
+    x[1, 3] = torch.nan
+    codes = product(32, 512, False, 3)
+    actual = cuda_linear.linear(x, codes.weight, None, codes.scales)
+    assert actual[1].isnan().all() and (actual[[0, 2, 3, 4, 5]] == 0).all()

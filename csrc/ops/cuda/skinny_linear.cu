@@ -22,6 +22,8 @@ void skinny_linear(const SkinnyLinearParams& p, Stream stream) {
         "skinny_linear: a tap is the norm's");
   check(p.num_tokens <= kMostFusedRows || (p.result == SkinnyResult::kStore && p.norm_weight == nullptr),
         "skinny_linear: rows too many to fuse");
+  check(p.scales == nullptr || (p.num_tokens <= kMostStreamedRows && p.in_features % kSkinnyCodesUnit == 0),
+        "skinny_linear: codes are for 1 to 4 rows, K a multiple of 512");
   p.num_tokens <= kMostStreamedRows ? skinny_linear_stream(p, stream) : skinny_linear_mma(p, stream);
 }
 

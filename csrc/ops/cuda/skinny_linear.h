@@ -13,6 +13,7 @@ namespace bequest::cuda {
 inline constexpr int kMostStreamedRows = 4, kMostFusedRows = 16;
 inline constexpr int kMostSkinnyRows = 32;
 inline constexpr int kSkinnyDepthUnit = 256;  // 32 accesses of 8 bfloat16
+inline constexpr int kSkinnyCodesUnit = 512;  // 32 accesses of 16 codes
 
 enum class SkinnyResult {
   kStore,  // out = y
@@ -22,7 +23,7 @@ enum class SkinnyResult {
 
 struct SkinnyLinearParams {
   const void* x;       // [T, K] bfloat16, contiguous, aligned to 16 bytes
-  const void* weight;  // [N, K] bfloat16, contiguous, aligned to 16 bytes
+  const void* weight;  // [N, K] bfloat16, or e4m3 where there are scales; contiguous, aligned to 16 bytes
   const void* bias;    // [N] bfloat16, or null
   void* out;           // [T, N] bfloat16; kGate: [T, N / 2]
   int num_tokens;      // T
@@ -33,7 +34,8 @@ struct SkinnyLinearParams {
   // The rest is of a root-mean-square norm of x before the product; null: none.
   const void* norm_weight = nullptr;  // [K] bfloat16, aligned to 16 bytes
   float eps = 0;
-  HiddenTap tap = {};  // of x as it is before the norm; not `store_output`
+  HiddenTap tap = {};             // of x as it is before the norm; not `store_output`
+  const float* scales = nullptr;  // [N]: what each row of codes is multiplied by; null: W is in numbers
 };
 
 // Whether a norm can be part of a product of rows [T, K].
@@ -41,7 +43,8 @@ bool skinny_linear_norms(int num_tokens, int64_t in_features);
 
 // A row's result depends on the row alone, and on whether there are more than kMostStreamedRows, and more
 // than kMostFusedRows. REQUIRES: 1 <= T <= kMostSkinnyRows; K is a multiple of kSkinnyDepthUnit; beyond
-// kMostFusedRows kStore and no norm; a norm where skinny_linear_norms.
+// kMostFusedRows kStore and no norm; a norm where skinny_linear_norms; of codes T <= kMostStreamedRows and K
+// is a multiple of kSkinnyCodesUnit.
 void skinny_linear(const SkinnyLinearParams& p, Stream stream);
 
 }  // namespace bequest::cuda

@@ -12,12 +12,16 @@
 //
 // Few and short rows of x are first copied to shared memory and normed there, by every CTA for itself; longer
 // ones come from the L2 as they are needed. Bound by the bytes of W.
+//
+// Codes of 8 bits (e4m3) go the same way: a stage has twice as many values of k, and the 16 that a lane reads
+// become bfloat16 in its registers.
 #include <algorithm>
 
 #include "device/barriers.cuh"
 #include "device/copies.cuh"
 #include "device/current_device.cuh"
 #include "device/launch.cuh"
+#include "device/pairs.cuh"
 #include "device/reductions.cuh"
 #include "device/shared_memory.cuh"
 #include "device/tensor_core.cuh"
@@ -46,11 +50,11 @@ struct Share {
   int first, end;  // tiles
   int chunks;
 
-  __device__ Share(const SkinnyLinearParams& p, const Division& division) {
+  __device__ Share(const SkinnyLinearParams& p, const Division& division, int stage_depth) {
     const int block = static_cast<int>(blockIdx.x);
     first = block * division.tiles_each + min(block, division.longer);
     end = first + division.tiles_each + (block < division.longer ? 1 : 0);
-    chunks = (static_cast<int>(p.in_features) + kStageDepth - 1) / kStageDepth;
+    chunks = (static_cast<int>(p.in_features) + stage_depth - 1) / stage_depth;
   }
 };
 
@@ -143,10 +147,31 @@ struct PairSum {
   float of[kTokenTiles][2][4] = {};  // two sums each, so that a product need not wait for the one before it
 };
 
+// A step of numbers: 8 of k of a lane.
+__device__ __forceinline__ void multiply_step(float (&sum)[2][4], const uint4& a, const uint4& b,
+                                              const uint4* x) {
+  multiply_accumulate(sum[0], {a.x, b.x, a.y, b.y}, x->x, x->y);
+  multiply_accumulate(sum[1], {a.z, b.z, a.w, b.w}, x->z, x->w);
+}
+
+// A step of codes: 16 of k of a lane.
+__device__ __forceinline__ void multiply_codes(float (&sum)[2][4], const uint4& a, const uint4& b,
+                                               const uint4* x) {
+  const uint32_t low[4] = {a.x, a.y, a.z, a.w}, high[4] = {b.x, b.y, b.z, b.w};
+  const uint32_t of_x[8] = {x[0].x, x[0].y, x[0].z, x[0].w, x[1].x, x[1].y, x[1].z, x[1].w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    uint32_t first[2], second[2];
+    fp8_to_bf16(low[i], first[0], first[1]);
+    fp8_to_bf16(high[i], second[0], second[1]);
+    multiply_accumulate(sum[i % 2], {first[0], second[0], first[1], second[1]}, of_x[2 * i], of_x[2 * i + 1]);
+  }
+}
+
 // Adds the products of two tiles' stages, of at most `steps` steps; without a second tile its rows are zero.
-template <int kTokenTiles>
+template <int kTokenTiles, bool kCodes>
 __device__ __forceinline__ void multiply_pair(uint32_t low, uint32_t high, bool both, int steps,
-                                              const uint4 (&rows)[kTokenTiles][kSteps],
+                                              const uint4 (&rows)[kTokenTiles][kChunkVectors<kCodes>],
                                               PairSum<kTokenTiles>& sum) {
   constexpr int kAtOnce = kSteps / kTokenTiles;
 #pragma unroll
@@ -162,22 +187,24 @@ __device__ __forceinline__ void multiply_pair(uint32_t low, uint32_t high, bool 
     for (int i = 0; i < kAtOnce; ++i)
 #pragma unroll
       for (int t = 0; t < kTokenTiles; ++t) {
-        const uint4& x = rows[t][begin + i];
-        multiply_accumulate(sum.of[t][0], {a[i].x, b[i].x, a[i].y, b[i].y}, x.x, x.y);
-        multiply_accumulate(sum.of[t][1], {a[i].z, b[i].z, a[i].w, b[i].w}, x.z, x.w);
+        const uint4* x = &rows[t][(begin + i) * kStepVectors<kCodes>];
+        if constexpr (kCodes)
+          multiply_codes(sum.of[t], a[i], b[i], x);
+        else
+          multiply_step(sum.of[t], a[i], b[i], x);
       }
   }
 }
 
 // What becomes of a round's sums. A thread has the elements threadIdx.x + [0, kElements) * kConsumers of
 // [T, rows of W in a whole round]; what it needs for them is asked for when the round begins.
-template <int kTokenTiles>
+template <int kTokenTiles, bool kCodes>
 class Results {
  public:
   // For the round that begins with this tile.
   __device__ void ask(const SkinnyLinearParams& p, int tile, int count) {
     const auto* bias = static_cast<const BFloat16*>(p.bias);
-    if (bias == nullptr && p.result != SkinnyResult::kAdd) return;
+    if (!kCodes && bias == nullptr && p.result != SkinnyResult::kAdd) return;
 #pragma unroll
     for (int e = 0; e < kElements; ++e) {
       const Element element(p, tile, count, e);
@@ -186,6 +213,11 @@ class Results {
       if (p.result == SkinnyResult::kGate && bias != nullptr)
         other_[e] = widen(bias[element.output + static_cast<int>(p.out_features / 2)]);
       if (p.result == SkinnyResult::kAdd) other_[e] = widen(static_cast<const BFloat16*>(p.out)[element.at]);
+      if constexpr (kCodes) {
+        scale_[e] = __ldg(p.scales + element.output);
+        if (p.result == SkinnyResult::kGate)
+          other_scale_[e] = __ldg(p.scales + element.output + p.out_features / 2);
+      }
     }
   }
 
@@ -197,9 +229,10 @@ class Results {
       const Element element(p, tile, count, e);
       if (!element.exists) continue;
       const float* part = parts + element.token * kPartPitch<kTokenTiles> + element.place;
-      float value = rounded<BFloat16>(total(part, warp_stride) + bias_[e]);
+      float value = rounded<BFloat16>(total(part, warp_stride) * scale(scale_, e) + bias_[e]);
       if (p.result == SkinnyResult::kGate) {
-        const float up = rounded<BFloat16>(total(part + kTileRows / 2, warp_stride) + other_[e]);
+        const float up =
+            rounded<BFloat16>(total(part + kTileRows / 2, warp_stride) * scale(other_scale_, e) + other_[e]);
         value = gate(p.activation, value, up);
       } else {
         value += other_[e];
@@ -235,17 +268,20 @@ class Results {
     return sum;
   }
 
+  __device__ static float scale(const float (&scales)[kElements], int e) { return kCodes ? scales[e] : 1.0f; }
+
+  float scale_[kElements] = {}, other_scale_[kElements] = {};  // of the row's codes, and of up's
   float bias_[kElements] = {};
   float other_[kElements] = {};  // what is added, or the bias of up
 };
 
-template <int kTokenTiles>
-__device__ __forceinline__ void copy_rows(const uint4 (&from)[kTokenTiles][kSteps],
-                                          uint4 (&to)[kTokenTiles][kSteps]) {
+template <int kTokenTiles, int kVectors>
+__device__ __forceinline__ void copy_rows(const uint4 (&from)[kTokenTiles][kVectors],
+                                          uint4 (&to)[kTokenTiles][kVectors]) {
 #pragma unroll
   for (int t = 0; t < kTokenTiles; ++t)
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) to[t][s] = from[t][s];
+    for (int i = 0; i < kVectors; ++i) to[t][i] = from[t][i];
 }
 
 // The sums of the tiles `first` and `first` + 1 of a round.
@@ -265,20 +301,21 @@ __device__ __forceinline__ void store_parts(const PairSum<kTokenTiles>& sum, int
     }
 }
 
-template <int kTokenTiles, bool kStaged>
+template <int kTokenTiles, bool kStaged, bool kCodes>
 __device__ void multiply(const SkinnyLinearParams& p, const Share& share, const Places& places,
                          const RowVectors& mine, Ring& ring, int stages, uint8_t* shared) {
   constexpr int kTiles = kRoundTiles<kTokenTiles>;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const uint32_t lane_at = shared_address(shared) + lane_in_stage(warp, lane);
-  const int steps = static_cast<int>(p.in_features) / kSkinnyDepthUnit;
-  const Rows<kTokenTiles, kStaged> x(p, places, shared);
+  const int steps = static_cast<int>(p.in_features) / kStepDepth<kCodes>;
+  const Rows<kTokenTiles, kStaged, kCodes> x(p, places, shared);
   auto* parts = reinterpret_cast<float*>(shared + places.parts);
-  Results<kTokenTiles> results;
+  Results<kTokenTiles, kCodes> results;
   results.ask(p, share.first, min(kTiles, share.end - share.first));
   if constexpr (kStaged) stage_rows<kTokenTiles>(p, places, mine, shared);
   RingCursor at;
-  uint4 ahead[kTokenTiles][kSteps];  // what comes from the L2 is asked for a chunk before it is used
+  uint4 ahead[kTokenTiles]
+             [kChunkVectors<kCodes>];  // what comes from the L2 is asked for a chunk before it is used
   if constexpr (!kStaged) x.load(0, ahead);
   // Loops stay loops: most kernels are so short that fetching their instructions is much of their time.
 #pragma unroll 1
@@ -290,7 +327,7 @@ __device__ void multiply(const SkinnyLinearParams& p, const Share& share, const 
       PairSum<kTokenTiles> sum;
 #pragma unroll 1
       for (int chunk = 0; chunk < share.chunks; ++chunk) {
-        uint4 rows[kTokenTiles][kSteps];
+        uint4 rows[kTokenTiles][kChunkVectors<kCodes>];
         if constexpr (kStaged) {
           x.load(chunk, rows);
         } else {
@@ -305,8 +342,8 @@ __device__ void multiply(const SkinnyLinearParams& p, const Share& share, const 
           ring.full[high].wait(at.parity);
           at.advance(stages);
         }
-        multiply_pair<kTokenTiles>(lane_at + low * kStageBytes, lane_at + high * kStageBytes, both,
-                                   steps - chunk * kSteps, rows, sum);
+        multiply_pair<kTokenTiles, kCodes>(lane_at + low * kStageBytes, lane_at + high * kStageBytes, both,
+                                           steps - chunk * kSteps, rows, sum);
         __syncwarp();
         if (lane == 0) {
           ring.empty[low].arrive();
@@ -323,10 +360,10 @@ __device__ void multiply(const SkinnyLinearParams& p, const Share& share, const 
   }
 }
 
-template <int kTokenTiles, bool kStaged>
+template <int kTokenTiles, bool kStaged, bool kCodes>
 __global__ __launch_bounds__(kThreads,
-                             kTokenTiles == 1 && kStaged ? 3
-                             : kTokenTiles == 1 || kStaged
+                             kTokenTiles == 1 && kStaged && !kCodes ? 3
+                             : (kTokenTiles == 1 && !kCodes) || kStaged
                                  ? 2
                                  : 1) void skinny_stream_kernel(const __grid_constant__ SkinnyLinearParams p,
                                                                 const __grid_constant__ CUtensorMap map,
@@ -334,7 +371,7 @@ __global__ __launch_bounds__(kThreads,
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ Ring ring;
   const Places places(p, kStaged, kPartPitch<kTokenTiles>, depth.stages);
-  const Share share(p, division);
+  const Share share(p, division, kSteps * kStepDepth<kCodes>);
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   let_next_start();
   if (threadIdx.x == kConsumers) {
@@ -360,13 +397,14 @@ __global__ __launch_bounds__(kThreads,
   stage_gain(p, reinterpret_cast<uint4*>(shared + places.gain));
   const RowVectors mine(p);
   wait_for_previous();
-  multiply<kTokenTiles, kStaged>(p, share, places, mine, ring, depth.stages, shared);
+  multiply<kTokenTiles, kStaged, kCodes>(p, share, places, mine, ring, depth.stages, shared);
 }
 
-template <int kTokenTiles, bool kStaged>
+template <int kTokenTiles, bool kStaged, bool kCodes>
 void launch_stream(const SkinnyLinearParams& p, Stream stream) {
   const int64_t tiles = skinny_tiles(p), grid = std::min<int64_t>(tiles, multiprocessors());
-  const int64_t stages_of_share = ceil_div(tiles, grid) * ceil_div(p.in_features, kStageDepth);
+  const int64_t stages_of_share =
+      ceil_div(tiles, grid) * ceil_div(p.in_features, kSteps * kStepDepth<kCodes>);
   const int beside = Places(p, kStaged, kPartPitch<kTokenTiles>, 0).total;
   const int beside_another = (kSharedBytes - beside) / kStageBytes,
             alone = (kMostSharedBytes - beside) / kStageBytes;
@@ -380,9 +418,9 @@ void launch_stream(const SkinnyLinearParams& p, Stream stream) {
       .overlaps_previous = true};
   const Division division{static_cast<int>(tiles / grid), static_cast<int>(tiles % grid)};
   const Depth depth{stages, std::min(stages, kMostInFlight)};
-  const CUtensorMap map =
-      weight_map(p.weight, p.out_features, p.in_features, p.result == SkinnyResult::kGate);
-  launch(skinny_stream_kernel<kTokenTiles, kStaged>, shape, stream, p, map, division, depth);
+  const CUtensorMap map = weight_map(p.weight, p.out_features, p.in_features / kStepVectors<kCodes>,
+                                     p.result == SkinnyResult::kGate);
+  launch(skinny_stream_kernel<kTokenTiles, kStaged, kCodes>, shape, stream, p, map, division, depth);
 }
 
 bool is_staged(int num_tokens, int64_t in_features) {
@@ -394,8 +432,10 @@ bool is_staged(int num_tokens, int64_t in_features) {
 bool skinny_stream_norms(int num_tokens, int64_t in_features) { return is_staged(num_tokens, in_features); }
 
 void skinny_linear_stream(const SkinnyLinearParams& p, Stream stream) {
-  is_staged(p.num_tokens, p.in_features) ? launch_stream<1, true>(p, stream)
-                                         : launch_stream<1, false>(p, stream);
+  const bool staged = is_staged(p.num_tokens, p.in_features);
+  if (p.scales != nullptr)
+    return staged ? launch_stream<1, true, true>(p, stream) : launch_stream<1, false, true>(p, stream);
+  staged ? launch_stream<1, true, false>(p, stream) : launch_stream<1, false, false>(p, stream);
 }
 
 }  // namespace bequest::cuda

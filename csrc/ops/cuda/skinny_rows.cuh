@@ -99,14 +99,15 @@ __device__ void stage_rows(const SkinnyLinearParams& p, const Places& places, co
 }
 
 // Rows of x on their way into the tensor cores: a lane's 8 neighbours along k of one row, for each step of a
-// chunk.
-template <int kTokenTiles, bool kStaged>
+// chunk. Beside codes it has 16, in two vectors.
+template <int kTokenTiles, bool kStaged, bool kCodes>
 class Rows {
  public:
   __device__ Rows(const SkinnyLinearParams& p, const Places& places, const uint8_t* shared) {
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-    const int column = warp * (kSkinnyDepthUnit / kWarps) + lane % 4 * kSkinnyWidth;
-    steps_ = static_cast<int>(p.in_features) / kSkinnyDepthUnit;
+    const int column =
+        warp * (kStepDepth<kCodes> / kWarps) + lane % 4 * (kSkinnyWidth * kStepVectors<kCodes>);
+    steps_ = static_cast<int>(p.in_features) / kStepDepth<kCodes>;
 #pragma unroll
     for (int t = 0; t < kTokenTiles; ++t) {
       const int row = t * kTokenTile + lane / 4;
@@ -118,14 +119,15 @@ class Rows {
   }
 
   // Of the chunk's steps; those beyond k and rows beyond the last are zero.
-  __device__ __forceinline__ void load(int chunk, uint4 (&to)[kTokenTiles][kSteps]) const {
+  __device__ __forceinline__ void load(int chunk, uint4 (&to)[kTokenTiles][kChunkVectors<kCodes>]) const {
 #pragma unroll
     for (int t = 0; t < kTokenTiles; ++t)
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        const int step = chunk * kSteps + s;
-        to[t][s] = make_uint4(0, 0, 0, 0);
-        if (is_row_[t] && step < steps_) to[t][s] = row_[t][step * (kSkinnyDepthUnit / kSkinnyWidth)];
+      for (int i = 0; i < kChunkVectors<kCodes>; ++i) {
+        const int step = chunk * kSteps + i / kStepVectors<kCodes>;
+        to[t][i] = make_uint4(0, 0, 0, 0);
+        if (is_row_[t] && step < steps_)
+          to[t][i] = row_[t][step * (kStepDepth<kCodes> / kSkinnyWidth) + i % kStepVectors<kCodes>];
       }
   }
 

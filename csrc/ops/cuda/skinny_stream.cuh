@@ -13,7 +13,14 @@ inline constexpr int kConsumers = kWarps * kWarp;
 inline constexpr int kThreads = kConsumers + kWarp;
 inline constexpr int kTileRows = kStageRows;
 static_assert(kTileRows == kSkinnyTile && kWarps == kStageWarps);
-inline constexpr int kSteps = kStageDepth / kSkinnyDepthUnit;
+inline constexpr int kSteps = kStageDepth / kSkinnyDepthUnit;  // accesses of a lane to a stage
+// Of k: a step of all warps, and how many of a lane's vectors of x a step and a stage meet.
+template <bool kCodes>
+inline constexpr int kStepDepth = kCodes ? kSkinnyCodesUnit : kSkinnyDepthUnit;
+template <bool kCodes>
+inline constexpr int kStepVectors = kCodes ? 2 : 1;
+template <bool kCodes>
+inline constexpr int kChunkVectors = kSteps * kStepVectors<kCodes>;
 inline constexpr int kRowPad = 64;  // bytes: two rows of x that are read at once then lie in different banks
 inline constexpr int kMostStages = 12;
 inline constexpr int kFewestStages = 4;
