@@ -19,6 +19,7 @@ class DecodeStep:
     context: int
     weight_itemsize: int = 2
     kv_itemsize: int = 2
+    in_codes: bool = False  # layers have one byte for each weight
 
     def bytes(self, config: DecoderConfig) -> float:
         return self.weight_bytes(config) + self.kv_bytes(config) + self.state_bytes(config)
@@ -33,7 +34,8 @@ class DecodeStep:
         if config.experts is not None:
             of_all = sum(math.prod(shape) for name, shape in shapes.items() if ".mlp.experts." in name)
             parameters -= of_all * (1 - config.experts.top_k / config.experts.num_experts) ** self.batch
-        return self.weight_itemsize * parameters
+        layers = sum(math.prod(shape) for name, shape in shapes.items() if ".layers." in name)
+        return self.weight_itemsize * parameters - (layers * (self.weight_itemsize - 1) if self.in_codes else 0)
 
     def kv_bytes(self, config: DecoderConfig) -> float:
         """Layers with a window read no more than it."""

@@ -1,7 +1,7 @@
 """The whole engine on a GPU with random weights of known shapes: single stream, decode steps, offline load, start-up.
 
-    python -m benchmarks.gpu_engine [--shapes qwen3-0.6b llama-3.1-8b] [--kv-cache-dtype fp8] [--load-only] [--quick]
-                                    [--json FILE]
+    python -m benchmarks.gpu_engine [--shapes qwen3-0.6b llama-3.1-8b] [--kv-cache-dtype fp8] [--quantization fp8]
+                                    [--load-only] [--quick] [--json FILE]
 
 Every figure comes with what it is compared to, measured in the same run: the floor of a decode step is the bytes of the
 weights, of the KV and of the states that it must move (benchmarks/floors.py) over the read bandwidth that this device
@@ -112,6 +112,7 @@ async def replay_times(built: Built) -> dict[str, float]:
 class Trial:
     shape: str
     kv_cache_dtype: Any
+    quantization: Any
     quick: bool
     load_only: bool
     bandwidth: float
@@ -121,6 +122,7 @@ class Trial:
 async def measure(trial: Trial, directory: Path) -> dict[str, Any]:
     shape, quick = trial.shape, trial.quick
     figures: dict[str, Any] = {"shape": shape, "kv_cache_dtype": trial.kv_cache_dtype}
+    figures["quantization"] = trial.quantization
     busy = Busy()
     config = EngineConfig(
         model=str(directory),
@@ -129,6 +131,7 @@ async def measure(trial: Trial, directory: Path) -> dict[str, Any]:
         max_num_seqs=256,
         device="cuda",
         kv_cache_dtype=trial.kv_cache_dtype,
+        quantization=trial.quantization,
     )
     built = await build_engine(config, busy)  # type: ignore[arg-type]
     await run_requests(built, [(16, 1)], "first")
@@ -152,7 +155,9 @@ async def measure_streams(built: Built, trial: Trial) -> dict[str, float]:
     config = parse_hf_config(SHAPES[trial.shape].config, trial.shape)
     for batch in (1, 32):
         seconds = await decode_rate(built, batch, 1024, 64 if trial.quick else 256, f"decode{batch}")
-        least = DecodeStep(batch, 1024 + 64, kv_itemsize=2 if trial.kv_cache_dtype == "auto" else 1)
+        kv_itemsize = 2 if trial.kv_cache_dtype == "auto" else 1
+        codes = trial.quantization != "auto"
+        least = DecodeStep(batch, 1024 + 64, 2, kv_itemsize, in_codes=codes)
         floor = least.bytes(config) / trial.bandwidth
         figures[f"decode_{batch}_ms"] = seconds * 1e3
         figures[f"decode_{batch}_over_floor"] = seconds / floor
@@ -179,6 +184,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=GPU_SHAPES, choices=list(SHAPES))
     parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8"], default="auto")
+    parser.add_argument("--quantization", choices=["auto", "fp8"], default="auto")
     parser.add_argument("--load-only", action="store_true", help="start-up and offline load, no single streams")
     parser.add_argument("--quick", action="store_true", help="a quarter of the load, for a first look")
     parser.add_argument("--json", help="write the figures to this file")
@@ -189,7 +195,8 @@ def main() -> None:
     print(f"read bandwidth {bandwidth / 1e12:.2f} TB/s")
     results = []
     for shape in options.shapes:
-        trial = Trial(shape, options.kv_cache_dtype, options.quick, options.load_only, bandwidth, time.time())
+        formats = options.kv_cache_dtype, options.quantization
+        trial = Trial(shape, *formats, options.quick, options.load_only, bandwidth, time.time())
         results.append(in_own_process(trial))
         for name, value in results[-1].items():
             print(f"  {name:36} {value:,.3f}" if isinstance(value, float) else f"  {name:36} {value}", flush=True)

@@ -127,7 +127,7 @@ async def build_engine(
     path = await asyncio.to_thread(model_path, config.model, Implementation.of(config))
     text = await asyncio.to_thread(_read_text, config, path)
     prepared = await asyncio.to_thread(_prepare, config, path)
-    fingerprint = await asyncio.to_thread(Fingerprint, path)
+    fingerprint = await asyncio.to_thread(Fingerprint, path, config.quantization)
     shelf = await asyncio.to_thread(_open_shelf, config)
     drafter = make_drafter(config.speculative, prepared.info.drafts)
     adapters = await asyncio.to_thread(_load_adapters, config, prepared)

@@ -118,6 +118,11 @@ class EngineConfig:
         "storage of the cache; auto: as --dtype; float16, bfloat16: half of float32's memory, on a CPU; fp8 (the same "
         "as fp8_e4m3): half of bfloat16's, with the checkpoint's scales or 1",
     )
+    quantization: Literal["auto", "fp8"] = option(
+        "auto",
+        "codes of the layers' weights; auto: as the checkpoint; fp8: made of a checkpoint in numbers when it is "
+        "loaded, half of bfloat16's memory, on a GPU",
+    )
     max_model_len: int | None = option(None, "longest prompt plus completion, in tokens; default: the model's own")
     max_num_seqs: int = option(256, "most sequences that run at once")
     max_num_batched_tokens: int | None = option(

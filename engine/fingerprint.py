@@ -21,9 +21,10 @@ _WEIGHTS = (".safetensors", ".gguf", ".onnx", ".pt", ".bin")
 
 
 class Fingerprint:
-    def __init__(self, path: Path) -> None:
-        """`path`: a model's folder, or its one file."""
+    def __init__(self, path: Path, quantization: str = "auto") -> None:
+        """`path`: a model's folder, or its one file; `quantization`: what is made of its weights."""
         self._path = path
+        self._quantization = quantization
         self._noted = self._note()
 
     def __call__(self) -> str:
@@ -31,6 +32,8 @@ class Fingerprint:
         if self._note() != self._noted:
             raise InternalError("The files of the model have changed since it was loaded.")
         digest = hashlib.blake2b(digest_size=16)
+        if self._quantization != "auto":
+            digest.update(f"{self._quantization}\0".encode())
         for file in self._files():
             digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
             digest.update(file.read_bytes() if file.suffix == ".json" else _samples(file))

@@ -1,8 +1,9 @@
 """Matrix products on a GPU: our own kernels for a few bfloat16 rows, cuBLAS for the rest.
 
-A weight is bfloat16, or float8 with a scale for each of its rows. Where a product is our own, the norm before it and what a layer does with its result can be part of it
-(csrc/ops/cuda/skinny_linear.h); the other functions of this file are those of `linear` and its neighbours in
-engine.kernels.cuda, with the same roundings, in one launch. Dims as there; N outputs, K inputs.
+A weight is in the dtype of x, or in float8 with a scale for each of its rows. Where a product is our own, the norm
+before it and what a layer does with its result can be part of it (csrc/ops/cuda/skinny_linear.h); the other functions
+of this file are those of `linear` and its neighbours in engine.kernels.cuda, with the same roundings, in one launch.
+Dims as there; N outputs, K inputs.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def is_fused(x: Tensor, weight: Tensor, *, normed: bool = False) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
-    """x [T, K] · weight [N, K]ᵀ + bias [N] → [T, N]. Beyond a few rows x is rounded to float8, too, if the weight is."""
+    """x [T, K] · weight [N, K]ᵀ + bias [N] → [T, N]. With a weight in float8 more than a few rows are rounded to it."""
     if scales is not None and not is_fused(x, weight):
         return _scaled_linear(x, weight, scales, bias)
     is_ours = scales is not None or _C.cuda_is_skinny_product(x.shape[0], weight.shape[0], weight.shape[1])

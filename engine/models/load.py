@@ -42,6 +42,7 @@ from bequest.engine.models.loaded import LoadedModel as LoadedModel
 from bequest.engine.models.look import check_format, check_length
 from bequest.engine.models.naming import as_families_name
 from bequest.engine.models.padding import pad_heads
+from bequest.engine.models.quantised.made import MadeFloat8, check_fp8
 from bequest.engine.models.quantised.source import QuantisedSource, kinds_of
 from bequest.engine.models.reader import Loader, Matrix
 from bequest.engine.models.registry import HF_ARCHITECTURES
@@ -72,14 +73,18 @@ def load_model(
     backend: Backend | None = None,
     dummy: bool = False,
     kv_cache_dtype: str = "auto",
+    quantization: str = "auto",
     impl: Implementation = AUTO,
 ) -> LoadedModel:
     """A Hugging Face directory, a .gguf file, or what foreign.py knows. `dtype` is auto, float32 or bfloat16;
     `max_model_len` may shorten the model's own context; the backend is the CPU's unless given; `dummy` takes random
     weights for those of the files; `kv_cache_dtype` is auto (as the weights), float16, bfloat16, fp8 or fp8_e4m3;
-    `impl` says who computes it. Shows a progress bar on a terminal. Raises ModelError."""
+    `quantization` is auto (as the checkpoint) or fp8; `impl` says who computes it. Shows a progress bar on a terminal.
+    Raises ModelError."""
     backend = backend or CpuBackend()
     if (values := _values_for_transformers(path, impl)) is not None:
+        if quantization != "auto":
+            raise ModelError("quantization=fp8 is for own families; transformers computes this model")
         from bequest.engine.models.load_transformers import load_by_transformers
 
         wanted = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
@@ -93,6 +98,9 @@ def load_model(
     num_parameters = sum(math.prod(shape) for shape in _tensors(config).values())
     if sizes := backend.head_sizes(storage):
         config, source = pad_heads(config, source, sizes)
+    if quantization == "fp8":
+        check_fp8(config, storage, on_cpu=on_cpu)
+        source = MadeFloat8(source)
     kv_dtype = resolve_kv_dtype(kv_cache_dtype, storage, on_cpu)
     loader = Loader(source, backend, storage, scales_kv=kv_dtype is FP8)
     model = _build(config, loader, backend, length)

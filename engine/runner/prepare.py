@@ -144,6 +144,7 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
             config.max_model_len,
             dummy=config.load_format == "dummy",
             kv_cache_dtype=config.kv_cache_dtype,
+            quantization=config.quantization,
             impl=Implementation.of(config),
         )
         draft = load_draft(config, loaded)
@@ -285,6 +286,7 @@ def _load_cuda(config: EngineConfig, path: Path, device: torch.device, memory: _
             backend=CudaBackend(device),
             dummy=config.load_format == "dummy",
             kv_cache_dtype=config.kv_cache_dtype,
+            quantization=config.quantization,
             impl=Implementation.of(config),
         )
     except torch.cuda.OutOfMemoryError:

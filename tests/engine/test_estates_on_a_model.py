@@ -51,6 +51,7 @@ async def test_estates_of_audio(tmp_path: Path) -> None:
 
 def test_a_fingerprint_is_the_files(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     first, again, other = (Fingerprint(tiny_model(name))() for name in ("llama", "llama", "qwen3"))
+    assert Fingerprint(tiny_model("llama"), "fp8")() != first
     assert first == again != other
 
 

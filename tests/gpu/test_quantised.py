@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from bequest.engine.kernels import cuda_chain, cuda_linear
 from bequest.engine.kernels.cuda_chain import Head, Product, Tail
 from bequest.engine.kernels.cuda_linear import RowNorm
 from bequest.engine.kernels.kv_format import FP8
+from tests.engine.direct import LLM
+from tests.engine.test_against_transformers import PARAMS, expect, prompts
+from tests.gpu.test_engine import BF16_GAP, config
 from tests.gpu.test_ops import guarded, randn, reference_norm
 from tests.gpu.test_skinny_chain import Layers, Sizes, assert_near, inputs, make_scratch, reference
+from tests.models import tiny_quantised as tiny
+from tests.tiny_models import make_reference
 
 pytestmark = pytest.mark.gpu
 
@@ -164,3 +173,41 @@ def test_rows_of_zeros_and_of_no_numbers() -> None:
     codes = product(32, 512, False, 3)
     actual = cuda_linear.linear(x, codes.weight, None, codes.scales)
     assert actual[1].isnan().all() and (actual[[0, 2, 3, 4, 5]] == 0).all()
+
+
+# --- whole models ---------------------------------------------------------------------------------------------------
+
+GAP = 4 * BF16_GAP  # rows of x are float8 in steps of more than four tokens
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+TOOLS = {
+    "rows": tiny.Tool({"quant_method": "fbgemm_fp8"}, tiny.fp8(1, None)),
+    "tensor": tiny.Tool({"quant_method": "fp8"}, tiny.fp8(None, None)),
+    "blocks": tiny.Tool(BLOCKS, tiny.fp8(32, 32, "weight_scale_inv")),
+    "awq": tiny.awq(32),
+    "gptq-act-order": tiny.gptq(4, 8, symmetric=True, act_order=True),
+}
+
+
+def assert_near_tokens(directory: Path, reference: PreTrainedModel, gap: float, **fields: object) -> None:
+    asked = prompts()
+    expected = [expect(reference, prompt) for prompt in asked]
+    with LLM(config(directory, dtype="bfloat16", **fields)) as llm:
+        answers = llm.generate(asked, PARAMS, progress=False)
+    for answer, one in zip(answers, expected, strict=True):
+        tokens = list(answer.choices[0].token_ids)
+        first = next((i for i, (a, b) in enumerate(zip(tokens, one.tokens, strict=True)) if a != b), None)
+        if first is not None:
+            best, ours = one.logprobs[first].max(), one.logprobs[first][tokens[first]]
+            assert best - ours < gap, f"token {first}: {tokens[first]} lies {best - ours:.3f} under the best"
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("name", ["llama-head-64", "qwen3", "mixtral"])
+def test_checkpoints(name: str, tool: str, tmp_path: Path) -> None:
+    reference = tiny.write(name, tmp_path, TOOLS[tool])
+    assert_near_tokens(tmp_path, reference, GAP if tool in ("rows", "tensor") else BF16_GAP)
+
+
+@pytest.mark.parametrize("name", ["llama-head-64", "qwen3"])
+def test_float8_made_at_load(name: str, tiny_model: Callable[[str], Path]) -> None:
+    assert_near_tokens(tiny_model(name), make_reference(name), GAP, quantization="fp8")

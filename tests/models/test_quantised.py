@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from bequest.engine.errors import ModelError
-from bequest.engine.layers.codes import IntegerRows
+from bequest.engine.layers.codes import Float8Rows, IntegerRows
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.load import load_model, open_checkpoint
 from bequest.engine.models.padding import pad_heads
+from bequest.engine.models.quantised.made import MadeFloat8, check_fp8, float8_rows
 from tests.models import tiny_quantised as tiny
 from tests.models.paged import PagedSequences
 from tests.tiny_models import VOCAB_SIZE
@@ -110,6 +112,49 @@ def test_heads_that_are_padded_leave_other_codes_alone(tmp_path: Path) -> None:
     _, padded = pad_heads(checkpoint.config, checkpoint.source, (64,))
     assert padded.load_codes("model.layers.0.self_attn.q_proj.weight") is None
     assert isinstance(padded.load_codes("model.layers.0.mlp.up_proj.weight"), IntegerRows)
+
+
+# --- codes that are made at load ------------------------------------------------------------------------------------
+
+
+def test_float8_is_made_of_layers_alone(tiny_model: Callable[[str], Path]) -> None:
+    source = MadeFloat8(open_checkpoint(tiny_model("qwen2-moe")).source)
+    layer = "model.layers.0."
+    kept = ["lm_head.weight", "model.embed_tokens.weight", f"{layer}mlp.gate.weight"]
+    assert all(source.load_codes(name) is None for name in kept)
+    for name in (f"{layer}self_attn.q_proj.weight", f"{layer}mlp.experts.3.down_proj.weight"):
+        codes, values = source.load_codes(name), source.load(name)
+        assert isinstance(codes, Float8Rows) and codes.scales.shape == (values.shape[0], 1)
+        # Three bits of mantissa, and below the smallest exponent steps of 2^-9.
+        assert ((codes.values() - values).abs() <= values.abs() * 2**-4 + codes.scales * 2**-10).all()
+
+
+def test_a_row_of_zeros_stays_zero() -> None:
+    codes = float8_rows(torch.tensor([[0.0, 0.0], [1.0, -2.0]]))
+    assert torch.equal(codes.values(), torch.tensor([[0.0, 0.0], [1.0, -2.0]]))
+
+
+@pytest.mark.parametrize(
+    ("tool", "storage", "on_cpu", "message"),
+    [
+        (None, torch.bfloat16, True, "quantization=fp8 is for a GPU"),
+        (None, torch.float32, False, "quantization=fp8 goes with dtype=bfloat16"),
+        ("awq", torch.bfloat16, False, r"the checkpoint is quantised already \(awq\)"),
+    ],
+)
+def test_float8_that_cannot_be_made(
+    tool: str | None, storage: torch.dtype, on_cpu: bool, message: str, tmp_path: Path
+) -> None:
+    tiny.write("llama", tmp_path, TOOLS[tool or "fp8-tensor"])
+    config = open_checkpoint(tmp_path).config
+    assert isinstance(config, DecoderConfig)
+    with pytest.raises(ModelError, match=message):
+        check_fp8(config if tool else replace(config, quantisation=None), storage, on_cpu=on_cpu)
+
+
+def test_a_cpu_refuses_to_make_float8(tiny_model: Callable[[str], Path]) -> None:
+    with pytest.raises(ModelError, match="quantization=fp8 is for a GPU"):
+        load_model(tiny_model("llama"), quantization="fp8")
 
 
 # --- the tools themselves -------------------------------------------------------------------------------------------

@@ -11,15 +11,19 @@ from bequest.engine.backends.cuda.chain import ChainCompiler
 from bequest.engine.backends.cuda.experts import DenseExperts, check_experts, place_experts
 from bequest.engine.backends.cuda.ops import CudaOps
 from bequest.engine.backends.cuda.weights import DenseWeight
-from bequest.engine.layers.codes import Codes
+from bequest.engine.kernels.kv_format import FP8
+from bequest.engine.layers.codes import Codes, Float8Rows
 from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.program import Stack, compile_layers
 from bequest.engine.layers.spec import LayerSpec
 from bequest.engine.layers.weight import Table, Weight
 
+_SCALED_UNIT = 16  # what products of many rows in float8 take of N and K
+
 
 class CudaBackend:
-    """A Backend. Activations and weights are in one dtype, bfloat16 or float32; the cache is in the same or in fp8."""
+    """A Backend. Activations are bfloat16 or float32, weights the same or, beside bfloat16, float8; the cache is in the
+    same as activations or in fp8."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -30,20 +34,29 @@ class CudaBackend:
         return (64, 128, 256) if dtype is torch.bfloat16 else ()
 
     def weight(self, matrices: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Weight:
+        return DenseWeight(self._stacked(matrices, dtype), bias, self.ops)
+
+    def _stacked(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         """Copied straight to their place on the device: the stack is never made on the host."""
-        rows = sum(matrix.shape[0] for matrix in matrices)
-        stacked = torch.empty(rows, matrices[0].shape[1], dtype=dtype, device=self.device)
+        stacked = torch.empty(sum(map(len, parts)), *parts[0].shape[1:], dtype=dtype, device=self.device)
         begin = 0
-        for matrix in matrices:
-            stacked[begin : begin + matrix.shape[0]].copy_(matrix, non_blocking=True)
-            begin += matrix.shape[0]
-        return DenseWeight(stacked, bias, self.ops)
+        for part in parts:
+            stacked[begin : begin + len(part)].copy_(part, non_blocking=True)
+            begin += len(part)
+        return stacked
 
     def code_types(self, dtype: torch.dtype) -> tuple[type[Codes], ...]:
-        return ()
+        return (Float8Rows,) if dtype is torch.bfloat16 else ()
 
     def quantised_weight(self, matrices: Sequence[Codes], bias: Tensor | None) -> Weight | None:
-        return None
+        """Float8 with a scale for each row; what is scaled by blocks of columns becomes bfloat16."""
+        rows = [part for part in matrices if isinstance(part, Float8Rows) and part.scales.shape[1] == 1]
+        num_outputs = sum(len(part.codes) for part in rows)
+        if len(rows) < len(matrices) or num_outputs % _SCALED_UNIT or rows[0].codes.shape[1] % _SCALED_UNIT:
+            return None
+        codes = self._stacked([part.codes for part in rows], FP8)
+        scales = self._stacked([part.scales[:, 0] for part in rows], torch.float32)
+        return DenseWeight(codes, bias, self.ops, scales)
 
     def expert_weights(
         self, matrices: Iterable[Sequence[Tensor]], num_experts: int, bias: Tensor | None, dtype: torch.dtype

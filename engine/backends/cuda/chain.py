@@ -33,13 +33,14 @@ class ChainCompiler:
         self._scratch = cuda_chain.make_scratch(device)
 
     def refusal(self, layer: LayerSpec) -> str | None:
-        if others := {weight.format for weight in layer.weights if not _is_bfloat16(weight)}:
-            return f"weights in {', '.join(sorted(others))}"
+        formats = {weight.format for weight in layer.weights}
+        if len(formats) > 1 or not all(_is_chained(weight) for weight in layer.weights):
+            return f"weights in {', '.join(sorted(formats))}"
         match layer.sublayers:
             case (Sublayer(mixer=Attention(gate=Weight())), *_):
                 return "an attention with a gate"
             case (Sublayer(mixer=Attention(output=output)), Sublayer(mixer=FeedForward(gated=True, down=down))):
-                has_kernel = cuda_chain.has_kernel(output.in_features, down.out_features, down.in_features)
+                has_kernel = _has_kernel(output, down)
             case (Sublayer(mixer=Attention(output=output)), Sublayer(mixer=Experts() as experts)):
                 if (refusal := _refusal_of_experts(experts)) is not None:
                     return refusal
@@ -58,8 +59,13 @@ class ChainCompiler:
         )
 
 
-def _is_bfloat16(weight: Weight) -> bool:
-    return type(weight) is DenseWeight and weight.matrix.dtype is torch.bfloat16
+def _is_chained(weight: Weight) -> bool:
+    return type(weight) is DenseWeight and weight.matrix.dtype is not torch.float32
+
+
+def _has_kernel(output: Weight, down: Weight) -> bool:
+    in_codes = isinstance(down, DenseWeight) and down.scales is not None
+    return cuda_chain.has_kernel(output.in_features, down.out_features, down.in_features, in_codes=in_codes)
 
 
 def _refusal_of_experts(experts: Experts) -> str | None:
@@ -166,4 +172,4 @@ def _expert_product(weights: ExpertWeights) -> cuda_chain.Product:
 
 def _product(weight: Weight) -> cuda_chain.Product:
     assert isinstance(weight, DenseWeight)
-    return cuda_chain.Product(weight.matrix, weight.bias)
+    return cuda_chain.Product(weight.matrix, weight.bias, weight.scales)

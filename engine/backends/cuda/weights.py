@@ -1,4 +1,4 @@
-"""Dense weights on a GPU: our own kernels multiply a few rows, with what stands around a product, cuBLAS the rest."""
+"""Weights on a GPU: our own kernels multiply a few rows, with what stands around a product, cuBLAS the rest."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from bequest.engine.layers.weight import Weight
 
 
 class DenseWeight(Weight):
-    """Float32 or bfloat16, as states are."""
+    """Float32 or bfloat16, as states are; or float8 beside states in bfloat16, with a scale for each row."""
 
-    def __init__(self, matrix: Tensor, bias: Tensor | None, ops: Ops) -> None:
+    def __init__(self, matrix: Tensor, bias: Tensor | None, ops: Ops, scales: Tensor | None = None) -> None:
         self.matrix = matrix  # [N, K]
         self.bias = bias  # [N]
+        self.scales = scales  # [N] float32, of float8
         self.ops = ops
 
     @property
@@ -30,40 +31,42 @@ class DenseWeight(Weight):
 
     @property
     def nbytes(self) -> int:
-        return self.matrix.nbytes
+        return self.matrix.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     @property
     def format(self) -> str:
-        return str(self.matrix.dtype).removeprefix("torch.")
+        return str(self.matrix.dtype).removeprefix("torch.") if self.scales is None else "fp8_e4m3"
 
     def with_bias(self, bias: Tensor) -> Weight:
-        return DenseWeight(self.matrix, bias, self.ops)
+        return DenseWeight(self.matrix, bias, self.ops, self.scales)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return cuda_linear.linear(x, self.matrix, self.bias)
+        return cuda_linear.linear(x, self.matrix, self.bias, self.scales)
 
     def rows(self, ids: Tensor, last_tokens: Tensor | None = None) -> Tensor:
+        assert self.scales is None, "tables stay in numbers"
         return cuda.embedding(ids, self.matrix, last_tokens)
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
         if cuda_linear.is_fused(x, self.matrix):
-            return cuda_linear.gated_linear(x, self.matrix, self.bias, activation, None)
+            return cuda_linear.gated_linear(x, self.matrix, self.bias, activation, None, self.scales)
         return super().gated(x, activation)
 
     def normed(self, stream: Stream, norm: Norm, tap: LayerTap | None = None) -> Tensor:
         if self._takes_norm(stream, norm):
-            return cuda_linear.normed_linear(stream.total, row_norm(norm, tap), self.matrix, self.bias)
+            return cuda_linear.normed_linear(stream.total, row_norm(norm, tap), self.matrix, self.bias, self.scales)
         return super().normed(stream, norm, tap)
 
     def normed_gated(self, stream: Stream, norm: Norm, activation: Activation, tap: LayerTap | None = None) -> Tensor:
         if self._takes_norm(stream, norm):
-            return cuda_linear.gated_linear(stream.total, self.matrix, self.bias, activation, row_norm(norm, tap))
+            normed = row_norm(norm, tap)
+            return cuda_linear.gated_linear(stream.total, self.matrix, self.bias, activation, normed, self.scales)
         return super().normed_gated(stream, norm, activation, tap)
 
     def add_to(self, stream: Stream, x: Tensor) -> None:
         """Where the product is our own, it adds; else the norm that follows does."""
         if cuda_linear.is_fused(x, self.matrix):
-            cuda_linear.linear_into(x, self.matrix, self.bias, stream.state())
+            cuda_linear.linear_into(x, self.matrix, self.bias, stream.state(), self.scales)
         else:
             super().add_to(stream, x)
 

@@ -1,0 +1,54 @@
+"""Codes of a checkpoint that is in numbers, made while it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from bequest.engine.errors import ModelError
+from bequest.engine.layers.codes import Codes, Float8Rows
+from bequest.engine.models.any_config import OwnConfig
+from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.weights import SourceOver
+
+_LARGEST_CODE = 448.0  # of e4m3
+# What chooses experts: small, and a choice that flips changes a token's layer.
+_ROUTERS = (".mlp.gate.weight", ".shared_expert_gate.weight")
+
+
+class MadeFloat8(SourceOver):
+    """A WeightSource over another: matrices of layers are float8 with a scale for each row. The embedding and the
+    head stay in numbers."""
+
+    def names(self) -> Collection[str]:
+        return self._source.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._source.shape(name)
+
+    def load(self, name: str) -> Tensor:
+        return self._source.load(name)
+
+    def load_codes(self, name: str) -> Codes | None:
+        if ".layers." not in name or name.endswith(_ROUTERS):
+            return None
+        return float8_rows(self._source.load(name))
+
+
+def check_fp8(config: OwnConfig, storage: torch.dtype, *, on_cpu: bool) -> None:
+    """Raises ModelError where codes could not be kept."""
+    if on_cpu:
+        raise ModelError("quantization=fp8 is for a GPU; on a CPU take a .gguf file, or an AWQ or GPTQ checkpoint")
+    if storage is not torch.bfloat16:
+        raise ModelError("quantization=fp8 goes with dtype=bfloat16")
+    if isinstance(config, DecoderConfig) and config.quantisation is not None:
+        raise ModelError(f"quantization=fp8, but the checkpoint is quantised already ({config.quantisation.method})")
+
+
+def float8_rows(matrix: Tensor) -> Float8Rows:
+    """The largest magnitude of a row becomes the largest code."""
+    largest = matrix.abs().amax(1, keepdim=True).float()
+    scales = torch.where(largest > 0, largest / _LARGEST_CODE, 1.0)
+    return Float8Rows((matrix.float() / scales).to(torch.float8_e4m3fn), scales, matrix.shape[1])
