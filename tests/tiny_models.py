@@ -340,6 +340,7 @@ TINY_MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "qwen3-head-128": (Qwen3ForCausalLM, Qwen3Config(**SHAPE, head_dim=128)),
     # Wide enough for the products that a GPU chains.
     "qwen2-wide": (Qwen2ForCausalLM, Qwen2Config(**SHAPE | {"hidden_size": 256, "intermediate_size": 512})),
+    "llama-wide": (LlamaForCausalLM, LlamaConfig(**SHAPE | {"hidden_size": 512, "intermediate_size": 512})),
 }
 
 

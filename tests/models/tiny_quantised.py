@@ -34,12 +34,15 @@ class Tool(NamedTuple):
     store: Callable[[Tensor], Stored]
 
 
-def write(name: str, directory: Path, tool: Tool, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def write(
+    name: str, directory: Path, tool: Tool, dtype: torch.dtype = torch.float32, left_alone: str = "none"
+) -> PreTrainedModel:
+    """`left_alone`: a part of the names of further matrices that stay in numbers."""
     save_tiny_model(name, directory, dtype)
     tensors, values = load_file(directory / "model.safetensors"), dict[str, Tensor]()
     stored = dict[str, Tensor]()
     for tensor_name, tensor in tensors.items():
-        if not is_linear(tensor_name, tensor):
+        if not is_linear(tensor_name, tensor) or left_alone in tensor_name:
             stored[tensor_name] = tensor
             continue
         parts, values[tensor_name] = tool.store(tensor.float())

@@ -107,6 +107,10 @@ class Link:
     heads: Heads
     tail: cuda_chain.Tail
 
+    def project(self, stream: Stream, step: LayerStep) -> Tensor:
+        """Queries, keys and values, by a product of their own."""
+        return self.qkv.normed(stream, self.attention_norm, step.tap_of_state(self.index))
+
 
 class ChainProgram:
     """A Program."""
@@ -130,21 +134,22 @@ class ChainProgram:
             self._run_chained(stream, step)
 
     def _run_chained(self, stream: Stream, step: LayerStep) -> None:
-        first = self._links[0]
-        qkv: Tensor | None = first.qkv.normed(stream, first.attention_norm, step.tap_of_state(first.index))
+        qkv = self._links[0].project(stream, step)
         residual = stream.state()
         for link, following in pairwise([*self._links, None]):
-            assert link is not None and qkv is not None
+            assert link is not None
             gathered = stream.ops.attend(qkv, link.heads, step)
-            qkv = cuda_chain.run(gathered, residual, link.tail, _head(following, step), self._scratch)
+            projected = cuda_chain.run(gathered, residual, link.tail, _head(link, following, step), self._scratch)
+            if following is not None:
+                qkv = following.project(stream, step) if projected is None else projected
 
 
-def _head(link: Link | None, step: LayerStep) -> cuda_chain.Head | None:
-    """What a chain goes on to: the projection of the next layer."""
-    if link is None:
+def _head(link: Link, following: Link | None, step: LayerStep) -> cuda_chain.Head | None:
+    """What a chain goes on to: the projection of the next layer, if that is in the same format."""
+    if following is None or following.qkv.format != link.qkv.format:
         return None
-    norm = row_norm(link.attention_norm, step.tap_of_state(link.index))
-    return cuda_chain.Head(norm, _product(link.qkv))
+    norm = row_norm(following.attention_norm, step.tap_of_state(following.index))
+    return cuda_chain.Head(norm, _product(following.qkv))
 
 
 def _linked(layer: LayerSpec) -> Link:
