@@ -67,9 +67,9 @@ struct TileSum {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         uint32_t a[4];
-        fp8_to_bf16(codes[2 * half], a[0], a[1]);
-        fp8_to_bf16(codes[2 * half + 1], a[2], a[3]);
-        multiply_accumulate(of[half], a, x.of[2 * s + half].x, x.of[2 * s + half].y);
+        fp8_to_f16(codes[2 * half], a[0], a[1]);
+        fp8_to_f16(codes[2 * half + 1], a[2], a[3]);
+        multiply_accumulate_f16(of[half], a, x.of[2 * s + half].x, x.of[2 * s + half].y);
       }
     }
   }

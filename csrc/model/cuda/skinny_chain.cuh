@@ -16,6 +16,9 @@ inline constexpr int kTile = kStageRows;
 inline constexpr int kUnit = 256;                       // of k: 32 for each warp
 inline constexpr int kSliceBytes = kUnit / kWarps * 2;  // a warp's part of a unit of x
 inline constexpr int kSteps = kStageDepth / kUnit;      // accesses of a lane to a stage
+// Codes become float16 in one instruction for two of them, bfloat16 in four. So x is float16 beside them,
+// scaled down: what is too large for that, from 2^20 on, stays the largest.
+inline constexpr float kBesideCodes = 1.0f / 16;
 // Units of k in a stage: a code takes one byte where a number takes two.
 template <bool kCodes>
 inline constexpr int kStageUnits = kCodes ? 2 * kSteps : kSteps;

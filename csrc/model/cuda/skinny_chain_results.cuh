@@ -51,8 +51,8 @@ class Element {
       if (gated) other_ = view.bias[output_ + view.outputs];
     }
     if constexpr (kCodes) {
-      scale_ = __ldg(view.scales + output_);
-      if (gated) other_scale_ = __ldg(view.scales + output_ + view.outputs);
+      scale_ = __ldg(view.scales + output_) / kBesideCodes;
+      if (gated) other_scale_ = __ldg(view.scales + output_ + view.outputs) / kBesideCodes;
     }
     // Stored by this very thread where this launch has stored it.
     if (view.kind == Kind::kAdd) other_ = {__ldcg(reinterpret_cast<const uint16_t*>(out_))};

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device/exchange.cuh"
+#include "device/pairs.cuh"
 #include "device/reductions.cuh"
 #include "model/cuda/skinny_chain.cuh"
 #include "ops/cuda/skinny_norm.cuh"
@@ -23,6 +24,24 @@ __device__ __forceinline__ Word* word_at(Word* words, int word) {
 
 __device__ __forceinline__ void store_word(Word* p, uint32_t values, uint32_t launch) {
   store_relaxed(reinterpret_cast<uint64_t*>(p), uint64_t{launch} << 32 | values);
+}
+
+// Two values of x as the tensor cores take them.
+template <bool kCodes>
+__device__ __forceinline__ uint32_t entering(uint32_t x) {
+  if constexpr (!kCodes) return x;
+  return pack_f16(__uint_as_float(x << 16) * kBesideCodes, __uint_as_float(x & 0xffff0000u) * kBesideCodes);
+}
+
+// The same of x · gain, their squares added to `square`.
+template <bool kCodes>
+__device__ __forceinline__ uint32_t entering(uint32_t x, uint32_t gain, float& square) {
+  if constexpr (!kCodes) return weighted(x, gain, square);
+  const float low = __uint_as_float(x << 16), high = __uint_as_float(x & 0xffff0000u);
+  square += low * low;
+  square += high * high;
+  return pack_f16(low * __uint_as_float(gain << 16) * kBesideCodes,
+                  high * __uint_as_float(gain & 0xffff0000u) * kBesideCodes);
 }
 
 // The gain of a norm, in the order of a row of x.
@@ -73,7 +92,9 @@ class RowStager {
         if (unit < units) x[t] = __ldcg(reinterpret_cast<const uint4*>(from + t * row_bytes));
 #pragma unroll
       for (int t = 0; t < T; ++t)
-        *reinterpret_cast<uint4*>(to + t * a_.row_pitch) = {x[t].x, x[t].z, x[t].y, x[t].w};
+        *reinterpret_cast<uint4*>(to + t * a_.row_pitch) = {
+            entering<kCodes>(x[t].x), entering<kCodes>(x[t].z), entering<kCodes>(x[t].y),
+            entering<kCodes>(x[t].w)};
       from += kGroup * kUnit * 2;
       to += kGroup * kSliceBytes;
     }
@@ -111,10 +132,13 @@ class RowStager {
         if (gain >= 0) factor = *reinterpret_cast<const uint2*>(gains + b * kSteps * kSliceBytes);
 #pragma unroll
         for (int t = 0; t < T; ++t) {
-          uint2 values = make_uint2(words[b][t].x, words[b][t].z);
+          const uint32_t first = words[b][t].x, second = words[b][t].z;
+          uint2 values;
           if (gain >= 0)
-            values = make_uint2(weighted(values.x, factor.x, squares[t]),
-                                weighted(values.y, factor.y, squares[t]));
+            values = make_uint2(entering<kCodes>(first, factor.x, squares[t]),
+                                entering<kCodes>(second, factor.y, squares[t]));
+          else
+            values = make_uint2(entering<kCodes>(first), entering<kCodes>(second));
           auto* at = reinterpret_cast<uint32_t*>(to + t * a_.row_pitch + b * kSteps * kSliceBytes);
           at[0] = values.x;
           at[2] = values.y;
