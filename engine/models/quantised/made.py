@@ -9,8 +9,7 @@ from torch import Tensor
 
 from bequest.engine.errors import ModelError
 from bequest.engine.layers.codes import Codes, Float8Rows
-from bequest.engine.models.any_config import OwnConfig
-from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.quantised.described import Quantisation
 from bequest.engine.models.weights import SourceOver
 
 _LARGEST_CODE = 448.0  # of e4m3
@@ -37,14 +36,14 @@ class MadeFloat8(SourceOver):
         return float8_rows(self._source.load(name))
 
 
-def check_fp8(config: OwnConfig, storage: torch.dtype, *, on_cpu: bool) -> None:
-    """Raises ModelError where codes could not be kept."""
+def check_fp8(stored: Quantisation | None, storage: torch.dtype, *, on_cpu: bool) -> None:
+    """Raises ModelError where codes could not be kept. `stored`: how the checkpoint is quantised already."""
     if on_cpu:
         raise ModelError("quantization=fp8 is for a GPU; on a CPU take a .gguf file, or an AWQ or GPTQ checkpoint")
     if storage is not torch.bfloat16:
         raise ModelError("quantization=fp8 goes with dtype=bfloat16")
-    if isinstance(config, DecoderConfig) and config.quantisation is not None:
-        raise ModelError(f"quantization=fp8, but the checkpoint is quantised already ({config.quantisation.method})")
+    if stored is not None:
+        raise ModelError(f"quantization=fp8, but the checkpoint is quantised already ({stored.method})")
 
 
 def float8_rows(matrix: Tensor) -> Float8Rows:
