@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -23,6 +24,8 @@ from bequest.engine.runner.device_drafts import DeviceDrafts
 from bequest.engine.runner.draft_model import DraftModel
 from bequest.engine.runner.eagle import EagleDrafts
 from bequest.engine.types.speculation import ON_CPU, DraftCosts, DraftMethod, ModelDrafts
+
+log = logging.getLogger("bequest.start")
 
 
 class LoadedDrafts(ABC):
@@ -92,18 +95,22 @@ def load_draft(config: EngineConfig, target: LoadedModel) -> LoadedDrafts | None
     if any(target.config.strips.windows_below(target.max_model_len)):
         raise ModelError("draft_model: this model's layers have sliding windows, and a draft model needs all blocks")
     path = model_path(config.draft_model)
-    if is_eagle3(path):
-        return _load_head(path, target)
+    drafts = _load_head(path, target) if is_eagle3(path) else _load_model(config, config.draft_model, path, target)
+    log.info("drafts: %s, %.2f billion parameters", drafts.method, drafts.num_parameters / 1e9)
+    return drafts
+
+
+def _load_model(config: EngineConfig, name: str, path: Path, target: LoadedModel) -> LoadedDraftModel:
     dummy = config.load_format == "dummy"
     loaded = load_model(path, config.dtype, dummy=dummy, kv_cache_dtype=config.kv_cache_dtype)
     model, own = loaded.model, loaded.config
     if not isinstance(model, Decoder) or not isinstance(own, DecoderConfig) or own.recurrent is not None:
-        raise ModelError(f"draft_model={config.draft_model}: {own.architecture} cannot draft; take a plain decoder")
+        raise ModelError(f"draft_model={name}: {own.architecture} cannot draft; take a plain decoder")
     if len(own.strips.windows) > 1:
-        raise ModelError(f"draft_model={config.draft_model}: its layers have windows of their own; take another model")
+        raise ModelError(f"draft_model={name}: its layers have windows of their own; take another model")
     if own.max_position < target.max_model_len:
         raise ModelError(
-            f"draft_model={config.draft_model} has {own.max_position} positions, fewer than the "
+            f"draft_model={name} has {own.max_position} positions, fewer than the "
             f"{target.max_model_len} of the model; set max_model_len={own.max_position} or take another one"
         )
     return LoadedDraftModel(model, loaded, target)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bequest.engine.types.speculation import ON_CPU, Speculation
+from bequest.engine.types.speculation import ON_CPU, ModelDrafts, Speculation
 from tests.server.front import Front
 
 CHAT = "/v1/chat/completions"
@@ -67,6 +67,18 @@ async def test_a_device_that_checks_no_drafts(front: Front) -> None:
         assert content["error"]["param"].startswith(next(iter(field)))
     answer, _ = await front.post(CHAT, {"messages": HELLO, "speculation": False})
     assert answer.status == 200
+
+
+async def test_a_draft_model_has_to_be_there(front: Front) -> None:
+    body: dict[str, Any] = {"prompt": "a", "speculation": {"method": "eagle3"}}
+    model = ModelDrafts(method="draft", costs=ON_CPU)
+    for drafts in (None, ON_CPU, replace(ON_CPU, model=model)):
+        front.engine.info = replace(front.engine.info, drafts=drafts)
+        answer, content = await front.post("/v1/completions", body)
+        assert answer.status == 400 and content["error"]["param"] == "speculation.method", content
+    answer, _ = await front.post("/v1/completions", body | {"speculation": {"method": "draft", "max_tokens": 3}})
+    assert answer.status == 200
+    assert front.engine.submitted[-1].speculation == Speculation(method="draft", most=3)
 
 
 @pytest.mark.parametrize("content", ["abc", [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}]])
