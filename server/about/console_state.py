@@ -60,10 +60,16 @@ def _about(context: Context) -> dict[str, Any]:
     return {
         "time": time.time(),
         "models": list(context.model_names),
-        "takes": ["audio"] if context.speech is not None else ["text"],
+        "takes": _takes(context),
         "max_model_len": context.engine.info.max_model_len,
         "state": context.engine.state,
     }
+
+
+def _takes(context: Context) -> list[str]:
+    if context.speech is not None:
+        return ["audio"]
+    return ["text"] if context.images is None else ["text", "image"]
 
 
 def _cache(snapshot: Snapshot) -> dict[str, Any]:

@@ -15,9 +15,10 @@ from tests.console.browser import DESKTOP, PHONE
 from tests.console.conftest import Opener
 from tests.server.conftest import Starter
 from tests.server.fake_whisper import WhisperTokenizer, Window, sound, whisper_engine
-from tests.server.fakes import PIECES, FakeEngine, FakeText, failing_script
+from tests.server.fakes import PIECES, FakeEngine, FakeText, failing_script, seeing_engine
 from tests.server.test_reasoning import OPENED
 from tests.server.test_tools import saying
+from tests.tiny_seeing import encoded, picture
 
 ANSWER = "".join(PIECES).strip()
 
@@ -313,3 +314,26 @@ async def test_a_recording_is_heard(start: Starter, visit: Opener, expect: Any) 
     await tab.page.reload()
     await expect(tab.page.locator(".recording")).to_contain_text("clip.wav")
     await expect(tab.page.locator(".recording audio")).to_have_attribute("src", re.compile("^blob:"))
+
+
+async def test_pictures_are_sent_and_stay(start: Starter, visit: Opener, expect: Any) -> None:
+    front = await start(engine=seeing_engine())
+    tab = await visit(front)
+    await expect(tab.page.locator("#attach")).to_be_visible()
+    pictures = [
+        {"name": f"{name}.png", "mimeType": "image/png", "buffer": encoded(picture(9, 7, seed))}
+        for seed, name in enumerate(("cat", "dog"))
+    ]
+    await tab.page.set_input_files("#attach-file", pictures)
+    await expect(tab.page.locator("#files .chip")).to_have_count(2)
+    await tab.page.click('button[aria-label="Remove dog.png"]')
+    await expect(tab.page.locator("#files .chip")).to_have_count(1)
+    await tab.say("What is it?")
+    await expect(tab.page.locator(".question img.picture")).to_have_count(1)
+    [image] = front.engine.submitted[0].images
+    assert image.first_id in front.engine.submitted[0].prompt_token_ids
+    await tab.page.reload()
+    await expect(tab.page.locator(".question img.picture")).to_have_count(1)
+    await tab.say("And its colour?")
+    second = front.engine.submitted[1]
+    assert second.images == (image,) and second.terms.lineage is not None, "the parent brings it"

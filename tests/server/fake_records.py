@@ -53,6 +53,7 @@ class Record:
             request.terms.origin,
             request.encoder,
             request.adapter,
+            images=request.images,
         )
 
     def entry(self) -> RecordEntry:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +23,7 @@ from bequest.engine.errors import (
 from bequest.engine.scheduling.limits import ExtractionLimits
 from bequest.engine.types import ChoiceDelta, Delta, ModelInfo, OutputMode, Request, Sink, TokenLogprob, Usage
 from bequest.engine.types.adapter import AdapterRef
+from bequest.engine.types.image import PreparedImage, VisionInfo
 from bequest.engine.watching.block_map import NOBODY, BlockField, BlockMap
 from bequest.engine.watching.observation import EngineLoad
 from bequest.engine.watching.snapshot import OpenRequest, Snapshot
@@ -30,6 +31,7 @@ from tests.server.fake_records import FakeRecords
 from tests.server.fake_states import HIDDEN, NUM_LAYERS, FakeStates
 
 BOS, EOS = 256, 257
+IMAGE = "\x01"
 PIECES = ("Hel", "lo", " wör", "ld", " 👋", '"quoted"\n', "end")
 
 
@@ -78,8 +80,9 @@ class PlainTemplate:
         return "".join(lines) + ("assistant: " if options["add_generation_prompt"] else "")
 
 
-def _plain(content: str | list[dict[str, str]]) -> str:
-    return content if isinstance(content, str) else "+".join(part["text"] for part in content)
+def _plain(content: str | list[dict[str, Any]]) -> str:
+    """An image is one byte, which no text has (`seeing_engine`)."""
+    return content if isinstance(content, str) else "+".join(part.get("text", IMAGE) for part in content)
 
 
 @dataclass
@@ -347,3 +350,11 @@ def failing_script(error: EngineError, after: int) -> Callable[[Request], Iterat
         yield Delta(request.id, error=error)
 
     return script
+
+
+def seeing_engine() -> FakeEngine:
+    """One of a model that sees: every image has four rows."""
+    engine = FakeEngine()
+    prepared = PreparedImage(np.zeros((1, 2, 2, 3), np.uint8), (4,), 4)
+    engine.info = replace(engine.info, vision=VisionInfo(ord(IMAGE), lambda image, low: prepared, 4))
+    return engine

@@ -111,10 +111,10 @@ export class Chat extends EventTarget {
     this.choose(tip(this.current, turn));
   }
 
-  async send(text, file = null) {
+  async send(text, file = null, pictures = []) {
     const place = this.place;
     const parent = place?.turn ?? this.chosen;
-    const given = text ? [{ role: "user", content: text }] : [];
+    const given = text || pictures.length ? [{ role: "user", content: text, ...(pictures.length ? { pictures } : {}) }] : [];
     const more = file === null ? {} : { file: await this.keepFile(file) };
     this.start({ parent: parent?.id ?? null, cut: place?.cut ?? null, given, via: place?.cut == null ? "send" : "branch", ...more });
   }
@@ -130,8 +130,10 @@ export class Chat extends EventTarget {
     this.start({ parent: turn.parent, cut: turn.cut, given: turn.given, via: "again", again: turn.id, ...(turn.file ? { file: turn.file } : {}) });
   }
 
+  // Its pictures stay.
   edit(turn, text) {
-    this.start({ parent: turn.parent, cut: turn.cut, given: [{ role: "user", content: text }], via: "edit" });
+    const given = [{ ...turn.given[0], role: "user", content: text }];
+    this.start({ parent: turn.parent, cut: turn.cut, given, via: "edit" });
   }
 
   // An answer that was cut, by the limit or by its reader, goes on.

@@ -5,17 +5,20 @@ import { bytes, plural } from "../parts/units.js";
 import { tokensTo } from "./turns.js";
 
 const DRAFT = "bequest.draft";
+const PICTURES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 
 export class Composer {
   constructor(chat) {
     this.chat = chat;
     this.field = byId("text");
     this.file = null;
+    this.pictures = []; // [{ name, size, url }]
     this.model = { name: "", takes: ["text"] };
     this.buttons();
     this.field.value = sessionStorage.getItem(DRAFT) ?? "";
     this.field.addEventListener("input", () => this.written());
     this.field.addEventListener("keydown", (event) => this.key(event));
+    this.field.addEventListener("paste", (event) => this.pasted(event));
     byId("ask").addEventListener("submit", (event) => { event.preventDefault(); this.send(); });
     for (const event of ["thread", "settings"]) chat.addEventListener(event, () => this.draw());
     chat.addEventListener("began", () => { this.draw(); say("The model is answering"); });
@@ -30,32 +33,60 @@ export class Composer {
     byId("attach").append(icon("attach"));
     byId("stop").addEventListener("click", () => this.chat.stop());
     byId("attach").addEventListener("click", () => byId("attach-file").click());
-    byId("attach-file").addEventListener("change", ({ target }) => { this.attach(target.files[0]); target.value = ""; });
+    byId("attach-file").addEventListener("change", ({ target }) => { this.attach([...target.files]); target.value = ""; });
   }
 
-  // What the model takes: "text", "audio"; "image" will come to the same place.
+  get sees() {
+    return this.model.takes.includes("image");
+  }
+
+  get takesFiles() {
+    return this.sees || this.model.takes.includes("audio");
+  }
+
+  // What the model takes: "text", "audio", "image".
   setModel(model) {
     this.model = model;
-    const hears = model.takes.includes("audio");
-    byId("attach").hidden = !hears;
-    byId("attach-file").accept = hears ? "audio/*" : "";
+    const what = this.sees ? "Attach a picture" : "Attach a recording";
+    byId("attach").hidden = !this.takesFiles;
+    byId("attach").setAttribute("aria-label", what);
+    byId("attach").title = what;
+    byId("attach-file").setAttribute("aria-label", this.sees ? "Picture" : "Recording");
+    byId("attach-file").multiple = this.sees;
+    byId("attach-file").accept = this.sees ? PICTURES.join() : "audio/*";
     this.draw();
   }
 
   acceptDrops(area) {
-    area.addEventListener("dragover", (event) => { if (this.model.takes.includes("audio")) event.preventDefault(); });
+    area.addEventListener("dragover", (event) => { if (this.takesFiles) event.preventDefault(); });
     area.addEventListener("drop", (event) => {
-      if (!this.model.takes.includes("audio")) return;
+      if (!this.takesFiles) return;
       event.preventDefault();
-      this.attach(event.dataTransfer.files[0]);
+      this.attach([...event.dataTransfer.files]);
     });
   }
 
-  attach(file) {
-    if (!file) return;
-    this.file = file;
+  pasted(event) {
+    const files = [...(event.clipboardData?.files ?? [])];
+    if (!this.sees || !files.length) return;
+    event.preventDefault();
+    this.attach(files);
+  }
+
+  async attach(files) {
+    if (!files.length) return;
+    if (this.sees) await this.addPictures(files);
+    else [this.file] = files;
+    this.written();
     this.draw();
     this.field.focus();
+  }
+
+  async addPictures(files) {
+    for (const file of files) {
+      if (!PICTURES.includes(file.type)) toast(`${file.name} is no picture that the model takes: PNG, JPEG, WebP or GIF.`);
+      else this.pictures.push({ name: file.name, size: file.size, url: await asUrl(file) });
+    }
   }
 
   suggest(text) {
@@ -72,7 +103,7 @@ export class Composer {
   }
 
   ready() {
-    return Boolean(this.field.value.trim() || this.file) && this.chat.busyTurn === null;
+    return Boolean(this.field.value.trim() || this.file || this.pictures.length) && this.chat.busyTurn === null;
   }
 
   key(event) {
@@ -98,9 +129,11 @@ export class Composer {
     const file = this.file && { blob: this.file, model: this.model.name };
     const text = this.field.value.trim();
     this.field.value = "";
+    const pictures = this.pictures.map(({ url }) => url);
     this.file = null;
+    this.pictures = [];
     this.written();
-    this.chat.send(text, file);
+    this.chat.send(text, file, pictures);
   }
 
   draw() {
@@ -137,12 +170,25 @@ export class Composer {
 
   drawFile() {
     const box = byId("files");
-    box.hidden = this.file === null;
-    if (this.file === null) return;
-    box.replaceChildren(el("span.chip", {}, `${this.file.name} · ${bytes(this.file.size)}`,
-      el("button.icon", { type: "button", "aria-label": "Remove the recording", onclick: () => { this.file = null; this.draw(); } }, icon("close"))));
+    const removed = (change) => () => { change(); this.written(); this.draw(); };
+    const chips = this.pictures.map((one) => chip(one, `Remove ${one.name}`, removed(() => { this.pictures = this.pictures.filter((other) => other !== one); })));
+    if (this.file) chips.push(chip(this.file, "Remove the recording", removed(() => { this.file = null; })));
+    box.hidden = !chips.length;
+    box.replaceChildren(...chips);
   }
 }
+
+function chip({ name, size, url }, label, onclick) {
+  const shown = url ? [el("img", { src: url, alt: "" })] : [];
+  return el("span.chip", {}, ...shown, `${name} · ${bytes(size)}`, el("button.icon", { type: "button", "aria-label": label, onclick }, icon("close")));
+}
+
+const asUrl = (file) => new Promise((resolve, reject) => {
+  const reader = new FileReader();
+  reader.addEventListener("load", () => resolve(reader.result));
+  reader.addEventListener("error", () => reject(reader.error));
+  reader.readAsDataURL(file);
+});
 
 function ending(turn) {
   if (turn.state === "failed") return `The answer failed: ${turn.failure.message}`;

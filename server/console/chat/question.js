@@ -24,7 +24,10 @@ export class Question {
     this.editing = false;
     const { given, file } = this.turn;
     const isTool = given[0]?.role === "tool";
-    const texts = given.map((message) => el("p", {}, message.content));
+    const texts = given.flatMap((message) => [
+      ...(message.pictures ?? []).map((url, i) => el("img.picture", { src: url, alt: `Picture ${i + 1} of your message` })),
+      ...(message.content ? [el("p", {}, message.content)] : []),
+    ]);
     this.body.replaceChildren(...(file ? [this.recording(file)] : []), ...(isTool ? [el("p.label", {}, "Result of the tool")] : []), ...texts);
     this.element.classList.toggle("tool", isTool);
     const text = given.map((message) => message.content).join("\n");

@@ -26,15 +26,22 @@ export function bodyOf(conversation, turn) {
   // goes on keeps those it began with.
   const changed = !goesOn(turn) && (turn.parent === null || head.system !== before.system || head.tools !== before.tools);
   if (changed) turn.head = head;
-  const whole = messagesOf([...line.slice(0, -1), { ...turn, pieces: [], calls: [] }], headOf(line).system);
+  const whole = messagesOf([...line.slice(0, -1), { ...turn, pieces: [], calls: [] }], headOf(line).system).map(onWire);
   const body = { ...fields, stream: true, stream_options: { include_usage: true }, return_token_ids: true };
   const from = origin(conversation, turn);
   if (from === null || (changed && !from.whole)) return { ...body, messages: whole, ...onward(whole) };
-  const given = from.whole ? [] : turn.given;
+  const given = from.whole ? [] : turn.given.map(onWire);
   Object.assign(body, { messages: given, continuation_of: from.of, continuation_fallback: whole, ...onward(whole) });
   if (from.at !== null) body.continuation_at = from.at;
   if (turn.suffixIds) body.continuation_token_ids = turn.suffixIds;
   return body;
+}
+
+// A message as the server takes it: pictures stand before the text about them.
+function onWire({ pictures, ...message }) {
+  if (!pictures?.length) return message;
+  const parts = pictures.map((url) => ({ type: "image_url", image_url: { url } }));
+  return { ...message, content: message.content ? [...parts, { type: "text", text: message.content }] : parts };
 }
 
 // A conversation that ends in an answer goes on with it, rather than with an answer to it.

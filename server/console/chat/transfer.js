@@ -65,7 +65,9 @@ function turnOf(value, ids, seen) {
 const messageOf = (value) => ({
   role: ["user", "tool", "system", "assistant"].includes(value?.role) ? value.role : "user", content: string(value?.content),
   ...(value?.tool_call_id ? { tool_call_id: string(value.tool_call_id) } : {}),
+  ...(list(value?.pictures, pictureOf).length ? { pictures: list(value.pictures, pictureOf).filter(Boolean) } : {}),
 });
+const pictureOf = (value) => (/^data:image\/(png|jpeg|webp|gif);base64,/.test(string(value)) ? value : "");
 const pieceOf = (value) => ({ text: string(value?.text), kind: value?.kind === "thought" ? "thought" : "answer", tokens: number(value?.tokens, 1) });
 const callOf = (value) => ({ id: string(value?.id), name: string(value?.name), args: string(value?.args) });
 const headFrom = (value) => ({ system: string(value.system), tools: string(value.tools) });

@@ -3,6 +3,7 @@
 // A turn begins where its parent was cut: after `cut` pieces of its answer, or at its end (null). Where nothing was
 // given, the answer of the parent itself goes on: the two are one message, to whoever reads and to the model.
 //
+//   turn.given    [{ role, content, pictures }]: a text, and the data: URLs of pictures that came with it, if any
 //   turn.pieces   [{ text, kind: "answer" | "thought", tokens }], one per event of the stream
 //   turn.state    "running", "done", "stopped" or "failed"
 //   turn.via      "send", "again", "edit", "continue", "branch", "token", "tool": how it came about
