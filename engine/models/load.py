@@ -99,7 +99,9 @@ def load_model(
     if sizes := backend.head_sizes(storage):
         config, source = pad_heads(config, source, sizes)
     if quantization == "fp8":
-        check_fp8(config.quantisation if isinstance(config, DecoderConfig) else None, storage, on_cpu=on_cpu)
+        is_dense = isinstance(config, DecoderConfig) and config.experts is None
+        stored = config.quantisation if isinstance(config, DecoderConfig) else None
+        check_fp8(stored, storage, on_cpu=on_cpu, is_dense=is_dense)
         source = MadeFloat8(source)
     kv_dtype = resolve_kv_dtype(kv_cache_dtype, storage, on_cpu)
     loader = Loader(source, backend, storage, scales_kv=kv_dtype is FP8)

@@ -20,6 +20,7 @@ from bequest.engine.layers.codes import Float8Rows, IntegerRows
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.load import load_model, open_checkpoint
 from bequest.engine.models.padding import pad_heads
+from bequest.engine.models.quantised.described import Quantisation
 from bequest.engine.models.quantised.made import MadeFloat8, check_fp8, float8_rows
 from tests.models import tiny_quantised as tiny
 from tests.models.paged import PagedSequences
@@ -117,11 +118,9 @@ def test_heads_that_are_padded_leave_other_codes_alone(tmp_path: Path) -> None:
 
 
 def test_float8_is_made_of_layers_alone(tiny_model: Callable[[str], Path]) -> None:
-    source = MadeFloat8(open_checkpoint(tiny_model("qwen2-moe")).source)
-    layer = "model.layers.0."
-    kept = ["lm_head.weight", "model.embed_tokens.weight", f"{layer}mlp.gate.weight"]
-    assert all(source.load_codes(name) is None for name in kept)
-    for name in (f"{layer}self_attn.q_proj.weight", f"{layer}mlp.experts.3.down_proj.weight"):
+    source = MadeFloat8(open_checkpoint(tiny_model("llama")).source)
+    assert source.load_codes("lm_head.weight") is None and source.load_codes("model.embed_tokens.weight") is None
+    for name in ("model.layers.0.self_attn.q_proj.weight", "model.layers.2.mlp.down_proj.weight"):
         codes, values = source.load_codes(name), source.load(name)
         assert isinstance(codes, Float8Rows) and codes.scales.shape == (values.shape[0], 1)
         # Three bits of mantissa, and below the smallest exponent steps of 2^-9.
@@ -134,21 +133,19 @@ def test_a_row_of_zeros_stays_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tool", "storage", "on_cpu", "message"),
+    ("stored", "storage", "fields", "message"),
     [
-        (None, torch.bfloat16, True, "quantization=fp8 is for a GPU"),
-        (None, torch.float32, False, "quantization=fp8 goes with dtype=bfloat16"),
-        ("awq", torch.bfloat16, False, r"the checkpoint is quantised already \(awq\)"),
+        (None, torch.bfloat16, {"on_cpu": True}, "quantization=fp8 is for a GPU"),
+        (None, torch.bfloat16, {"is_dense": False}, "quantization=fp8 is for decoders without experts"),
+        (None, torch.float32, {}, "quantization=fp8 goes with dtype=bfloat16"),
+        (Quantisation("awq", ("awq",)), torch.bfloat16, {}, r"the checkpoint is quantised already \(awq\)"),
     ],
 )
 def test_float8_that_cannot_be_made(
-    tool: str | None, storage: torch.dtype, on_cpu: bool, message: str, tmp_path: Path
+    stored: Quantisation | None, storage: torch.dtype, fields: dict[str, bool], message: str
 ) -> None:
-    tiny.write("llama", tmp_path, TOOLS[tool or "fp8-tensor"])
-    config = open_checkpoint(tmp_path).config
-    assert isinstance(config, DecoderConfig)
     with pytest.raises(ModelError, match=message):
-        check_fp8(config.quantisation if tool else None, storage, on_cpu=on_cpu)
+        check_fp8(stored, storage, **({"on_cpu": False, "is_dense": True} | fields))
 
 
 def test_a_cpu_refuses_to_make_float8(tiny_model: Callable[[str], Path]) -> None:

@@ -13,8 +13,6 @@ from bequest.engine.models.quantised.described import Quantisation
 from bequest.engine.models.weights import SourceOver
 
 _LARGEST_CODE = 448.0  # of e4m3
-# What chooses experts: small, and a choice that flips changes a token's layer.
-_ROUTERS = (".mlp.gate.weight", ".shared_expert_gate.weight")
 
 
 class MadeFloat8(SourceOver):
@@ -31,15 +29,16 @@ class MadeFloat8(SourceOver):
         return self._source.load(name)
 
     def load_codes(self, name: str) -> Codes | None:
-        if ".layers." not in name or name.endswith(_ROUTERS):
-            return None
-        return float8_rows(self._source.load(name))
+        return float8_rows(self._source.load(name)) if ".layers." in name else None
 
 
-def check_fp8(stored: Quantisation | None, storage: torch.dtype, *, on_cpu: bool) -> None:
-    """Raises ModelError where codes could not be kept. `stored`: how the checkpoint is quantised already."""
+def check_fp8(stored: Quantisation | None, storage: torch.dtype, *, on_cpu: bool, is_dense: bool) -> None:
+    """Raises ModelError where codes could not be kept. `stored`: how the checkpoint is quantised already; `is_dense`:
+    it is a decoder without experts."""
     if on_cpu:
         raise ModelError("quantization=fp8 is for a GPU; on a CPU take a .gguf file, or an AWQ or GPTQ checkpoint")
+    if not is_dense:
+        raise ModelError("quantization=fp8 is for decoders without experts; experts and encoders stay in bfloat16")
     if storage is not torch.bfloat16:
         raise ModelError("quantization=fp8 goes with dtype=bfloat16")
     if stored is not None:
