@@ -23,7 +23,6 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForCon
 from bequest.engine.build import build_engine
 from bequest.engine.config import EngineConfig
 from bequest.engine.engine import AsyncEngine
-from bequest.engine.models import load
 from bequest.engine.types import Request, SamplingParams
 from bequest.engine.types.image import Image, Rgb
 from bequest.server.stores.images import ImageKey, ImageStore
@@ -120,7 +119,6 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--json")
     options = parser.parse_args()
-    load.SEES_ON.add("cuda")
     random = np.random.default_rng(0)
     pictures = [random.integers(0, 256, (PIXELS, PIXELS, 3), dtype=np.uint8) for _ in range(options.images)]
     with tempfile.TemporaryDirectory() as folder:

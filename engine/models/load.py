@@ -51,8 +51,6 @@ from bequest.engine.models.safetensors_loader import SafetensorsSource
 from bequest.engine.models.towers.load import Sight, load_sight
 from bequest.engine.models.weights import WeightSource
 
-SEES_ON = {"cpu"}  # kinds of devices that vision towers were tested on
-
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -106,14 +104,14 @@ def load_model(
     kv_dtype = resolve_kv_dtype(kv_cache_dtype, storage, on_cpu)
     loader = Loader(source, backend, storage, scales_kv=kv_dtype is FP8)
     model = _build(config, loader, backend, length)
-    sight, blind = _sight(path, checkpoint, backend, storage)
+    sight = _sight(path, checkpoint, backend, storage)
     return LoadedModel(
         model=model,
         config=config,
         generation=checkpoint.generation,
         dtype=storage,
         formats=tuple(sorted({table.format for table in loader.tables if isinstance(table, Weight | ExpertWeights)})),
-        notes=(*checkpoint.notes, *blind, *model.notes),
+        notes=(*checkpoint.notes, *model.notes),
         kv_dtype=kv_dtype,
         max_model_len=length,
         num_parameters=num_parameters + (0 if sight is None else sight.num_parameters),
@@ -132,16 +130,11 @@ def _bytes_by_format(tables: Iterable[Stored], sight: Sight | None) -> dict[str,
     return dict(sorted(found.items()))
 
 
-def _sight(
-    path: Path, checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype
-) -> tuple[Sight | None, tuple[str, ...]]:
-    """What the model sees with, and a note if it is left out."""
+def _sight(path: Path, checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype) -> Sight | None:
     config = checkpoint.config
     if not isinstance(config, DecoderConfig) or config.vision is None:
-        return None, ()
-    if backend.device.type not in SEES_ON:
-        return None, ("the vision tower is left out: images are taken with device=cpu alone",)
-    return load_sight(path, config.vision, checkpoint.whole, backend, dtype), ()
+        return None
+    return load_sight(path, config.vision, checkpoint.whole, backend, dtype)
 
 
 def _in_layers(matrices: Mapping[str, Matrix], model: Decoder | EncoderDecoder) -> dict[str, Matrix]:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from bequest.engine.models import load
 from bequest.engine.types import Lineage, Terms
 from bequest.engine.types.image import Rgb
 from tests.engine.test_images_against_transformers import ONE, THREE, seer
@@ -19,11 +18,6 @@ pytestmark = pytest.mark.gpu
 NAMES = ["llava", "llava-siglip", "smolvlm", "qwen2.5-vl"]
 # Those of the first two need no Pillow.
 SQUARES = [picture(28, 28, seed) for seed in range(3)]
-
-
-@pytest.fixture(autouse=True)
-def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "SEES_ON", {"cpu", "cuda"})
 
 
 @pytest.fixture(params=NAMES)
