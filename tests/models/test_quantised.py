@@ -47,6 +47,7 @@ TOOLS = {
     "gptq-3-bits": tiny.gptq(3, 32, symmetric=False, form="gptq_v2"),
     "gptq-8-bits": tiny.gptq(8, 32, symmetric=True),
     "int8": tiny.int8_rows(),
+    "packed": tiny.packed_rows(4, 32),
 }
 IN_CODES = {
     "gptq": 4,
@@ -56,6 +57,7 @@ IN_CODES = {
     "awq-in-codes": 4,
     "gptq-8-bits": 8,
     "int8": 8,
+    "packed": 4,
 }
 ROUNDED = 4e-3  # what the offsets of asymmetric codes, rounded to float16, make of logits
 
@@ -243,6 +245,12 @@ def test_tensors_that_do_not_fit_are_named(tool: str, change: Change, message: s
     [
         ("gptq-act-order", lambda t: t[f"{Q}.g_idx"].fill_(9), f"{Q}.g_idx is not the groups, 0 to 7, of 64 columns"),
         ("fp8-tensor", lambda t: t[f"{Q}.weight_scale"].fill_(torch.nan), f"{Q}.weight_scale has scales that are no"),
+        (
+            "int8",
+            lambda t: t.update({f"{Q}.weight_zero_point": torch.zeros(3, dtype=torch.int8)}),
+            "zero_point has shape",
+        ),
+        ("packed", lambda t: t.update({f"{Q}.weight_zero_point": torch.zeros(8, 1, dtype=torch.int32)}), "zero points"),
     ],
 )
 def test_numbers_that_cannot_be_are_named(tool: str, change: Change, message: str, tmp_path: Path) -> None:

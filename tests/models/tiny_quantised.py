@@ -181,6 +181,22 @@ def int8_rows() -> Tool:
     return Tool(compressed("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}), store)
 
 
+def packed_rows(bits: int, group: int) -> Tool:
+    """compressed-tensors' integers, symmetric."""
+
+    def store(matrix: Tensor) -> Stored:
+        codes, scales, zeros = rounded(matrix, bits, group, symmetric=True)
+        tensors = {
+            "weight_packed": packed(codes, bits),
+            "weight_scale": scales,
+            "weight_shape": torch.tensor(matrix.shape),
+        }
+        return Stored(tensors, values_of(codes, scales, zeros, torch.arange(matrix.shape[1]) // group))
+
+    weights = {"num_bits": bits, "type": "int", "strategy": "group", "group_size": group}
+    return Tool(compressed("pack-quantized", weights), store)
+
+
 def compressed(form: str, weights: dict[str, Any], **others: Any) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}, **others}

@@ -100,6 +100,9 @@ class Layout(ABC):
     def _grouped(self, stored: Stored, part: str, parts: IntegerParts, order: Tensor | None) -> IntegerRows:
         """`order`: the group of each column; it is left out where groups are neighbours. An error names `part`."""
         depth, count = parts.codes.shape[1], parts.scales.shape[1]
+        if parts.zeros.shape != parts.scales.shape:
+            shapes = f"{list(parts.zeros.shape)} for scales {list(parts.scales.shape)}"
+            raise stored.wrong(part, f"goes with zero points {shapes}")
         group = stored.group(part, depth, count, self._quantisation.columns)
         if order is not None:
             if order.shape != (depth,) or int(order.min()) < 0 or int(order.max()) >= count:
@@ -135,7 +138,10 @@ class Scaled(Layout):
             return Float8Rows(codes, scales, group)
         zeros = torch.full(counts, 0, dtype=torch.int16)
         if stored.has("weight_zero_point"):
-            zeros = stored.load("weight_zero_point").to(torch.int16).reshape(counts)
+            zeros = stored.load("weight_zero_point").to(torch.int16)
+            if zeros.numel() != counts[0] * counts[1]:
+                raise stored.wrong("weight_zero_point", f"has shape {list(zeros.shape)}, not {list(counts)}")
+            zeros = zeros.reshape(counts)
         zeros = zeros.repeat_interleave(block_rows, 0)[:rows] + 128
         return IntegerRows(8, (codes.to(torch.int16) + 128).to(torch.uint8), scales, zeros, group)
 
@@ -189,7 +195,8 @@ class Packed(Layout):
         if stored.has("weight_zero_point"):
             zeros = unpacked(stored.load("weight_zero_point").T, bits, rows).T.to(torch.int16)
         codes = unpacked(stored.load("weight_packed"), bits, depth)
-        return self._grouped(stored, "weight_g_idx", IntegerParts(bits, codes, scales, zeros), order)
+        part = "weight_scale" if order is None else "weight_g_idx"
+        return self._grouped(stored, part, IntegerParts(bits, codes, scales, zeros), order)
 
     @staticmethod
     def _bits(stored: Stored, depth: int) -> int:
