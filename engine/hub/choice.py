@@ -12,6 +12,7 @@ from bequest.engine.hub.names import HubName
 _DESCRIPTIONS = (
     "config.json",
     "generation_config.json",
+    "hf_quant_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",

@@ -32,7 +32,16 @@ def read_config(directory: Path) -> dict[str, object]:
     names = values.get("architectures")
     if isinstance(names, list):
         values["architectures"] = [_HEADLESS.get(name, name) if isinstance(name, str) else name for name in names]
-    return values
+    return values | _quantisation_beside(directory, values)
+
+
+def _quantisation_beside(directory: Path, values: Mapping[str, object]) -> dict[str, object]:
+    """ModelOpt may describe what it has quantised in a file of its own."""
+    path = directory / "hf_quant_config.json"
+    if values.get("quantization_config") is not None or not path.exists():
+        return {}
+    described = Fields(read_json(path), str(path)).section("quantization")
+    return {"quantization_config": {"quant_method": "modelopt", **described.values}}
 
 
 def _no_model(directory: Path) -> ModelError:

@@ -102,6 +102,18 @@ def test_symmetric_codes_have_the_bits_of_their_values(tmp_path: Path, monkeypat
     assert torch.equal(in_codes, logits_of(tmp_path))
 
 
+def test_modelopt_describes_codes_in_a_file_of_its_own(tmp_path: Path) -> None:
+    reference = tiny.write("llama", tmp_path, TOOLS["modelopt"])
+    values = json.loads((tmp_path / "config.json").read_text())
+    del values["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ModelError, match="only float tensors are supported"):
+        open_checkpoint(tmp_path)
+    described = {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": described}))
+    assert_same(logits_of(tmp_path), expected_of(reference))
+
+
 def test_weights_beside_float8_decide_the_dtype(tmp_path: Path) -> None:
     tiny.write("llama", tmp_path, TOOLS["fp8-blocks"], torch.bfloat16)
     assert open_checkpoint(tmp_path).source.dtype is torch.bfloat16
