@@ -27,6 +27,8 @@ def given_image(part: Mapping[str, Any], path: str) -> dict[str, Any]:
     place, at = part.get("image_url"), f"{path}.image_url"
     if place is None and part.get("type") == "image":
         place, at = part.get("image"), f"{path}.image"
+    if isinstance(place, GivenImage):  # somebody else has read it
+        return {"type": "image", "image": place}
     if place is None and part.get("file_id") is not None:
         raise unsupported(f"{path}.file_id", f"`{path}.file_id` is not taken here: send the image as a data: URL.")
     detail = part.get("detail")

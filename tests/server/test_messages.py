@@ -378,7 +378,7 @@ async def test_keys(start: Starter) -> None:
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
             "messages[0].content[0].type",
-            "reads text alone",
+            "takes text alone",
         ),
         ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools[0].type", "runs no tools of its own"),
         ({"tool_choice": {"type": "tool", "name": "x"}, "tools": TOOLS}, "tool_choice.name", "not among"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -13,8 +14,9 @@ import pytest
 from bequest.engine.errors import EngineDead
 from bequest.engine.types import ChoiceDelta, Delta, OutputMode, Request, Usage
 from tests.server.conftest import Starter
-from tests.server.fakes import EOS, PIECES, FakeText
+from tests.server.fakes import EOS, PIECES, FakeText, seeing_engine
 from tests.server.front import Front
+from tests.tiny_seeing import encoded, picture
 
 TEXT = "".join(PIECES)
 MESSAGES = [{"role": "user", "content": "x"}]
@@ -329,3 +331,26 @@ async def test_a_client_that_leaves_stops_the_work(front: Front) -> None:
     await front.until(lambda: bool(front.engine.runs))
     task.cancel()
     await front.until(lambda: not front.engine.runs)
+
+
+async def test_images(start: Starter) -> None:
+    front = await start(engine=seeing_engine())
+    image = base64.b64encode(encoded(picture(9, 7))).decode()
+    message = {"role": "user", "content": "what?", "images": [image, image]}
+    asked = {"prompt": "what?", "images": [image], "stream": False}
+    for path, body in (("/api/chat", {"messages": [message], "stream": False}), ("/api/generate", asked)):
+        answer, told = await front.post(path, body)
+        assert answer.status == 200, told
+    chat, generate = front.engine.submitted
+    assert len(chat.images) == 1 and chat.prompt_token_ids.count(chat.images[0].first_id) == 2
+    assert generate.images == chat.images
+    for change, param in (
+        ({"images": ["@@@"]}, "`images[0]`"),
+        ({"images": ["aGk="]}, "`images[0]`"),
+        ({"raw": True}, "`images`"),
+        ({"context": [1, 2]}, "`images`"),
+    ):
+        answer, told = await front.post("/api/generate", asked | change)
+        assert answer.status == 400 and param in told["error"], told
+    answer, told = await front.post("/api/chat", {"messages": [{**message, "images": [5]}]})
+    assert answer.status == 400 and "`messages[0].images`" in told["error"]

@@ -217,6 +217,6 @@ def _document(block: Mapping[str, Any], path: str) -> str:
 def _unknown(kind: str, role: str, path: str) -> Exception:
     param = f"{path}.type"
     if kind in ("image", "document"):
-        return invalid(f"`{param}` is '{kind}'; this model reads text alone: send blocks of type 'text'.", param)
+        return invalid(f"`{param}` is '{kind}'; /v1/messages takes text alone: send blocks of type 'text'.", param)
     takes = "text, thinking and tool_use" if role == "assistant" else "text, document and tool_result"
     return invalid(f"`{param}` is {shorten(repr(kind))}; a message of the {role} takes blocks of type {takes}.", param)

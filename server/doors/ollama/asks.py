@@ -24,6 +24,7 @@ from bequest.server.doors.ollama.body import (
     chat_messages,
     check_generate,
     effort_of,
+    with_images,
 )
 from bequest.server.doors.ollama.options import length_of, named_as_sent, sampled_by
 from bequest.server.stores.grammars import Constraint
@@ -35,7 +36,7 @@ from bequest.server.wire.reading import shorten
 async def chat_ask(call: HttpCall[OllamaChatBody], reading: Reading) -> Ask:
     """`reading` is how the answer is read."""
     context, body = call.context, call.body
-    messages = await apart(context, lambda: chat_messages(body))
+    messages = await apart(context, lambda: chat_messages(body, context.images is not None))
     terms = passing_terms(call, None)
     source = ChatSource(
         given=messages,
@@ -102,11 +103,14 @@ def _form(body: GeneratingBody) -> Constraint | None:
 async def _generate_prompt(call: HttpCall[OllamaGenerateBody], reading: Reading) -> Prompt:
     """Through the chat template as the question of a user, unless the client or the model wants it otherwise."""
     context, body = call.context, call.body
+    content: str | list[dict[str, Any]] = body.prompt or ""
+    if body.images:
+        content = with_images(body.prompt, body.images, "images", context.images is not None)
     plain = context.text.chat_template is None or context.engine.info.encoder is not None
     if body.raw or body.suffix or plain:
         [prompt] = await plain_prompts(context, TextSource(given=body.prompt or "", after=body.suffix or ""))
         return prompt
-    messages = [{"role": "user", "content": body.prompt or ""}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
     if body.system:
         messages.insert(0, {"role": "system", "content": body.system})
     source = ChatSource(given=messages, field="prompt", template_kwargs=_template_kwargs(call, reading))

@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from bequest.server.asks.image_parts import GivenImage
+from bequest.server.asks.messages import wrong_type
 from bequest.server.wire.errors import ApiError, invalid, unsupported
 from bequest.server.wire.fields import Rules
 from bequest.server.wire.reading import shorten
@@ -124,22 +126,35 @@ class OllamaModelBody(msgspec.Struct, frozen=True, kw_only=True):
     insecure: bool = False  # advisory: nothing is fetched
 
 
-def chat_messages(body: OllamaChatBody) -> list[dict[str, Any]]:
+def chat_messages(body: OllamaChatBody, sees: bool) -> list[dict[str, Any]]:
     """As templates know them: a tool has a name, and a call an id if the client gave it one."""
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(body.messages or [])]
+    return [_message(message, f"messages[{index}]", sees) for index, message in enumerate(body.messages or [])]
 
 
-def _message(message: dict[str, Any], path: str) -> dict[str, Any]:
-    if message.get("images"):
-        raise no_images(f"{path}.images")
+def _message(message: dict[str, Any], path: str, sees: bool) -> dict[str, Any]:
     tool = message.get("tool_name")
     plain = {name: value for name, value in message.items() if name not in ("images", "tool_name")}
+    if message.get("images"):
+        plain["content"] = with_images(message.get("content"), message["images"], f"{path}.images", sees)
     return plain if tool is None else {**plain, "name": tool}
 
 
+def with_images(text: Any, images: Any, param: str, sees: bool) -> list[dict[str, Any]]:
+    """Parts of a message: its images, then its text. Images come as base64, without a type."""
+    if not sees:
+        raise no_images(param)
+    if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
+        raise wrong_type(param, "a list of strings, each an image in base64")
+    urls = [image if image.startswith("data:") else f"data:image/png;base64,{image}" for image in images]
+    given = [GivenImage(url, False, f"{param}[{index}]") for index, url in enumerate(urls)]
+    parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in given]
+    return [*parts, {"type": "text", "text": text}] if text else parts
+
+
 def check_generate(body: OllamaGenerateBody) -> None:
-    if body.images:
-        raise no_images("images")
+    beside = next((name for name in ("raw", "suffix", "context") if getattr(body, name)), None)
+    if body.images and beside is not None:
+        raise invalid(f"`images` cannot be used with `{beside}`: send them with a `prompt` alone.", "images")
     if body.template:
         message = "`template` is in Go's language, which this server does not read; start it with --chat-template FILE."
         raise unsupported("template", message)
