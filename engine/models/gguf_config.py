@@ -102,15 +102,15 @@ def _windows(fields: Fields, variant: GGUFVariant, num_layers: int) -> tuple[int
 
 def _window_rope(rope: RopeConfig, variant: GGUFVariant) -> RopeConfig | None:
     """None: layers with a window turn as the others do."""
-    if variant.window_theta:
-        return RopeConfig(variant.window_theta)
-    if variant.unscaled_windows and rope.kind != "default":
+    if variant.rope.window_theta:
+        return RopeConfig(variant.rope.window_theta)
+    if variant.rope.unscaled_windows and rope.kind != "default":
         return RopeConfig(rope.theta, partial_factor=rope.partial_factor)
     return None
 
 
 def _unrotated_layers(variant: GGUFVariant, windows: tuple[int, ...]) -> frozenset[int]:
-    match variant.skipped_rope:
+    match variant.rope.skipped:
         case "fourth":
             return frozenset(range(3, len(windows), 4))
         case "full":
@@ -170,7 +170,7 @@ def _parse_rope(file: GGUFFile, fields: Fields, head_dim: int, context_length: i
         original_max_position=fields.integer("rope.scaling.original_context_length", context_length),
         beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
-        truncate=variant.truncates_yarn,
+        truncate=variant.rope.truncates_yarn,
         attention_factor=_yarn_attention_factor(fields, factor, variant),
         frequency_divisors=divisors,
     )
@@ -182,7 +182,7 @@ def _yarn_attention_factor(fields: Fields, factor: float, variant: GGUFVariant) 
     given = next((fields.number(name) for name in names if fields.has(name)), None)
     if given is None:
         return magnitude
-    return given if variant.whole_yarn_factor else given * magnitude
+    return given if variant.rope.whole_yarn_factor else given * magnitude
 
 
 def _parse_longrope(file: GGUFFile, fields: Fields, rope: RopeConfig) -> RopeConfig:

@@ -66,6 +66,17 @@ class HFVariant:
     sinks: bool = False  # heads have a score that takes its share of attention and gives nothing
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GGUFRope:
+    """What the name of a GGUF architecture implies for the rotary embedding."""
+
+    skipped: Literal["never", "fourth", "full"] = "never"  # layers without it: every fourth, or those that see all
+    window_theta: float | None = None  # of layers with a window; None: that of the others
+    unscaled_windows: bool = False  # layers with a window turn as if positions were not scaled
+    truncates_yarn: bool = True  # to whole dimensions, at the ends of its ramp
+    whole_yarn_factor: bool = False  # the factor of a file is all that cos and sin are multiplied by
+
+
 @dataclass(frozen=True, slots=True)
 class GGUFVariant:
     """What the name of a GGUF architecture implies. Biases are where the file has tensors for them."""
@@ -76,17 +87,13 @@ class GGUFVariant:
     activation: Activation = "silu"
     scales_embedding: bool = False  # by the root of the hidden size
     full_every: int = 0  # every so many layers see all, the others have a window; 0: all layers are alike
-    window_theta: float | None = None  # of the rotation of layers with a window; None: that of the others
-    skipped_rope: Literal["never", "fourth", "full"] = "never"  # every fourth layer, or those that see all
+    rope: GGUFRope = GGUFRope()
     shared_scale_layers: int = 0  # with so many layers scores are scaled by the hidden size's share of a head
     joined: tuple[str, ...] = ()  # matrices that hold several of ours (respelled.py)
     defaults: Mapping[str, object] = field(default_factory=dict)  # of keys that others may not have
     renormalises_experts: bool | None = None  # None: it has no experts
     norm_before_mlp: str = "ffn_norm"  # its name; some files call it after the attention that it follows
     sinks: bool = False  # heads have a score that takes its share of attention and gives nothing
-    truncates_yarn: bool = True  # to whole dimensions, at the ends of its ramp
-    whole_yarn_factor: bool = False  # the factor of a file is all that cos and sin are multiplied by
-    unscaled_windows: bool = False  # layers with a window turn as if positions were not scaled
     # Some layers are recurrent: their value heads are in the order of checkpoints, or in turns (gguf_hybrids.py).
     recurrent: Literal["no", "in_order", "in_turns"] = "no"
 
@@ -346,8 +353,7 @@ GGUF_ARCHITECTURES: Mapping[str, GGUFVariant] = {
         interleaved_rope=False,
         style=OLMO2,
         full_every=4,
-        whole_yarn_factor=True,
-        unscaled_windows=True,
+        rope=GGUFRope(unscaled_windows=True, whole_yarn_factor=True),
         defaults={"attention.sliding_window": 0, "attention.sliding_window_pattern": None},
     ),
     "gemma": GGUFVariant(
@@ -374,7 +380,7 @@ GGUF_ARCHITECTURES: Mapping[str, GGUFVariant] = {
         activation="gelu_tanh",
         scales_embedding=True,
         full_every=6,
-        window_theta=10000.0,
+        rope=GGUFRope(window_theta=10000.0),
         shared_scale_layers=62,  # the 27B
         defaults={"final_logit_softcapping": 0.0, "rope.freq_base": 1000000.0},
     ),
@@ -383,14 +389,14 @@ GGUF_ARCHITECTURES: Mapping[str, GGUFVariant] = {
         interleaved_rope=True,
         defaults={"attention.scale": None, "embedding_scale": 1.0, "residual_scale": 1.0, "logit_scale": 1.0},
     ),
-    "smollm3": GGUFVariant(qk_norm=False, interleaved_rope=True, skipped_rope="fourth"),
+    "smollm3": GGUFVariant(qk_norm=False, interleaved_rope=True, rope=GGUFRope(skipped="fourth")),
     "command-r": GGUFVariant(qk_norm=False, interleaved_rope=True, style=COHERE, defaults={"logit_scale": 1.0}),
     "cohere2": GGUFVariant(
         qk_norm=False,
         interleaved_rope=True,
         style=COHERE,
         full_every=4,
-        skipped_rope="full",
+        rope=GGUFRope(skipped="full"),
         defaults={"logit_scale": 1.0},
     ),
     "gpt-oss": GGUFVariant(
@@ -401,7 +407,7 @@ GGUF_ARCHITECTURES: Mapping[str, GGUFVariant] = {
         renormalises_experts=True,
         norm_before_mlp="post_attention_norm",
         sinks=True,
-        truncates_yarn=False,
+        rope=GGUFRope(truncates_yarn=False),
     ),
     "qwen2moe": GGUFVariant(qk_norm=False, interleaved_rope=False, renormalises_experts=False),
     "olmoe": GGUFVariant(qk_norm=True, interleaved_rope=False, renormalises_experts=False, style=OLMOE),
