@@ -341,6 +341,8 @@ async def test_images(start: Starter) -> None:
     for path, body in (("/api/chat", {"messages": [message], "stream": False}), ("/api/generate", asked)):
         answer, told = await front.post(path, body)
         assert answer.status == 200, told
+    _, shown = await front.post("/api/show", {"model": "fake/model"})
+    assert "vision" in shown["capabilities"]
     chat, generate = front.engine.submitted
     assert len(chat.images) == 1 and chat.prompt_token_ids.count(chat.images[0].first_id) == 2
     assert generate.images == chat.images

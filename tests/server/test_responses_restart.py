@@ -15,12 +15,13 @@ from bequest.server.stores.response_file import ResponseFile
 from bequest.server.stores.responses import ResponseStore
 from tests.engine.harness import until
 from tests.server.conftest import LEASES, Starter
-from tests.server.fakes import FakeEngine
+from tests.server.fakes import FakeEngine, seeing_engine
 from tests.server.front import Front
 from tests.server.test_estates import auth, lasting
 from tests.server.test_responses import PATH, events, streamed
 from tests.server.test_responses_store import response
 from tests.server.test_responses_stored import prompt_text, saying
+from tests.tiny_seeing import data_url, encoded, picture
 
 KEYS = '[[keys]]\nname = "may"\ntenant = "acme"\nkey = "m"\n'
 
@@ -200,3 +201,21 @@ async def test_the_next_turn_reads_the_lease_of_the_last_one(start: Starter, tmp
         else:
             assert told["continuation"]["source"] == "file"
             assert told["continuation"]["inherited_tokens"] > 3
+
+
+async def test_ids_of_images_are_not_kept(start: Starter, tmp_path: Path) -> None:
+    """They mean something in one process alone: the conversation is told again, with its image."""
+
+    async def seeing() -> Front:
+        front: Front = await start(seeing_engine(), leases=replace(LEASES, directory=str(tmp_path)))
+        return front
+
+    front = await seeing()
+    image = {"type": "input_image", "image_url": data_url(encoded(picture(9, 7)))}
+    first = await say(front, [{"role": "user", "content": [image, {"type": "input_text", "text": "a"}]}])  # type: ignore[arg-type]
+    await front.stop()
+    front = await seeing()
+    await say(front, "b", previous_response_id=first["id"])
+    asked = front.engine.submitted[-1]
+    assert len(asked.images) == 1 and asked.images[0].first_id in asked.prompt_token_ids
+    assert asked.terms.lineage is None or asked.terms.lineage.at == 0

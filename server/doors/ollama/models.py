@@ -134,6 +134,8 @@ def _capabilities(context: Context) -> list[str]:
         found.append("tools")
     if dialect_of(context).reasoning is not None:
         found.append("thinking")
+    if context.images is not None:
+        found.append("vision")
     return found
 
 
