@@ -158,7 +158,7 @@ async def build_engine(
     for name, weights in adapters.items():
         engine.adapters.add(name, weights)
     if shelf is not None:
-        await engine.open_files(shelf, config.durable_wait)
+        await engine.open_files(shelf, config.durable_wait, warm=config.warm_estates)
     return Built(engine, text)
 
 

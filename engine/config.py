@@ -157,6 +157,9 @@ class EngineConfig:
     )
     estate_dir: str | None = option(None, "directory for leases that outlive the process")
     estate_gb: float = option(10.0, "how much they may take there, in GiB")
+    warm_estates: bool = option(
+        False, "what requests without a lease leave goes there, too, where leases leave room: a cache of prefixes"
+    )
     durable_by_default: bool = option(False, "every lease is to outlive the process, unless it says otherwise")
     durable_wait: float = option(5.0, "seconds that the end of an answer waits for its lease to be on the disk")
     idle_sleep: float = option(
@@ -242,6 +245,8 @@ class EngineConfig:
             raise ValueError(f"image_cache_mb must be over 0, not {self.image_cache_mb:g}")
         if self.estate_gb <= 0:
             raise ValueError(f"estate_gb must be over 0, not {self.estate_gb:g}")
+        if self.warm_estates and self.estate_dir is None:
+            raise ValueError("warm_estates needs estate_dir, the directory that they go to")
         for name in ("durable_wait", "idle_sleep"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name):g}")

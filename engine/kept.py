@@ -114,10 +114,16 @@ class Keeper(ABC):
         self._timer.arm()
         return record_id
 
-    async def open_files(self, shelf: Shelf, wait: float) -> None:
-        """Keeps leases in files from now on; those of earlier processes are found. `wait`: as in Vault."""
+    async def open_files(self, shelf: Shelf, wait: float, *, warm: bool = False) -> None:
+        """Keeps leases in files from now on; those of earlier processes are found. `wait`, `warm`: as in Vault."""
         self._vault = self.scheduler.cache.filed.files = Vault(
-            shelf, self._estates, self.retention, wait=wait, clock=self._clock, on_lost=self._fail_children
+            shelf,
+            self._estates,
+            self.retention,
+            wait=wait,
+            clock=self._clock,
+            on_lost=self._fail_children,
+            warm=warm,
         )
         await self._vault.open()
         self._timer.arm()

@@ -12,17 +12,19 @@ from collections.abc import Sequence as Several
 
 import numpy as np
 
-from bequest.engine._C import BlockPool, BlockTable
+from bequest.engine._C import BlockPool, BlockTable, TokenList
 from bequest.engine.cache.cross import CrossPlace
 from bequest.engine.cache.placement import Placement
 from bequest.engine.cache.recurrent import States
-from bequest.engine.cache.tiers.files import Files, NoFiles
+from bequest.engine.cache.tiers.files import Files, NoFiles, Stored
 from bequest.engine.cache.tiers.ticket import Ticket
 from bequest.engine.cache.windows import keep_windows, most_inherited
-from bequest.engine.state.record import Record
+from bequest.engine.state.record import KeptChoice, Record
 from bequest.engine.state.sequence import Sequence
 from bequest.engine.types.blocks import BlockBytes, StateWrite
 from bequest.engine.types.estate import NO_BLOCK, ChoiceBytes, EstateChoice
+
+_LEAST_WARM = 64  # tokens: fewer are computed as soon as they are read
 
 
 class Filed:
@@ -56,6 +58,24 @@ class Filed:
         self._reach(placement, parent, lineage.choice)
         return placement
 
+    def place_warm(self, sequence: Sequence, beyond: int) -> Placement | None:
+        """Clearly more than `beyond` tokens that a request without a lease left in files: bytes that were not promised
+        should be worth the reading."""
+        request = sequence.group.request
+        if request.encoder is not None or request.images or request.params.prompt_logprobs is not None:
+            return None
+        found = self.files.find(sequence.group.salt, sequence.tokens)
+        if found is None or found.alike < beyond + _LEAST_WARM:
+            return None
+        most = min(found.alike, most_inherited(self._pool, sequence))
+        computed = self._startable(sequence, found.choice, most)
+        if computed < beyond + _LEAST_WARM:
+            return None
+        table = BlockTable(self._pool, sequence.group.salt)
+        placement = Placement(table, computed, self._missing(sequence, found.choice, computed), "file", self._nowhere)
+        self._reach(placement, found.holder, found.choice.index)
+        return placement
+
     def place_cross(self, placement: Placement, sequence: Sequence) -> None:
         """Lets the files of its parent take the place of a run of the encoder."""
         parent, lineage = _stored_parent(sequence), sequence.group.request.terms.lineage
@@ -67,8 +87,8 @@ class Filed:
         else:
             placement.cross.take_content(found.encoder)
 
-    def _reach(self, placement: Placement, parent: Record, choice: int) -> None:
-        found = self.files.content(parent, choice)
+    def _reach(self, placement: Placement, holder: Stored, choice: int) -> None:
+        found = self.files.content(holder, choice)
         if isinstance(found, Ticket):
             placement.ticket = found
         else:
@@ -105,15 +125,14 @@ class Filed:
         assert table.try_append([row != NO_BLOCK for row in rows], computed), "the blocks were counted"
         blocks = [entry for entry in table.entries if entry]
         self._blocks.append((blocks, content.blocks[: len(blocks)]))
-        parent, lineage = sequence.group.ties.parent, sequence.group.request.terms.lineage
-        assert parent is not None and lineage is not None
-        held = parent.kept[lineage.choice]
-        if held.table is None and computed == held.computed:
+        held = _held(sequence, content.choice)
+        if held is not None and held.table is None and computed == held.computed:
             held.epochs = table.epochs()
         if self._prefix_caching:
             table.commit(sequence.tokens, computed)
         if self._states.nearest(sequence, computed) < computed:
-            state = self._states.bring(sequence.group.salt, held.tokens, computed)
+            tokens = TokenList(content.choice.token_ids[:computed])
+            state = self._states.bring(sequence.group.salt, tokens, computed)
             self._slots.append((state.slot, content.states[computed]))
             self._states.drop([state])  # the sequence takes it next
         keep_windows(self._pool, table, sequence)
@@ -131,6 +150,14 @@ class Filed:
     def take_states(self) -> list[StateWrite]:
         slots, self._slots = self._slots, []
         return [StateWrite(slots=np.asarray([slot], np.int32), content=content[None]) for slot, content in slots]
+
+
+def _held(sequence: Sequence, choice: EstateChoice) -> KeptChoice | None:
+    """The choice of its parent that is this one in files, if it is."""
+    parent = sequence.group.ties.parent
+    if parent is None or parent.stored is None or not any(one is choice for one in parent.stored.deed.choices):
+        return None
+    return parent.kept.get(choice.index)
 
 
 def _stored_parent(sequence: Sequence) -> Record | None:

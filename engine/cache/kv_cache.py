@@ -211,6 +211,9 @@ class KvCache:
                 placement.drop()
             return stored
         found = self._match(sequence)
+        if placement is None and (warm := self.filed.place_warm(sequence, found.computed)) is not None:
+            found.drop()
+            return warm
         if placement is not None and found.computed <= placement.computed:
             found.drop()
             placement.source = "recompute"

@@ -95,6 +95,9 @@ class States(Protocol):
     def find(self, salt: bytes, tokens: TokenList, position: int) -> State | None:
         """One exactly there, held for the caller."""
 
+    def before(self, salt: bytes, tokens: TokenList, position: int) -> list[State]:
+        """Those of fewer tokens, held for the caller."""
+
     def bring(self, salt: bytes, tokens: TokenList, position: int) -> State:
         """One that comes from elsewhere, held for the caller, who has its bytes written to its slot."""
 
@@ -168,6 +171,9 @@ class Stateless:
 
     def find(self, salt: bytes, tokens: TokenList, position: int) -> State | None:
         return None
+
+    def before(self, salt: bytes, tokens: TokenList, position: int) -> list[State]:
+        return []
 
     def bring(self, salt: bytes, tokens: TokenList, position: int) -> State:
         raise AssertionError("a model without recurrent layers has no states")
@@ -424,6 +430,14 @@ class RecurrentStates:
             assert self._idle, "slots of states were counted"
             self._hide(next(iter(self._idle)))
         return self._free.pop()
+
+    def before(self, salt: bytes, tokens: TokenList, position: int) -> list[State]:
+        found = [
+            state
+            for state in self._findable.get(salt, ())
+            if 0 < state.position < position and state.tokens.common_prefix(tokens) >= state.position
+        ]
+        return [self._held(state) for state in found]
 
     def forget(self, states: Iterable[State]) -> None:
         for state in states:

@@ -7,7 +7,7 @@ as one lease has a block of it. Owned by the event-loop thread.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from bequest.engine.errors import InsufficientRetention, InvalidRequest, RetentionTooLarge
 from bequest.engine.state.record import Record
@@ -18,7 +18,9 @@ class FileBooks:
     def __init__(self, capacity: int) -> None:
         """0: there are no files."""
         self.capacity = capacity
+        self.give_way: Callable[[], bool] = lambda: False  # something that is no lease goes
         self._promised: dict[Record, int] = {}
+        self._coming: dict[Record, int] = {}  # blocks on their way that nobody was promised
         self._holders: Counter[str] = Counter()  # segment → leases that have blocks of it
         self._sizes: dict[str, int] = {}  # of segments that leases have
 
@@ -48,12 +50,29 @@ class FileBooks:
         self._promised[record] = num_blocks
 
     def fits(self, record: Record, num_blocks: int) -> bool:
-        """Beside all others, with what was promised to it."""
-        return self.used - self._promised.get(record, 0) + num_blocks <= self.capacity
+        """Beside all others, with what was promised to it. What nobody was promised gives way."""
+        while self.used - self._promised.get(record, 0) + num_blocks > self.capacity:
+            if num_blocks > self.capacity or not self.give_way():
+                return False
+        return True
+
+    def reserve(self, record: Record, num_blocks: int) -> bool:
+        """For bytes on their way that nobody was promised; False: there is no room. Promises do not count them: who is
+        promised something has the room, and `trim` sees to it."""
+        if not self.fits(record, num_blocks + sum(self._coming.values())):
+            return False
+        self._coming[record] = num_blocks
+        return True
+
+    def trim(self) -> None:
+        """What nobody was promised gives way until the rest fits."""
+        while self.used > self.capacity and self.give_way():
+            pass
 
     def settle(self, record: Record) -> None:
         """What it was promised is on disk, or is not needed. Idempotent."""
         self._promised.pop(record, None)
+        self._coming.pop(record, None)
 
     def hold(self, segments: Iterable[str], sizes: Mapping[str, int] | None = None) -> None:
         """Somebody needs them. `sizes`: of new ones, in blocks, at least."""

@@ -211,6 +211,8 @@ class Leases:
         tables = {index: kept.table.fork() for index, kept in record.kept.items() if kept.table is not None}
         tables |= {i: table for i, kept in record.kept.items() for other, table in adopted if other is kept}
         states = [*(state.hold() for state in record.states), *(state for part in found for state in part)]
+        for kept, _ in adopted:
+            states += self._states.before(record.salt, kept.tokens, kept.computed)
         return Borrowed(tables, [*inputs, *(held.table.fork() for held in record.inputs)], states)
 
     def give_back(self, borrowed: Borrowed) -> None:

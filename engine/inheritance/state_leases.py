@@ -99,5 +99,9 @@ class StateLeases:
         state = self._states.find(salt, tokens, position)
         return None if state is None else [state]
 
+    def before(self, salt: bytes, tokens: TokenList, position: int) -> list[State]:
+        """Where an ended choice can be continued from, too."""
+        return self._states.before(salt, tokens, position)
+
     def drop(self, states: list[State]) -> None:
         self._states.drop(states)

@@ -190,6 +190,7 @@ class Manifest:
     deed: Deed
     expires_at: float  # seconds since 1970
     blocks: tuple[StoredBlock, ...]
+    warm: bool = False  # it is no lease, and nobody was promised it
 
 
 @dataclass(frozen=True, slots=True, eq=False)

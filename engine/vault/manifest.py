@@ -8,19 +8,22 @@ import re
 import msgspec
 
 from bequest.engine.errors import InvalidEstate
-from bequest.engine.types.estate import Deed, Manifest
+from bequest.engine.types.estate import Manifest
 
 _MAGIC = b"BQLEASE1"
 _DIGEST_BYTES = 32
 
 
+_WARM = ".warm"  # ends the names of those that are no leases
 _FILE_NAME = re.compile(r"[0-9a-f]{32}(-[0-9a-f]{32})?")
 
 
-def file_name(deed: Deed) -> str:
+def file_name(manifest: Manifest) -> str:
     """What its tenant finds a lease by, told apart from all others where its manifest cannot be read any more."""
+    deed = manifest.deed
     references = (deed.id,) if deed.name is None else (deed.id, deed.name)
-    return "-".join(mark_of(deed.identity.tenant, reference) for reference in references)
+    name = "-".join(mark_of(deed.identity.tenant, reference) for reference in references)
+    return name + _WARM if manifest.warm else name
 
 
 def mark_of(tenant: str, reference: str) -> str:

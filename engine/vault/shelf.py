@@ -143,7 +143,7 @@ class Shelf:
             try:
                 manifest = manifests.from_bytes(path.read_bytes())
                 why = keep(manifest)
-                if path.name != manifests.file_name(manifest.deed):
+                if path.name != manifests.file_name(manifest):
                     why = "it was never finished" if path.suffix == _COMING else "its name is another's"
             except (OSError, InvalidEstate) as error:
                 why = str(error)
@@ -173,7 +173,7 @@ class Shelf:
         return any(sizes[name] < count * manifest.deed.identity.cache.num_bytes for name, count in needed.items())
 
     def _path(self, manifest: Manifest) -> Path:
-        return self._leases / manifests.file_name(manifest.deed)
+        return self._leases / manifests.file_name(manifest)
 
 
 def _age(path: Path) -> float:

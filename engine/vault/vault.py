@@ -13,22 +13,26 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
 
+from bequest.engine.cache.tiers.files import Stored
 from bequest.engine.cache.tiers.ticket import Ticket
 from bequest.engine.errors import EngineError, InvalidEstate, ParentLost
 from bequest.engine.estates import EstateDesk
-from bequest.engine.inheritance.books import segments_of
+from bequest.engine.inheritance.books import segments_of, sizes_of
 from bequest.engine.inheritance.estates import Leaving
 from bequest.engine.inheritance.retention import Retention
+from bequest.engine.inheritance.warm import WARM_SECONDS, WarmEntry, WarmEstates
 from bequest.engine.state.record import Record
 from bequest.engine.types import Delta, Retain, Retained
+from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.types.blocks import BlockBytes
 from bequest.engine.types.estate import NO_BLOCK, ChoiceBytes, Estate, Manifest, StoredBlock
 from bequest.engine.vault.manifest import mark_of
-from bequest.engine.vault.shelf import BrokenBlocks, Shelf
+from bequest.engine.vault.shelf import BrokenBlocks, Found, Shelf
 
 log = logging.getLogger("bequest.estates")
 
@@ -36,7 +40,7 @@ _READERS = 2
 _PIECE_BYTES = 4 << 20  # that the device thread copies between two steps
 _MOST_BACKLOG = 512 << 20  # bytes that wait for the disk
 _MOST_LOADED = 512 << 20  # bytes that were read and may be wanted again
-_Key = tuple[Record, int]  # a choice of a record
+_Key = tuple[Record | WarmEntry, int]  # a choice
 _Send = Callable[[Delta], None]
 
 
@@ -50,8 +54,10 @@ class Vault:
         wait: float,
         clock: Callable[[], float],
         on_lost: Callable[[Record, ParentLost], None],
+        warm: bool = False,
     ) -> None:
-        """`wait`: seconds that the end of an answer waits for the disk. `on_lost`: ends the children of a record."""
+        """`wait`: seconds that the end of an answer waits for the disk. `on_lost`: ends the children of a record.
+        `warm`: what requests without a lease leave goes to files, too."""
         self._shelf = shelf
         self._desk = desk
         self._retention = retention
@@ -67,7 +73,11 @@ class Vault:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loaded: OrderedDict[_Key, ChoiceBytes] = OrderedDict()  # least recently used first
         self._num_loaded = 0  # bytes
+        self._keeps_warm = warm
+        self._warm = WarmEstates(desk.block_size, self._withdraw)
+        self.find = self._warm.find
         retention.on_discard = self._discard
+        retention.books.give_way = self._warm.give_way
 
     # --- the start -----------------------------------------------------------------------------------------------
 
@@ -95,9 +105,59 @@ class Vault:
                 log.warning("the conversation of %s is lost: %s", one.manifest.deed.id, error)
                 origin = None
             adapter = adapters.get(one.manifest.deed.identity.adapter)
+            if one.manifest.warm:
+                self._restore_warm(one, adapter)
+                continue
             self._retention.restore(one.manifest, origin, adapter, lost=one.lost, now=now)
         if found:
-            log.info("%d leases of earlier processes are here", len(found))
+            log.info("%d leases of earlier processes are here", len(found) - len(self._warm))
+
+    def _restore_warm(self, one: Found, adapter: AdapterRef | None) -> None:
+        self._retention.books.hold(segments_of(one.manifest), sizes_of(one.manifest))
+        if one.lost or not self._keeps_warm:
+            self._withdraw(one.manifest)
+        else:
+            self._warm.add(one.manifest, adapter)
+
+    # --- what nobody was promised --------------------------------------------------------------------------------
+
+    async def _store_warm(self, record: Record, leaving: Leaving) -> str | None:
+        """Why it is not on the disk; None: it is. Until then it does not count: leases need not wait for it."""
+        segment, books = secrets.token_hex(16), self._retention.books
+        num_blocks = len(leaving.entries) + len(leaving.states) * self._desk.rows_of_state
+        try:
+            if not books.reserve(record, num_blocks):
+                raise _NoRoomError("files have no room for it")
+            deed = leaving.deed(await self._desk.identity(record.tenant), self._desk.notes)
+            blocks = tuple(await self._write(record, leaving, leaving.entries, segment))
+            manifest = Manifest(deed=deed, expires_at=self._retention.wall() + WARM_SECONDS, blocks=blocks, warm=True)
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._shelf.publish, manifest)
+        except (OSError, _NoRoomError, EngineError) as error:
+            self._remove([segment])
+            return str(error)
+        finally:
+            leaving.close()
+            books.settle(record)
+        books.hold([segment], {segment: num_blocks})
+        self._warm.add(manifest, record.identity.adapter)
+        books.trim()
+        return None
+
+    def _keep_warm(self, record: Record) -> None:
+        """Its blocks are held at once: somebody may need the room."""
+        if record in self._storing or not self._warm.wants(record):
+            return
+        try:
+            leaving = self._desk.leave(record)
+        except EngineError:
+            return  # they are gone
+        task = self._storing[record] = asyncio.ensure_future(self._store_warm(record, leaving))
+        task.add_done_callback(lambda _: self._storing.pop(record, None))
+
+    def _withdraw(self, manifest: Manifest) -> None:
+        free = self._retention.books.let_go(segments_of(manifest))
+        with suppress(RuntimeError):  # at the end of the process: the next start removes it
+            self._writer.submit(self._shelf.withdraw, manifest, free)
 
     # --- writing -------------------------------------------------------------------------------------------------
 
@@ -105,6 +165,8 @@ class Vault:
         """The last delta of a request whose lease shall last waits until that is on the disk, or for a while."""
         if record is None or delta.retained is None or retain is None or not retain.durable:
             send(delta)
+            if self._keeps_warm and record is not None and delta.finished:
+                self._keep_warm(record)
         else:
             self._hold_back(record, delta, delta.retained, send)
 
@@ -227,8 +289,7 @@ class Vault:
             if not record.leased:
                 raise _NoRoomError("the lease ended while it was written")
         except BaseException:
-            free = self._retention.books.let_go(segments)
-            self._writer.submit(self._shelf.withdraw, manifest, free)
+            self._withdraw(manifest)
             raise
         record.stored = manifest
         if record.lease.expires_at_wall != manifest.expires_at:
@@ -260,12 +321,12 @@ class Vault:
             return
         for choice in record.kept:
             self._unload((record, choice))
-        free = self._retention.books.let_go(segments_of(manifest))
-        self._writer.submit(self._shelf.withdraw, manifest, free)
+        self._withdraw(manifest)
 
     def _remove(self, segments: list[str]) -> None:
-        if segments:
-            self._writer.submit(self._shelf.remove, segments)
+        with suppress(RuntimeError):  # as above
+            if segments:
+                self._writer.submit(self._shelf.remove, segments)
 
     def _publish_quietly(self, manifest: Manifest) -> None:
         try:
@@ -275,8 +336,11 @@ class Vault:
 
     # --- reading -------------------------------------------------------------------------------------------------
 
-    def content(self, record: Record, choice: int) -> ChoiceBytes | Ticket:
-        key = record, choice
+    def content(self, holder: Stored, choice: int) -> ChoiceBytes | Ticket:
+        assert isinstance(holder, Record | WarmEntry)
+        key = holder, choice
+        if isinstance(holder, WarmEntry):
+            self._warm.touch(holder)
         if key in self._loaded:
             self._loaded.move_to_end(key)
             return self._loaded[key]
@@ -324,8 +388,8 @@ class Vault:
         return kept.table is not None or (record.encoder is None and self._desk.num_left(kept) >= present)
 
     async def _read(self, key: _Key) -> None:
-        record, choice = key
-        manifest = record.stored
+        holder, choice = key
+        manifest = holder.stored
         assert manifest is not None
         error: Exception | None = None
         try:
@@ -333,8 +397,11 @@ class Vault:
         except (OSError, BrokenBlocks) as failed:
             error = failed
         ticket = self._reading.pop(key)
-        if error is not None and not record.gone:
-            self._lose(record, error)
+        if error is not None and isinstance(holder, WarmEntry):
+            log.warning("what %s left in files is lost: %s", holder.id, error)
+            self._warm.drop(holder)
+        elif error is not None and isinstance(holder, Record) and not holder.gone:
+            self._lose(holder, error)
         ticket.settle(error)
 
     def _lose(self, record: Record, error: Exception) -> None:
