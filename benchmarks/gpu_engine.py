@@ -90,7 +90,7 @@ async def decode_rate(built: Built, batch: int, context: int, steps: int, salt: 
 
 async def replay_times(built: Built) -> dict[str, float]:
     """Milliseconds of decode graphs over padding: all of a step but attention, experts and the engine around it."""
-    runner: Any = built.engine._device._runner
+    runner: Any = built.engine._device._runner._runner  # of the one that can sleep
     figures = {}
     for size, captured in runner._graphs.items():
         if size.prefill or not size.merges or size.num_tokens not in (1, 32, 256):
