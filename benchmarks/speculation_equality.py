@@ -10,7 +10,7 @@ The same requests are answered without drafts first, then with each method:
     ngram        what followed the same tokens in the request
     suffix       there, or in what the tenant's records say
     prediction   the client's own: the answer, with mistakes
-    draft        what the model itself says, as its own draft model: greedily, so some of it is wrong
+    draft        what the model itself says, as its own draft model
     eagle3       what a head says; --draft-model names it
 
 The model is a tiny Llama with random weights, or a decoder of your own. Ends with an error where anything differs.

@@ -103,7 +103,16 @@ void bind_sampler(py::module_& m) {
                          pointer<bool>(bad)});
           },
           py::call_guard<py::gil_scoped_release>(), py::arg("logits"), py::arg("rows"), py::arg("positions"),
-          py::arg("masks"), py::arg("tokens"), py::arg("bad"));
+          py::arg("masks"), py::arg("tokens"), py::arg("bad"))
+      .def(
+          "guess",
+          [](Sampler& self, const Rows& logits, Address rows, Address positions, Address tokens,
+             Address bad) {
+            self.guess({logits.data, logits.stride, pointer<int32_t>(rows), pointer<int32_t>(positions),
+                        logits.count, nullptr, pointer<int32_t>(tokens), pointer<bool>(bad)});
+          },
+          py::call_guard<py::gil_scoped_release>(), py::arg("logits"), py::arg("rows"), py::arg("positions"),
+          py::arg("tokens"), py::arg("bad"));
 }
 
 }  // namespace

@@ -71,6 +71,16 @@ class Sampler:
         )
         return tokens, bad
 
+    def guess(self, logits: Tensor, rows: HostInts, positions: HostInts) -> IntArray:
+        """What `sample` would choose for logits f32 [N, V] of rows [N], which stay as they are; 0 where that is bad."""
+        address, (num,) = host_ints(rows)
+        positions_address, positions_shape = host_ints(positions)
+        assert logits.shape == (num, self._vocab_size) and positions_shape == (num,)
+        tokens, bad = np.empty(num, np.int32), np.empty(num, np.bool_)
+        rows_of_logits = (logits.data_ptr(), num, logit_stride(logits))
+        self._sampler.guess(rows_of_logits, address, positions_address, address_of(tokens), address_of(bad))
+        return tokens
+
 
 def logprobs(logits: Tensor, chosen: HostInts, top: int) -> tuple[FloatArray, IntArray, IntArray, FloatArray]:
     """Log-softmax of logits f32 [N, V]: of the chosen tokens [N], their ranks [N], the best ids and values [N, top].

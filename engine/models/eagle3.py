@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import safe_open
 from torch import Tensor
@@ -30,7 +31,6 @@ from bequest.engine.models.decoder import Decoder
 from bequest.engine.models.hf_config import parse_hf_config
 from bequest.engine.models.rope import cos_sin_table
 from bequest.engine.models.safetensors_files import find_safetensors
-from bequest.engine.types import IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class EagleHead:
     mlp: FeedForward
     norm: Norm
     logits: Weight  # [DV, H]
-    targets: IntArray  # [DV] the target's number of each of its tokens
+    targets: npt.NDArray[np.int64]  # [DV] the target's number of each of its tokens
     num_parameters: int
 
     def forward(self, ids: Tensor, states: Tensor, step: LayerStep) -> Tensor:
@@ -59,13 +59,11 @@ class EagleHead:
         inner = mlp.up.gated(ops.norm(states, self.mlp_norm, None, None), mlp.activation)
         return states + mlp.down(inner)
 
-    def following(self, states: Tensor) -> IntArray:
-        """The likeliest tokens behind states [R, H]."""
-        if not len(states):
-            return np.empty(0, np.int32)
-        best = self.logits(self.ops.norm(states, self.norm, None, None)).argmax(dim=1)
-        tokens: IntArray = self.targets[best.numpy()]
-        return tokens
+    def logits_of(self, states: Tensor, vocab_size: int) -> Tensor:
+        """[R, H] → [R, V] of the target's tokens, of which it knows some."""
+        logits = states.new_full((len(states), vocab_size), -torch.inf)
+        logits[:, torch.from_numpy(self.targets)] = self.logits(self.ops.norm(states, self.norm, None, None))
+        return logits
 
 
 def load_eagle3(path: Path, target: Decoder, backend: Backend, dtype: torch.dtype, num_positions: int) -> EagleHead:
@@ -139,13 +137,13 @@ class _Reading:
             self._weight(["layer.self_attn.o_proj"], [config.hidden_size], config.q_size),
         )
 
-    def _targets(self, num_tokens: int, vocab_size: int) -> IntArray:
+    def _targets(self, num_tokens: int, vocab_size: int) -> npt.NDArray[np.int64]:
         targets = np.arange(num_tokens, dtype=np.int64)
         if "d2t" in self._tensors:
             targets += self._tensor("d2t").numpy()
         if targets.min() < 0 or targets.max() >= vocab_size:
             raise ModelError(f"{self._path}: the head has tokens that the model has not")
-        return targets.astype(np.int32)
+        return targets
 
     def _tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
         tensor = self._tensors.get(name)

@@ -145,7 +145,7 @@ class CpuRunner:
         known = self._sampler.resolve(plan.batch)
         if self._drafts is None:
             return Drafted(known, plan.samples)
-        return self._drafts.draft(plan.batch, plan.samples, known)
+        return self._drafts.draft(plan.batch, plan.samples, known, self._sampler.guess)
 
     def _features(self, plan: StepPlan) -> FeatureTap | None:
         if self._drafts is None or not self._drafts.layers:

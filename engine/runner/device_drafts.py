@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +13,9 @@ import torch
 from bequest.engine.types import DRAFTED, BoolArray, IntArray, StepBatch, StepMoves, StepSamples
 
 Places = npt.NDArray[np.int64]  # of tokens or samples of a step
+# What sampler rows [N] would sample of logits [N, V] at positions [N]. The random numbers are the target's: where the
+# logits are near to its own, the draft is its sample, at any temperature.
+Guess = Callable[[torch.Tensor, IntArray, IntArray], IntArray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +34,30 @@ class DeviceDrafts(Protocol):
     def move(self, moves: StepMoves) -> None:
         """Its blocks, as the target's."""
 
-    def draft(self, batch: StepBatch, samples: StepSamples, input_ids: IntArray) -> Drafted:
+    def draft(self, batch: StepBatch, samples: StepSamples, input_ids: IntArray, guess: Guess) -> Drafted:
         """Before the target computes a step: fills in what samples say is DRAFTED."""
 
     def learn(
         self, batch: StepBatch, samples: StepSamples, ids: IntArray, features: torch.Tensor, tokens: IntArray
     ) -> None:
         """Behind it: the states of its layers [T, layers × HT], and the tokens [N] that were sampled."""
+
+
+class Samplers:
+    """Who samples which of a step's drafts."""
+
+    def __init__(self, samples: StepSamples, wanted: Places, num_tokens: int, guess: Guess) -> None:
+        self._rows, self._positions = np.zeros((2, num_tokens + 1), np.int32)  # by the place of a draft
+        self._rows[samples.tokens[wanted] + 1] = samples.rows[wanted]
+        self._positions[samples.tokens[wanted] + 1] = samples.positions[wanted]
+        self._guess = guess
+
+    def sample(self, logits: torch.Tensor, places: Places) -> IntArray:
+        """The drafts at these places, by logits [N, V]."""
+        return self._guess(logits, self._rows[places], self._positions[places])
+
+    def row(self, place: int) -> int:
+        return int(self._rows[place])
 
 
 def drafted_tokens(samples: StepSamples, num_tokens: int) -> tuple[Places, BoolArray]:

@@ -18,7 +18,7 @@ from bequest.engine.models.batch import ModelInput, ReadRows
 from bequest.engine.models.decoder import Decoder
 from bequest.engine.runner.block_bytes import move_blocks
 from bequest.engine.runner.cpu_attention import CpuAttention
-from bequest.engine.runner.device_drafts import Drafted, Places, drafted_tokens
+from bequest.engine.runner.device_drafts import Drafted, Guess, Places, Samplers, drafted_tokens
 from bequest.engine.types import IntArray, StepBatch, StepMoves, StepSamples
 
 
@@ -43,15 +43,16 @@ class DraftModel:
         """As the target's blocks."""
         move_blocks(self._kv_cache, self._host_cache, moves)
 
-    def draft(self, batch: StepBatch, samples: StepSamples, input_ids: IntArray) -> Drafted:
+    def draft(self, batch: StepBatch, samples: StepSamples, input_ids: IntArray, guess: Guess) -> Drafted:
         """Computes the tokens of a step, and what it takes to follow where samples say so."""
         ids, drafts = input_ids.copy(), samples.drafts
         wanted, is_drafted = drafted_tokens(samples, len(ids))
         places = np.flatnonzero(is_drafted[1:] & ~is_drafted[:-1]) + 1  # of the first draft of each sequence
-        tokens = self._compute_known(batch, ids, is_drafted[:-1], places - 1)
+        samplers = Samplers(samples, wanted, len(ids), guess)
+        states = self._compute_known(batch, ids, is_drafted[:-1], places - 1)
         while len(places):
-            ids[places] = tokens
-            tokens, places = self._compute_drafts(batch, ids, places, is_drafted)
+            ids[places] = samplers.sample(self._logits(states), places)
+            states, places = self._compute_drafts(batch, ids, places, is_drafted)
         if drafts is None or not len(wanted):
             return Drafted(ids, samples)
         drafts = drafts.copy()
@@ -63,8 +64,8 @@ class DraftModel:
     ) -> None:
         """It reads what was sampled in the next step."""
 
-    def _compute_known(self, batch: StepBatch, ids: IntArray, is_drafted: np.ndarray, read: Places) -> IntArray:
-        """What follows tokens `read`, the last ones before drafts."""
+    def _compute_known(self, batch: StepBatch, ids: IntArray, is_drafted: np.ndarray, read: Places) -> torch.Tensor:
+        """[R, H] behind tokens `read`, the last ones before drafts."""
         rows = np.flatnonzero(~is_drafted)
         num_before = np.concatenate([[0], np.cumsum(~is_drafted)])  # [T + 1] known ones before each token
         query_start = num_before[batch.query_start].astype(np.int32)
@@ -73,20 +74,19 @@ class DraftModel:
         reads[read + 1] = 1
         read_start = np.cumsum(reads)[batch.query_start].astype(np.int32)
         attention = self._attention.plan(read_start, lens, batch.block_tables[0], window=self._window)
-        hidden = self._forward(
+        return self._forward(
             batch, ids, rows, query_start, lens, None, ReadRows(torch.from_numpy(num_before[read]), attention)
         )
-        return self._following(hidden)
 
     def _compute_drafts(
         self, batch: StepBatch, ids: IntArray, places: Places, is_drafted: np.ndarray
-    ) -> tuple[IntArray, Places]:
-        """One token of each sequence, and what follows where that is a draft too."""
+    ) -> tuple[torch.Tensor, Places]:
+        """One token of each sequence: [R, H] where a draft follows, and the place of that."""
         sequences = np.searchsorted(batch.query_start, places, side="right") - 1
         query_start = np.arange(len(places) + 1, dtype=np.int32)
         hidden = self._forward(batch, ids, places, query_start, batch.positions[places] + 1, sequences)
         more = np.flatnonzero(is_drafted[places + 1])
-        return self._following(hidden[torch.from_numpy(more)]), places[more] + 1
+        return hidden[torch.from_numpy(more)], places[more] + 1
 
     def _forward(
         self,
@@ -112,9 +112,8 @@ class DraftModel:
             )
         )
 
-    def _following(self, hidden: torch.Tensor) -> IntArray:
-        """The likeliest tokens behind states [R, H]."""
-        if not len(hidden):
-            return np.empty(0, np.int32)
-        logits = self._model.logits(hidden)[:, : self._vocab_size]
-        return logits.argmax(dim=1).to(torch.int32).numpy()
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, H] → [R, V] of the target's tokens."""
+        logits = self._model.logits(hidden)
+        missing = self._vocab_size - logits.shape[1]
+        return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits

@@ -24,7 +24,7 @@ from bequest.engine.layers.step import LayerStep
 from bequest.engine.models.eagle3 import EagleHead
 from bequest.engine.runner.block_bytes import move_blocks
 from bequest.engine.runner.cpu_attention import CpuAttention
-from bequest.engine.runner.device_drafts import Drafted, Places, drafted_tokens
+from bequest.engine.runner.device_drafts import Drafted, Guess, Places, Samplers, drafted_tokens
 from bequest.engine.types import NO_ROW, NO_SLOT, IntArray, StepBatch, StepMoves, StepSamples
 
 
@@ -32,10 +32,19 @@ class EagleDrafts:
     """DeviceDrafts."""
 
     def __init__(
-        self, head: EagleHead, kv_cache: torch.Tensor, host_cache: torch.Tensor, num_rows: int, *, bfloat16: bool
+        self,
+        head: EagleHead,
+        kv_cache: torch.Tensor,
+        host_cache: torch.Tensor,
+        num_rows: int,
+        vocab_size: int,
+        *,
+        bfloat16: bool,
     ) -> None:
+        """`num_rows`, `vocab_size`: the target's sampler rows and tokens."""
         self.layers = head.layers
         self._head = head
+        self._vocab_size = vocab_size
         self._kv_cache, self._host_cache = kv_cache, host_cache
         self._attention = CpuAttention(head.config, kv_cache, bfloat16=bfloat16)
         self._block_size = kv_cache.shape[4]
@@ -46,16 +55,16 @@ class EagleDrafts:
     def move(self, moves: StepMoves) -> None:
         move_blocks(self._kv_cache, self._host_cache, moves)
 
-    def draft(self, batch: StepBatch, samples: StepSamples, input_ids: IntArray) -> Drafted:
+    def draft(self, batch: StepBatch, samples: StepSamples, input_ids: IntArray, guess: Guess) -> Drafted:
         wanted, is_drafted = drafted_tokens(samples, len(input_ids))
         if samples.drafts is None or not len(wanted):
             return Drafted(input_ids, samples)
         ids = input_ids.copy()
         places = np.flatnonzero(is_drafted[1:] & ~is_drafted[:-1]) + 1  # of the first draft of each sequence
-        row_of = dict(zip(samples.tokens[wanted].tolist(), samples.rows[wanted].tolist(), strict=True))
-        states = self._states[[row_of[place - 1] for place in places.tolist()]]
+        samplers = Samplers(samples, wanted, len(ids), guess)
+        states = self._states[[samplers.row(place) for place in places.tolist()]]
         while True:
-            ids[places] = self._head.following(states)
+            ids[places] = samplers.sample(self._head.logits_of(states, self._vocab_size), places)
             more = np.flatnonzero(is_drafted[places + 1])
             if not len(more):
                 break

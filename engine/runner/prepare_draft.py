@@ -83,7 +83,8 @@ class LoadedHead(LoadedDrafts):
         self.num_parameters = head.num_parameters
 
     def _placed(self, kv_cache: Tensor, host_cache: Tensor, num_rows: int, bfloat16: bool) -> DeviceDrafts:
-        return EagleDrafts(self._head, kv_cache, host_cache, num_rows, bfloat16=bfloat16)
+        vocab_size = self.target.config.vocab_size
+        return EagleDrafts(self._head, kv_cache, host_cache, num_rows, vocab_size, bfloat16=bfloat16)
 
 
 def load_draft(config: EngineConfig, target: LoadedModel) -> LoadedDrafts | None:

@@ -44,6 +44,10 @@ class RowSampler:
                 rule = self._catalogues.rule(spec.catalogue)
                 constrain_row(self._sampler, spec.row, rule, spec.output_token_ids)
 
+    def guess(self, logits: torch.Tensor, rows: IntArray, positions: IntArray) -> IntArray:
+        """What rows would sample of logits [N, V] with the random numbers of these positions; they stay as they are."""
+        return self._sampler.guess(logits.contiguous(), rows, positions)
+
     def resolve(self, batch: StepBatch) -> IntArray:
         """[T] input ids, with those that only sampler rows know."""
         if not (batch.input_rows != NO_ROW).any():

@@ -17,7 +17,7 @@ from bequest.engine.build import Built, build_engine
 from bequest.engine.config import EngineConfig
 from bequest.engine.drafting.choice import make_drafter
 from bequest.engine.errors import ModelError
-from bequest.engine.runner.device_drafts import Drafted
+from bequest.engine.runner.device_drafts import Drafted, Guess
 from bequest.engine.runner.draft_model import DraftModel
 from bequest.engine.types import DRAFTED, IntArray, OutputMode, Request, SamplingParams, StepBatch, StepSamples
 from bequest.engine.types.speculation import ON_CPU, ModelDrafts
@@ -60,8 +60,8 @@ class Heard:
 def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
     heard, draft = Heard(), DraftModel.draft
 
-    def listen(self: DraftModel, batch: StepBatch, samples: StepSamples, input_ids: IntArray) -> Drafted:
-        drafted = draft(self, batch, samples, input_ids)
+    def listen(self: DraftModel, batch: StepBatch, samples: StepSamples, input_ids: IntArray, guess: Guess) -> Drafted:
+        drafted = draft(self, batch, samples, input_ids, guess)
         heard.hear(batch, samples, drafted)
         return drafted
 
@@ -96,14 +96,11 @@ def continued(model: torch.nn.Module, tokens: list[int], count: int) -> list[int
     return tokens[-count:]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("chunk", [3, 64])
-async def test_it_drafts_what_transformers_says(
-    heard: Heard, chunk: int, temperature: float, tiny_model: Callable[[str], Path]
-) -> None:
+async def test_it_drafts_what_transformers_says(heard: Heard, chunk: int, tiny_model: Callable[[str], Path]) -> None:
     draw = np.random.default_rng(1)
     prompt = draw.integers(3, VOCAB_SIZE, 21).tolist()
-    params = SamplingParams(max_tokens=40, temperature=temperature, seed=3, ignore_eos=True)
+    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
     settings = config(tiny_model("llama"), tiny_model("qwen3"), speculative="draft:3", max_num_batched_tokens=chunk)
     built = await build(settings)
     said = await answer(built, prompt, params)
@@ -127,12 +124,13 @@ class Watcher:
         pass
 
 
-async def test_a_model_that_drafts_for_itself_is_right(tiny_model: Callable[[str], Path]) -> None:
-    """In a crowd, with prompts that share blocks: each guess is what the target says."""
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_a_model_that_drafts_for_itself_is_right(temperature: float, tiny_model: Callable[[str], Path]) -> None:
+    """In a crowd, with prompts that share blocks: each guess is what the target says, drawn with the same numbers."""
     draw, watcher = np.random.default_rng(2), Watcher()
     common = draw.integers(3, VOCAB_SIZE, 13).tolist()
     prompts = [common + draw.integers(3, VOCAB_SIZE, n).tolist() for n in (1, 4, 9)]
-    params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+    params = SamplingParams(max_tokens=24, temperature=temperature, top_p=0.95, seed=4, ignore_eos=True)
     answers = []
     for speculative in ("off", "auto"):
         settings = config(tiny_model("llama"), tiny_model("llama"), speculative=speculative)
@@ -148,7 +146,7 @@ async def test_a_model_that_drafts_for_itself_is_right(tiny_model: Callable[[str
 async def test_drafts_change_nothing(tiny_model: Callable[[str], Path]) -> None:
     model = str(tiny_model("llama"))
     counts = await compare(model, 2000, 5, ("draft",), draft_model=str(tiny_model("llama")))
-    assert counts["draft"]["drafted"] > counts["draft"]["accepted"] > 100
+    assert counts["draft"]["drafted"] >= counts["draft"]["accepted"] > 0.9 * counts["draft"]["drafted"] > 100
     counts = await compare(model, 1000, 6, ("draft",), draft_model=str(tiny_model("qwen3")))
     assert counts["draft"]["drafted"] > 20
 

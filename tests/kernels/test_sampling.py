@@ -321,3 +321,24 @@ def test_misuse_is_an_error() -> None:
 def test_no_rows() -> None:
     tokens, bad = kernels.Sampler(1, V).sample(torch.empty(0, V), int32(), int32())
     assert tokens.shape == bad.shape == (0,)
+
+
+def test_a_guess_is_what_would_be_sampled_and_leaves_nothing_behind() -> None:
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0, "repetition_penalty": 1.5},
+        {"top_p": 0.9, "frequency_penalty": 0.7},
+        {"top_k": 20, "bad_words": ((3,), (4, 5))},
+    ]
+    guessing, plain = (kernels.Sampler(len(kinds), V) for _ in range(2))
+    for row, fields in enumerate(kinds):
+        guessing.open_row(spec(row, **fields))
+        plain.open_row(spec(row, **fields))
+    rows = np.arange(len(kinds), dtype=np.int32)
+    for step in range(5):
+        logits, positions = make_logits(len(kinds), seed=step), np.full(len(kinds), 20 + step, np.int32)
+        guesses = guessing.guess(logits, rows, positions)
+        assert guesses.tolist() == guessing.guess(logits, rows, positions).tolist()
+        tokens, _ = guessing.sample(logits, rows, positions)
+        assert guesses.tolist() == tokens.tolist() == plain.sample(logits, rows, positions)[0].tolist()
+    with pytest.raises(_C.Error):
+        guessing.guess(logits, int32(0, 1, 9), positions)

@@ -112,8 +112,8 @@ std::optional<int32_t> Sampler::choose(const SamplingRow& row, const float* logi
   return draw_filtered(params, x, vocab_size_, found.max, key, scratch.select);
 }
 
-void Sampler::sample(const SampleParams& p) {
-  check_rows(p);
+template <class F>
+void Sampler::choose_each(const SampleParams& p, F&& behind) {
   const int64_t mask_words = (vocab_size_ + 31) / 32;
   const int workers = num_threads();
   if (static_cast<int>(scratch_.size()) < workers) scratch_.resize(workers);
@@ -123,12 +123,24 @@ void Sampler::sample(const SampleParams& p) {
     const auto token = choose(row, p.logits + i * p.stride, mask, p.positions[i], scratch_[worker]);
     p.bad[i] = !token;
     p.tokens[i] = token.value_or(0);
+    behind(row, token);
+  });
+}
+
+void Sampler::sample(const SampleParams& p) {
+  check_rows(p);
+  choose_each(p, [](SamplingRow& row, std::optional<int32_t> token) {
     if (token) {
       row.record(*token);
     } else {
       row.note_bad();
     }
   });
+}
+
+void Sampler::guess(const SampleParams& p) {
+  for (int64_t i = 0; i < p.num; ++i) at(p.rows[i]);
+  choose_each(p, [](const SamplingRow&, std::optional<int32_t>) {});
 }
 
 }  // namespace bequest

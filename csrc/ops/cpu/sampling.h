@@ -49,6 +49,8 @@ class Sampler {
   void resolve(int32_t* ids, const int32_t* rows, int64_t count) const;
   // Throws before any row changes.
   void sample(const SampleParams& p);
+  // What `sample` would choose of these logits. No row changes, and a row may be there several times.
+  void guess(const SampleParams& p);
 
  private:
   // A worker's memory, grown on first use.
@@ -59,6 +61,9 @@ class Sampler {
 
   SamplingRow& at(int32_t row);
   void check_rows(const SampleParams& p);
+  // Chooses for each item, and calls behind(row, token).
+  template <class F>
+  void choose_each(const SampleParams& p, F&& behind);
   // `mask` [ceil(V / 32)], or null.
   std::optional<int32_t> choose(const SamplingRow& row, const float* logits, const int32_t* mask,
                                 int32_t position, Scratch& scratch);
