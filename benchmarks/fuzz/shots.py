@@ -278,14 +278,8 @@ class Maker:
         return replace(shot, data=spoilt_bytes(self.draw, shot.data), body=None)
 
 
-_OFTEN_OFF = (
-    "audio",
-    "/files",
-    "/batches",
-    "/estate",
-    "sleep",
-    "/wake_up",
-)  # where the server has no such model, folder or permission
+# Where the server has no such model, folder or permission.
+_OFTEN_OFF = ("audio", "/files", "/batches", "/estate", "sleep", "/wake_up", "_lora_adapter")
 
 
 def _weight(operation: Operation) -> float:

@@ -43,11 +43,6 @@ class Call(Generic[AnyBody]):
         return self.context.adapter(self.model, self.caller)
 
     @property
-    def names_model(self) -> bool:
-        """Whether the client did; else a child has the model of its parent."""
-        return getattr(self.body, "model", None) is not None
-
-    @property
     def limits(self) -> KeyLimits:
         """Those of the client's key."""
         return self.caller.limits

@@ -206,8 +206,9 @@ async def cut(context: Context, terms: AskTerms, wanted: Inheriting) -> Cut | No
 
 
 def check_model(terms: AskTerms, adapter: AdapterRef | None, reference: str) -> None:
-    """What a parent has computed is of its own adapter, or of the model alone. Raises 400."""
-    if terms.names_model and terms.adapter != adapter:
+    """What a parent has computed is of its own adapter, or of the model alone. Raises 400: also for a request that
+    names none, and came when nothing was known of its parent yet."""
+    if terms.adapter != adapter:
         raise other_model(terms, None if adapter is None else adapter.name, reference)
 
 
@@ -216,9 +217,9 @@ def other_model(terms: AskTerms, adapter: str | None, reference: str) -> ApiErro
     given = None if terms.adapter is None else terms.adapter.name
     own = "without an adapter" if adapter is None else f"with the adapter '{adapter}'"
     again = " as it was loaded then" if given == adapter else ""
-    names = "the model itself" if given is None else f"'{given}'"
+    named = "the model itself" if given is None else f"'{given}'"
     message = (
-        f"`model` must be the parent's own: '{reference}' was computed {own}{again}, and this request names {names}."
+        f"`model` must be the parent's own: '{reference}' was computed {own}{again}, and this request is for {named}."
     )
     return ApiError(400, "continuation_mismatch", message, param="model")
 

@@ -22,7 +22,6 @@ class AskTerms:
     max_prompt_tokens: int | None  # of the key
     cache_salt: str = ""
     adapter: AdapterRef | None = None  # that the model's name stands for
-    names_model: bool = False  # whether the client named it; else it has its parent's
     record: Terms = Terms(keep_record=False)  # what each of its prompts adds its own lineage to
 
 
@@ -39,7 +38,6 @@ def record_terms(call: Call[SampledBody | HiddenStatesBody], open_ended: bool) -
         deadline=deadline,
         cache_salt=body.cache_salt or "",
         adapter=call.adapter,
-        names_model=call.names_model,
         record=Terms(name=name, retain=retain, keep_record=body.store is not False),
         max_prompt_tokens=call.limits.max_prompt_tokens,
     )
@@ -59,7 +57,6 @@ def passing_terms(
         priority=ranges.priority(priority, call.limits.lowest_priority),
         cache_salt=cache_salt,
         adapter=call.adapter,
-        names_model=call.names_model,
         max_prompt_tokens=call.limits.max_prompt_tokens,
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from bequest.engine.errors import ContinuationMismatch, ModelError
+from bequest.engine.errors import ContinuationMismatch, ModelError, ParentNotFound
 from bequest.engine.types.adapter import AdapterRef
 from tests.server.conftest import Starter
 from tests.server.fakes import FakeEngine
@@ -207,6 +207,33 @@ async def test_a_key_names_its_own_adapters_alone(start: Starter, tmp_path: Path
             assert answer.status == (200 if allowed else 404)
         answer, _ = await front.post(UNLOAD, {"lora_name": "none"}, headers=bearer(key))
         assert answer.status == (404 if key == "b" else 403)
+
+
+async def test_a_child_is_no_way_to_another_keys_adapter(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same tenant, whose records both keys see."""
+    front = await start(
+        api_key_file=key_file(tmp_path, KEYS.replace('name = "guest"', 'name = "guest"\ntenant = "boss"'))
+    )
+    front.engine.adapters.loaded = {"legal": LEGAL}
+    _, content = await front.post(COMPLETIONS, {"prompt": "a", "model": "legal"}, headers=bearer("b"))
+    child = {"continuation_of": content["id"], "prompt": "b"}
+    for body in (child, {**child, "model": "legal"}):
+        answer, content = await front.post(COMPLETIONS, body, headers=bearer("g"))
+        assert (answer.status, content["error"]["code"]) == (404, "model_not_found")
+    found, calls = front.engine.parent, iter(range(9))
+
+    def known_later(tenant: str, reference: str) -> Any:
+        if next(calls) == 0:
+            raise ParentNotFound("It waits for its own parent.")
+        return found(tenant, reference)
+
+    monkeypatch.setattr(front.engine, "parent", known_later)
+    answer, content = await front.post(COMPLETIONS, child, headers=bearer("g"))
+    assert (answer.status, content["error"]["code"]) == (400, "continuation_mismatch")
+    answer, content = await front.post(COMPLETIONS, child, headers=bearer("b"))
+    assert (answer.status, content["model"]) == (200, "legal")
 
 
 async def test_a_key_file_with_wrong_adapters(start: Starter, tmp_path: Path) -> None:
