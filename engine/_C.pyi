@@ -309,6 +309,13 @@ def cuda_expert_summed(
     x: int, matrices: ExpertMatrices, choice: ExpertChoice, products: int, out: int, stream: int
 ) -> None: ...
 
+class CudaLoraSite:  # a, b; ranks, scales, ends; P, R, K, N (csrc/ops/cuda/lora.h)
+    def __init__(self, matrices: tuple[int, int], parts: tuple[int, int, int], sizes: tuple[int, ...]) -> None: ...
+
+LoraTiles = tuple[int, int, int]  # rows, tiles, the number of these
+
+def cuda_add_lora(x: int, y: int, shrunk: int, site: CudaLoraSite, tiles: LoraTiles, stream: int) -> None: ...
+
 # Copies inside the cache by pairs in device memory, between two by pairs in the host's.
 def cuda_copy_blocks(cache: Blocks, block_bytes: int, pairs: int, num_pairs: int, stream: int) -> None: ...
 def cuda_swap_blocks(

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.state.corpus import Corpus
 from bequest.engine.text import TextBundle, load_text, template_from_file, text_from_gguf
 from bequest.engine.types import Runner
-from bequest.engine.types.adapter import AdapterSource, AdapterWeights
+from bequest.engine.types.adapter import AdapterWeights
 from bequest.engine.types.estate import NO_NOTES, Notes
 from bequest.engine.types.image import MOST_TURNED
 from bequest.engine.types.recurrent import StateSizes
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from bequest.engine.runner.prepare import Prepared
 
 log = logging.getLogger("bequest.start")
+
+_ADAPTERS_AT_ONCE = 4  # that are read at the start
 # Two models that read this alike have the same tokens.
 _PROBE = 'The quick brown fox, 3.14 times: {"größe": [1, 2]}\n\tfor i in range(10): print(i)  # 你好'
 
@@ -153,7 +156,7 @@ async def build_engine(
         observer=observer,
         fingerprint=fingerprint,
         notes=notes,
-        adapters=AdapterSource(prepared.load_adapter, config.max_loras),
+        adapters=prepared.adapters,
     )
     for name, weights in adapters.items():
         engine.adapters.add(name, weights)
@@ -234,15 +237,17 @@ def _file_blocks(config: EngineConfig, prepared: Prepared) -> int:
 
 def _load_adapters(config: EngineConfig, prepared: Prepared) -> dict[str, AdapterWeights]:
     """Those of the command line, by name. Raises ModelError."""
-    loaded = {}
-    for entry in config.lora:
-        name, _, path = entry.partition("=")
+
+    def load(entry: str) -> AdapterWeights:
         try:
-            loaded[name] = prepared.load_adapter(Path(path).expanduser())
+            return prepared.adapters.load(Path(entry.partition("=")[2]).expanduser())
         except InvalidAdapter as error:
             why = f"{error} Its limit is max_lora_rank=" if error.reason == "rank_too_large" else str(error)
             raise ModelError(f"lora={entry}: {why}") from None
-    return loaded
+
+    with ThreadPoolExecutor(_ADAPTERS_AT_ONCE) as threads:
+        loaded = list(threads.map(load, config.lora))
+    return {entry.partition("=")[0]: weights for entry, weights in zip(config.lora, loaded, strict=True)}
 
 
 def _runner_of(config: EngineConfig, path: Path, prepared: Prepared) -> Runner:

@@ -201,6 +201,9 @@ class EngineConfig:
     )
     max_loras: int = option(64, "most adapters that are loaded at once")
     max_lora_rank: int = option(64, "largest rank of an adapter")
+    lora_slots: int | None = option(
+        None, "on a GPU: adapters that have memory there, each for the largest rank; default: as many as --lora names"
+    )
     record: str | None = option(
         None,
         "file for everything that passes the device, to be run again by `python -m bequest.engine.replay`: for "
@@ -237,7 +240,14 @@ class EngineConfig:
             raise ValueError(f"gpu_memory_utilization must be over 0, at most 1, not {self.gpu_memory_utilization:g}")
         if self.step_timeout < 0:
             raise ValueError(f"step_timeout must not be negative, not {self.step_timeout:g}")
-        for name in ("host_cache_gb", "retained_tokens_records", "max_leases", "max_extraction_mb", "extraction_mb"):
+        for name in (
+            "host_cache_gb",
+            "retained_tokens_records",
+            "max_leases",
+            "max_extraction_mb",
+            "extraction_mb",
+            "lora_slots",
+        ):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"{name} must not be negative, not {value}")

@@ -12,7 +12,7 @@ from bequest.engine import _C
 
 STUB = Path(__file__).parent.parent / "engine" / "_C.pyi"
 MOST_ARGUMENTS = 6
-MOST_LINES = 520
+MOST_LINES = 530
 
 
 def arguments_of(function: ast.FunctionDef) -> int:

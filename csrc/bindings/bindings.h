@@ -26,5 +26,6 @@ void bind_beams(pybind11::module_& m);
 // Only with BEQUEST_WITH_CUDA.
 void bind_cuda_ops(pybind11::module_& m);
 void bind_cuda_experts(pybind11::module_& m);
+void bind_cuda_lora(pybind11::module_& m);
 
 }  // namespace bequest

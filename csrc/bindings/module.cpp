@@ -37,5 +37,6 @@ PYBIND11_MODULE(_C, m) {
 #ifdef BEQUEST_WITH_CUDA
   bind_cuda_ops(m);
   bind_cuda_experts(m);
+  bind_cuda_lora(m);
 #endif
 }

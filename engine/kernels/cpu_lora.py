@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,10 +51,17 @@ class LoraRows:
 
     def is_at(self, site: int) -> bool:
         """Whether something is added to a row of this product."""
-        return bool(self._rows.rows_at(site))
+        return bool(self.rows_at(site))
 
     def rows_at(self, site: int) -> list[int]:
         return self._rows.rows_at(site)
+
+    def finished(self, site: int, fused: Callable[[], Tensor], plain: Callable[[], Tensor]) -> Tensor:
+        """`plain` where something is added to a row, else `fused`, [T, …] both."""
+        rows = torch.tensor(self.rows_at(site), dtype=torch.int64)
+        result = fused()
+        result[rows] = plain()[rows]
+        return result
 
     def add(self, site: int, x: Tensor, y: Tensor) -> None:
         """To the product y [T, N] of x [T, K], in place."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from bequest.engine.layers.parts import Activation
-from bequest.engine.layers.step_adapters import StepAdapters
+from bequest.engine.layers.step_adapters import Finish, StepAdapters
 from bequest.engine.layers.weight import Weight
 
 
@@ -18,8 +17,8 @@ def adapted(weight: Weight, adapters: StepAdapters | None) -> Weight:
 
 
 class AdaptedWeight(Weight):
-    """Nothing is fused with the products of rows that have an adapter. The other rows are, to the bit, what the weight
-    itself makes of them: what it fuses may round otherwise than the kernels do one by one."""
+    """Nothing is fused with the products of rows that have an adapter. On the CPU the other rows are, to the bit, what
+    the weight itself makes of them: what it fuses may round otherwise than the kernels do one by one."""
 
     def __init__(self, weight: Weight, site: int, adapters: StepAdapters) -> None:
         self._weight, self._site, self._adapters = weight, site, adapters
@@ -53,14 +52,13 @@ class AdaptedWeight(Weight):
         return result
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
-        return self._with_adapted(self._weight.gated(x, activation), super().gated(x, activation))
+        plain = super().gated
+        return self._finished(x, lambda: self._weight.gated(x, activation), lambda: plain(x, activation))
 
     def activated(self, x: Tensor, activation: Activation, out: Tensor | None = None) -> Tensor:
-        result = self._with_adapted(self._weight.activated(x, activation), super().activated(x, activation))
+        plain = super().activated
+        result = self._finished(x, lambda: self._weight.activated(x, activation), lambda: plain(x, activation))
         return result if out is None else out.copy_(result)
 
-    def _with_adapted(self, others: Tensor, own: Tensor) -> Tensor:
-        """The second where a row has an adapter, [T, N] both."""
-        rows = torch.tensor(self._adapters.of(len(own)).rows_at(self._site), dtype=torch.int64, device=own.device)
-        others[rows] = own[rows]
-        return others
+    def _finished(self, x: Tensor, fused: Finish, plain: Finish) -> Tensor:
+        return self._adapters.of(len(x)).finished(self._site, fused, plain)

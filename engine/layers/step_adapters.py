@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
+
+Finish = Callable[[], Tensor]
 
 
 class AdapterRows(Protocol):
@@ -14,12 +17,13 @@ class AdapterRows(Protocol):
         """Whether something is added to a row of the product with this number."""
         ...
 
-    def rows_at(self, site: int) -> list[int]:
-        """The rows that something is added to."""
-        ...
-
     def add(self, site: int, x: Tensor, y: Tensor) -> None:
         """To the product y [T, N] of x [T, K], in place."""
+        ...
+
+    def finished(self, site: int, fused: Finish, plain: Finish) -> Tensor:
+        """What a layer makes of a product, [T, …]: `plain` has what adapters add, `fused` has not. Where the two round
+        otherwise, rows without an adapter may be those of the second."""
         ...
 
 

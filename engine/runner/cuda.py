@@ -8,7 +8,7 @@ Log-probabilities and steps larger than any graph add launches of their own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from bequest.engine.models.batch import ModelInput
 from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.models.towers.tower import Tower
 from bequest.engine.runner.catalogues import PlacedCatalogues
+from bequest.engine.runner.cuda_adapters import CudaAdapters
 from bequest.engine.runner.cuda_beams import CudaBeams
 from bequest.engine.runner.cuda_blocks import BlockTransfers, PendingRead, PendingWrite
 from bequest.engine.runner.cuda_buffers import CROSS, MOST_UPDATE_BYTES, StepBuffers
@@ -98,12 +99,14 @@ class CudaRunner:
         dtype: torch.dtype,
         num_host_blocks: int,
         limits: RunnerLimits,
+        adapters: CudaAdapters,
         states: Tensor | None = None,
         tower: Tower | None = None,
     ) -> None:
         """`states`: [NS, LR, E] float32 of a model with recurrent layers; `tower`: of one that sees."""
         self._model = model
         self._images = SeenImages(tower)
+        self._adapters = adapters
         self._recurrent = states
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D] in `dtype` or fp8
         self._dtype = dtype  # of weights and activations
@@ -130,7 +133,7 @@ class CudaRunner:
         self._catalogues = PlacedCatalogues(self._device)
         self._beams = CudaBeams(config.vocab_size, limits.max_samples, self._device, self._catalogues)
         self._masks = DeviceMasks(limits.max_num_seqs, config.vocab_size, self._device)
-        self._ladder = Ladder(limits.max_num_seqs, limits.max_num_batched_tokens)
+        self._ladder = Ladder(limits.max_num_seqs, limits.max_num_batched_tokens, adapted=adapters.num_slots > 0)
         self._graphs: dict[StepSize, _Graph] = {}
         # All of the above was made on the default stream, which this runner's stream does not wait for.
         torch.cuda.synchronize(self._device)
@@ -141,7 +144,8 @@ class CudaRunner:
         if self._encoders is not None:
             workspaces[CROSS] = self._workspace(max_tokens, causal=False, window=0)
         widths = self._limits.max_blocks_per_sequence, self._limits.max_cross_blocks
-        return StepBuffers(workspaces, max_tokens, self._limits.max_samples, widths, self._device, self._recurrent)
+        others, samples = self._adapters.fields(max_tokens), self._limits.max_samples
+        return StepBuffers(workspaces, max_tokens, samples, widths, self._device, self._recurrent, others)
 
     def _workspace(self, max_tokens: int, *, causal: bool, window: int) -> CudaAttentionWorkspace:
         config = self._model.config
@@ -220,19 +224,21 @@ class CudaRunner:
             return self._collect(plan, outputs)
 
     def _size_of(self, plan: StepPlan, work: WorkCounts) -> StepSize | None:
-        return self._ladder.size_for(
+        size = self._ladder.size_for(
             plan.num_tokens,
             len(plan.batch.seq_lens),
             len(plan.samples),
             prefill=work.prefill_items > 0,
             merges=work.merges > 0,
         )
+        return replace(size, adapted=True) if size is not None and plan.batch.adapters is not None else size
 
     def register_adapter(self, handle: int, weights: AdapterWeights) -> None:
-        raise AssertionError("adapters are refused at the start: no kernel of this backend adds them")
+        self._adapters.register(handle, weights)
 
     def release_adapter(self, handle: int) -> None:
-        raise AssertionError("none was registered")
+        with self._scope:
+            self._adapters.release(handle)
 
     def is_quick(self, plan: StepPlan) -> bool:
         """Whether it is a small graph, without anything beside it that may take a while or is the first of its kind."""
@@ -293,7 +299,8 @@ class CudaRunner:
 
     def run_padding(self, num_tokens: int) -> None:
         """One eager step of nothing but padding: what it allocates at its peak is what steps of this size need."""
-        size = StepSize(num_tokens, min(self._limits.max_samples, self._limits.max_tokens), prefill=True)
+        samples = min(self._limits.max_samples, self._limits.max_tokens)
+        size = StepSize(num_tokens, samples, prefill=True, adapted=self._adapters.num_slots > 0)
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             self._stage_padding(size)
             self._forward(size)
@@ -338,6 +345,7 @@ class CudaRunner:
             arrays["copies"][: len(plan.moves.copies)] = plan.moves.copies
         buffers.write_tables(batch)
         buffers.write_states(batch, size.num_tokens)
+        self._adapters.stage(batch, arrays, size)
         self._send(plan, buffers)
 
     def _send(self, plan: StepPlan, buffers: StepBuffers) -> None:
@@ -373,6 +381,7 @@ class CudaRunner:
         arrays["sample_rows"][: size.num_samples] = NO_ROW
         buffers.write_lists(None)
         buffers.write_states(None, size.num_tokens)
+        self._adapters.stage(None, arrays, size)
         buffers.send(0)
 
     # --- what a graph holds --------------------------------------------------------------------------------------
@@ -391,6 +400,7 @@ class CudaRunner:
                 overlay=overlay,
                 cross=buffers.bind(CROSS, size) if CROSS in buffers.workspaces else None,
                 recurrent=buffers.recurrent(size),
+                adapters=self._adapters.bind(size, buffers.on_device),
                 tap=self._states.table(
                     buffers.on_device("tap_rows")[: size.num_tokens], buffers.on_device("tap_layers")[: size.num_tokens]
                 ),
@@ -481,4 +491,4 @@ def _sees(plan: StepPlan) -> bool:
 
 
 def _exact(plan: StepPlan) -> StepSize:
-    return StepSize(plan.num_tokens, len(plan.samples), prefill=True)
+    return StepSize(plan.num_tokens, len(plan.samples), prefill=True, adapted=plan.batch.adapters is not None)

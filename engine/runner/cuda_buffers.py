@@ -7,6 +7,8 @@ their own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -40,9 +42,10 @@ class StepBuffers:
         table_widths: tuple[int, int],
         device: torch.device,
         states: Tensor | None,
+        others: Sequence[Field] = (),
     ) -> None:
         """workspaces: by strip, and CROSS; table_widths: blocks of a sequence in a strip, and of its encoder input;
-        states: [NS, LR, E] of recurrent layers, if there are any."""
+        states: [NS, LR, E] of recurrent layers, if there are any; others: fields that others write and read."""
         self.workspaces = workspaces
         self.max_tokens = max_tokens
         self.strips = [strip for strip in workspaces if strip != CROSS]
@@ -70,6 +73,7 @@ class StepBuffers:
                     Field("sample_drafts", (max_samples,), torch.int32),
                     Field("copies", (len(self.strips) * max_tokens, 2), torch.int32),
                     *([] if states is None else recurrent),
+                    *others,
                     *lists,
                     # Self tables strip by strip, then cross tables.
                     Field("block_tables", (max_tokens, width), torch.int32),

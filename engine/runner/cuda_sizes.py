@@ -27,13 +27,15 @@ _BEAM_MIXED = [512, 1024, 1536, 2048]
 class StepSize:
     """What a graph is padded to, and what its attention may have.
 
-    `prefill`: prefill tiles, as of sequences with several queries; `merges`: tiles that were cut.
+    `prefill`: prefill tiles, as of sequences with several queries; `merges`: tiles that were cut; `adapted`: rows may
+    have adapters.
     """
 
     num_tokens: int
     num_samples: int
     prefill: bool
     merges: bool = True
+    adapted: bool = False
 
 
 def decode_ladder(max_num_seqs: int) -> list[int]:
@@ -53,7 +55,9 @@ def mixed_ladder(max_num_batched_tokens: int) -> list[int]:
 class Ladder:
     """All sizes of an engine."""
 
-    def __init__(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(self, max_num_seqs: int, max_num_batched_tokens: int, *, adapted: bool = False) -> None:
+        """`adapted`: each size has a twin for steps with adapters."""
+        self._adapted = adapted
         most_samples = max(max_num_seqs, _MOST_CHECKED)
         self._decode = decode_ladder(max_num_seqs)
         self._decode += [size for size in _BEAM_DECODE if size > max_num_seqs]
@@ -73,7 +77,8 @@ class Ladder:
         """Largest first: smaller graphs then fit into the memory of larger ones."""
         decode = [StepSize(size, size, prefill=False) for size in reversed(self._decode)]
         uncut = [replace(size, merges=False) for size in decode if size.num_tokens <= _MOST_WITHOUT_MERGES]
-        return self._mixed_beams[::-1] + self._mixed[::-1] + decode + uncut
+        sizes = self._mixed_beams[::-1] + self._mixed[::-1] + decode + uncut
+        return sizes + [replace(size, adapted=True) for size in sizes if self._adapted]
 
     def size_for(
         self, num_tokens: int, num_sequences: int, num_samples: int, *, prefill: bool, merges: bool

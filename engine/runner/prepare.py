@@ -44,11 +44,12 @@ from bequest.engine.runner.prepare_draft import load_draft
 from bequest.engine.runner.state_memory import plan_states, state_wish
 from bequest.engine.runner.warm_pages import populate_in_background
 from bequest.engine.types import ModelInfo, Runner
-from bequest.engine.types.adapter import LoadAdapter, no_adapters, none_because
+from bequest.engine.types.adapter import NO_ADAPTERS, AdapterSource
 from bequest.engine.types.recurrent import StateSizes
 
 if TYPE_CHECKING:
     from bequest.engine.runner.cuda import RunnerLimits
+    from bequest.engine.runner.cuda_adapters import CudaAdapters
 
 log = logging.getLogger("bequest.start")
 
@@ -108,7 +109,7 @@ class Prepared:
     max_num_encoder_tokens: int = 0  # likewise
     max_num_seqs: int = 1  # as in SchedulerLimits
     states: StateSizes | None = None  # of a model with recurrent layers
-    load_adapter: LoadAdapter = no_adapters
+    adapters: AdapterSource = NO_ADAPTERS
 
 
 def prepare(config: EngineConfig, path: Path) -> Prepared:
@@ -190,12 +191,13 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
         config.max_num_encoder_tokens or _CPU_ENCODER_TOKENS,
         states.max_num_seqs,
         states.sizes,
-        loader_of(loaded, config.max_lora_rank),
+        AdapterSource(loader_of(loaded, config.max_lora_rank), config.max_loras),
     )
 
 
 def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
     from bequest.engine.runner.cuda import CudaRunner, RunnerLimits
+    from bequest.engine.runner.cuda_adapters import make_adapters, source_of
 
     if config.draft_model is not None:
         raise ModelError("draft_model runs on a CPU: leave it out, or set device=cpu")
@@ -209,12 +211,13 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
     memory_of_states = plan_states(state_wish(config, loaded, wish), _left_beside_weights(config, device))
     recurrent = memory_of_states.allocate(device)
     shape = loaded.config.kv_shape(config.block_size)
+    adapters = make_adapters(config, loaded, device)
     states = _states_rows(loaded, _CUDA_STATES, loaded.dtype)
     encoder_tokens = config.max_num_encoder_tokens or _CUDA_ENCODER_TOKENS
     num_seqs = memory_of_states.max_num_seqs
     limits = RunnerLimits(num_seqs, tokens, wish.self_blocks, states, wish.cross_blocks, encoder_tokens)
     with phase("activations"):
-        activations = _measure_activations(loaded, shape, device, limits, recurrent)
+        activations = _measure_activations(loaded, shape, device, limits, recurrent, adapters)
     with phase("cache"):
         shares = _cuda_shares(config, loaded, device, memory.others, activations)
         available = shares[-1].num_bytes
@@ -225,7 +228,7 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
     _log_memory(wish, plan, num_host, loaded, shares)
     log.info("device: %s; %s", torch.cuda.get_device_name(device), _storage(loaded))
     _log_notes(loaded)
-    runner = CudaRunner(loaded.model, kv_cache, loaded.dtype, num_host, limits, recurrent, loaded.tower)
+    runner = CudaRunner(loaded.model, kv_cache, loaded.dtype, num_host, limits, adapters, recurrent, loaded.tower)
     if _takes_graphs(config, loaded):
         with phase("graphs"):
             count = runner.capture()
@@ -246,7 +249,7 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
         max_num_encoder_tokens=encoder_tokens,
         max_num_seqs=memory_of_states.max_num_seqs,
         states=memory_of_states.sizes,
-        load_adapter=none_because("it is on a GPU, where adapters are not computed yet; start with device=cpu"),
+        adapters=source_of(config, loaded, adapters),
     )
 
 
@@ -315,6 +318,7 @@ def _measure_activations(
     device: torch.device,
     limits: RunnerLimits,
     states: torch.Tensor | None,
+    adapters: CudaAdapters,
 ) -> int:
     """Bytes. One step of the largest size beside a cache of one block tells what the steps need."""
     from bequest.engine.runner.cuda import CudaRunner
@@ -322,7 +326,7 @@ def _measure_activations(
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     two_blocks = torch.zeros((2, *shape), dtype=loaded.kv_dtype, device=device)
-    probe = CudaRunner(loaded.model, two_blocks, loaded.dtype, 1, limits, states, loaded.tower)
+    probe = CudaRunner(loaded.model, two_blocks, loaded.dtype, 1, limits, adapters, states, loaded.tower)
     probe.run_padding(limits.max_num_batched_tokens)
     probe.run_encoder_padding()
     activations = torch.cuda.max_memory_allocated(device) - before

@@ -127,8 +127,9 @@ class ChainProgram:
         return stream
 
     def run(self, stream: Stream, step: LayerStep) -> None:
-        """A step of more rows, or one of which some rows are read, goes kernel by kernel."""
-        if len(step.positions) > self._most_rows or step.read is not None:
+        """A step of more rows, one of which some rows are read, or one with adapters goes kernel by kernel."""
+        is_wide = len(step.positions) > self._most_rows
+        if is_wide or step.read is not None or step.adapters is not None:
             self._plain.run(stream, step)
         else:
             self._run_chained(stream, step)

@@ -1,0 +1,48 @@
+// Low-rank deltas on the device: what the adapters of a step's rows add to a product. Adapters lie in slots,
+// and which rows have which slot is data in device memory, so a graph serves every step of its size.
+#pragma once
+
+#include <cstdint>
+
+#include "device/stream.h"
+
+namespace bequest::cuda {
+
+inline constexpr int kMostLoraParts = 8;
+inline constexpr int kLoraRows = 16;   // of a tile, at most
+inline constexpr int kLoraRanks = 16;  // ranks are rounded up to a multiple, with zeros
+
+// What all slots hold for one product, whose matrix is P matrices of a checkpoint, one under the other.
+struct LoraSite {
+  const void* a;         // [slots, P, R, K] bfloat16
+  const void* b;         // [slots, R / 16, N, 16] bfloat16
+  const int32_t* ranks;  // [slots, P], rounded up; 0: nothing is added to this part
+  const float* scales;   // [slots, P]
+  const int32_t* ends;   // [P]: the column behind each part, a multiple of 8
+  int64_t num_parts;     // P
+  int64_t most_rank;     // R, a multiple of 16
+  int64_t in_features;   // K, a multiple of 32
+  int64_t out_features;  // N, a multiple of 8
+};
+
+// Rows of a step that have adapters, those of a slot side by side.
+struct LoraTiles {
+  const int32_t* rows;  // [at most T]
+  const int32_t*
+      tiles;  // [num_tiles, 3]: the first of its rows among these, their number (0: none), the slot
+  int64_t num_tiles;
+};
+
+struct LoraParams {
+  const void* x;  // [T, K] bfloat16
+  void* y;        // [T, N] bfloat16, added to
+  float* shrunk;  // [T, P R]: scratch
+  LoraSite site;
+  LoraTiles tiles;
+};
+
+// Each row of y gets scale · B (A x), summed in float32; the product with A is rounded to bfloat16. A row's
+// bits do not depend on which others are there.
+void add_lora(const LoraParams& p, Stream stream);
+
+}  // namespace bequest::cuda

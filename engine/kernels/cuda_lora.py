@@ -1,0 +1,123 @@
+"""Low-rank deltas on a GPU (csrc/ops/cuda/lora.h): slots that hold adapters, and the tiles of a step that read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bequest.engine import _C
+from bequest.engine.kernels.cuda import address_of
+from bequest.engine.kernels.streams import current_stream
+from bequest.engine.types import IntArray
+
+TILE_ROWS = 16  # csrc/ops/cuda/lora.h, as what follows
+_RANKS = 16
+_MOST_PARTS = 8
+_BF16 = torch.bfloat16
+
+
+def rounded_rank(rank: int) -> int:
+    return -(-rank // _RANKS) * _RANKS
+
+
+@dataclass(frozen=True, slots=True)
+class SiteShape:
+    """A product of the layers: the columns of its matrices, one behind another, and what they read."""
+
+    ends: tuple[int, ...]  # [P]: the column behind each matrix
+    in_features: int
+
+    @property
+    def out_features(self) -> int:
+        return self.ends[-1]
+
+    @property
+    def has_kernel(self) -> bool:
+        return len(self.ends) <= _MOST_PARTS and self.in_features % 32 == 0 and all(end % 8 == 0 for end in self.ends)
+
+
+class SiteSlots:
+    """What all slots hold for one product. Slots are written by whoever loads an adapter, beside steps of others."""
+
+    def __init__(self, shape: SiteShape, num_slots: int, most_rank: int, device: torch.device) -> None:
+        """`most_rank`: rounded"""
+        parts = len(shape.ends)
+        self.shape, self._most_rank = shape, most_rank
+        self._a = torch.zeros(num_slots, parts, most_rank, shape.in_features, dtype=_BF16, device=device)
+        chunks = (most_rank // _RANKS, shape.out_features, _RANKS)
+        self._b = torch.zeros(num_slots, *chunks, dtype=_BF16, device=device)
+        self._ranks = torch.zeros(num_slots, parts, dtype=torch.int32, device=device)
+        self._scales = torch.zeros(num_slots, parts, dtype=torch.float32, device=device)
+        self._ends = torch.tensor(shape.ends, dtype=torch.int32, device=device)
+        self._site = _C.CudaLoraSite(
+            (self._a.data_ptr(), self._b.data_ptr()),
+            (self._ranks.data_ptr(), self._scales.data_ptr(), self._ends.data_ptr()),
+            (parts, most_rank, shape.in_features, shape.out_features),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return self._a.nbytes + self._b.nbytes
+
+    def write_part(self, slot: int, part: int, a: Tensor, b: Tensor) -> None:
+        """Queues copies of a [R, K] and b [R, C] float32, of the host, on the current stream. Who calls keeps nothing
+        of them: each copy is out of its memory when this returns."""
+        rank = rounded_rank(a.shape[0])
+        first = 0 if part == 0 else self.shape.ends[part - 1]
+        padding = (0, 0, 0, rank - a.shape[0])
+        self._a[slot, part, :rank].copy_(torch.nn.functional.pad(a, padding).to(_BF16))
+        rows = torch.nn.functional.pad(b, padding).to(_BF16)  # [rank, C]
+        for chunk in range(rank // _RANKS):
+            of_chunk = rows[chunk * _RANKS : (chunk + 1) * _RANKS].T.contiguous()
+            self._b[slot, chunk, first : self.shape.ends[part]].copy_(of_chunk)
+
+    def describe(self, slot: int, ranks: Sequence[int], scales: Sequence[float]) -> None:
+        """Of all parts; a rank of 0 says that nothing is added."""
+        self._ranks[slot].copy_(torch.tensor([rounded_rank(rank) for rank in ranks], dtype=torch.int32))
+        self._scales[slot].copy_(torch.tensor(scales, dtype=torch.float32))
+
+    def add(self, x: Tensor, y: Tensor, tiles: LoraTiles) -> None:
+        """To the product y [T, N] of x [T, K], in place."""
+        num_rows, shape = x.shape[0], self.shape
+        width = len(shape.ends) * self._most_rank
+        shrunk = torch.empty(num_rows, width, dtype=torch.float32, device=x.device)
+        _C.cuda_add_lora(
+            address_of(x, _BF16, num_rows, shape.in_features),
+            address_of(y, _BF16, num_rows, shape.out_features),
+            shrunk.data_ptr(),
+            self._site,
+            (tiles.rows.data_ptr(), tiles.tiles.data_ptr(), tiles.num_tiles),
+            current_stream(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LoraTiles:
+    """Which rows of a step have which slots, in device memory."""
+
+    rows: Tensor  # [T] int32
+    tiles: Tensor  # [at least num_tiles, 3] int32
+    num_tiles: int
+
+
+def most_tiles(num_tokens: int, num_slots: int) -> int:
+    """Of a step: each slot may have one that is not full."""
+    return min(num_tokens, num_tokens // TILE_ROWS + num_slots)
+
+
+def write_tiles(slots: IntArray, rows: IntArray, tiles: IntArray, num_tiles: int) -> None:
+    """Of a step whose row i has slots[i], -1 for none, into `rows` [at least T] and `tiles` [at least num_tiles, 3]."""
+    order = np.argsort(slots, kind="stable")[np.count_nonzero(slots < 0) :]
+    rows[: len(order)] = order
+    used, firsts, counts = np.unique(slots[order], return_index=True, return_counts=True)
+    written = 0
+    for slot, first, count in zip(used.tolist(), firsts.tolist(), counts.tolist(), strict=True):
+        for begin in range(first, first + count, TILE_ROWS):
+            tiles[written] = (begin, min(TILE_ROWS, first + count - begin), slot)
+            written += 1
+    assert written <= num_tiles, (written, num_tiles)
+    tiles[written:num_tiles] = 0

@@ -1,0 +1,210 @@
+"""Adapters on a GPU: slots of one size in device memory, who is in which, and which rows of a step have them.
+
+A worker thread that loads an adapter takes a slot and writes it, on a stream of its own, beside steps that read other
+slots. The device thread then gives the slot its handle. What a step has is data: graphs read tiles of rows from staged
+arrays. Slots are given back when nobody holds the adapter any more, and written again behind the last step that read
+them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bequest.engine.adapters.load import loader_of
+from bequest.engine.config import EngineConfig
+from bequest.engine.errors import InvalidAdapter, ModelError
+from bequest.engine.kernels.cpu_lora import LoraPart
+from bequest.engine.kernels.cuda_lora import LoraTiles, SiteShape, SiteSlots, most_tiles, rounded_rank, write_tiles
+from bequest.engine.kernels.streams import record
+from bequest.engine.layers.step_adapters import Finish, StepAdapters
+from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.loaded import LoadedModel
+from bequest.engine.models.reader import Matrix
+from bequest.engine.runner.cuda_sizes import StepSize
+from bequest.engine.runner.memory import gib
+from bequest.engine.runner.staging import Field
+from bequest.engine.types import StepBatch
+from bequest.engine.types.adapter import NO_ADAPTER, AdapterSource, AdapterWeights, none_because
+
+log = logging.getLogger("bequest.start")
+
+_NO_SLOT = -1
+_PATIENCE = 10.0  # seconds that a load waits for a slot whose adapter was unloaded just now
+
+_Event = torch.cuda.Event
+
+
+def make_adapters(config: EngineConfig, loaded: LoadedModel, device: torch.device) -> CudaAdapters:
+    """With the slots that the configuration asks for, if the model can have any."""
+    wanted = len(config.lora) if config.lora_slots is None else config.lora_slots
+    if wanted < len(config.lora):
+        raise ModelError(f"lora_slots={wanted} are too few: {len(config.lora)} adapters are given with lora=")
+    num_slots = 0 if _refusal(loaded) is not None else wanted
+    adapters = CudaAdapters(loaded.matrices, num_slots, config.max_lora_rank, device)
+    if num_slots:
+        log.info("adapters: %d places of rank %d, %s", num_slots, config.max_lora_rank, gib(adapters.nbytes))
+    return adapters
+
+
+def source_of(config: EngineConfig, loaded: LoadedModel, adapters: CudaAdapters) -> AdapterSource:
+    """Raises for each that is asked for, where none can be placed."""
+    most = config.max_loras
+    if (refusal := _refusal(loaded)) is not None:
+        return AdapterSource(none_because(refusal), most)
+    if not adapters.num_slots:
+        why = "its GPU has no memory for them; start with lora_slots=, the most that are loaded at once"
+        return AdapterSource(none_because(why), most)
+    return AdapterSource(loader_of(loaded, config.max_lora_rank, adapters.place), min(most, adapters.num_slots))
+
+
+def _refusal(loaded: LoadedModel) -> str | None:
+    if not isinstance(loaded.config, DecoderConfig):
+        return "on a GPU only decoders of our own families take them; start with device=cpu"
+    if loaded.dtype is not torch.bfloat16:
+        return "on a GPU it must be in bfloat16; start with dtype=bfloat16"
+    return None
+
+
+class PlacedAdapter:
+    """An adapter in a slot, which is its as long as this object lives."""
+
+    def __init__(self, slot: int, nbytes: int) -> None:
+        self.slot, self.nbytes = slot, nbytes
+        self.last_read: list[_Event] = []  # behind the last step that may read it
+
+
+class CudaAdapters:
+    def __init__(self, matrices: Mapping[str, Matrix], num_slots: int, max_rank: int, device: torch.device) -> None:
+        """Without slots none can be loaded, and steps are told nothing."""
+        self.num_slots = num_slots
+        self._sites = {
+            site: SiteSlots(shape, num_slots, rounded_rank(max_rank), device)
+            for site, shape in _shapes(matrices).items()
+            if shape.has_kernel and num_slots
+        }
+        self._free: deque[tuple[int, list[_Event]]] = deque((slot, []) for slot in range(num_slots))
+        self._changed = threading.Condition()
+        self._stream = torch.cuda.Stream(device)
+        self._placed: dict[int, PlacedAdapter] = {}  # by handle
+
+    @property
+    def nbytes(self) -> int:
+        return sum(site.nbytes for site in self._sites.values())
+
+    # --- worker threads ------------------------------------------------------------------------------------------
+
+    def place(self, sites: Mapping[int, Sequence[LoraPart]]) -> PlacedAdapter:
+        """Writes an adapter into a free slot. Raises InvalidAdapter."""
+        if not sites.keys() <= self._sites.keys():
+            raise InvalidAdapter("The adapter changes a matrix of a shape that the kernels of a GPU do not take.")
+        slot, last_read = self._take()
+        nbytes = sum(part.nbytes for parts in sites.values() for part in parts) // 2  # bfloat16 of float32
+        placed = PlacedAdapter(slot, nbytes)
+        weakref.finalize(placed, self._give_back, slot, placed.last_read).atexit = False
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            for event in last_read:
+                event.wait(self._stream)
+            for site, slots in self._sites.items():
+                _write(slots, slot, sites.get(site, ()))
+            self._stream.synchronize()
+        return placed
+
+    def _take(self) -> tuple[int, list[_Event]]:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._free, _PATIENCE):
+                raise InvalidAdapter(
+                    f"All {self.num_slots} places for adapters on this GPU are taken: unload one first."
+                )
+            return self._free.popleft()
+
+    def _give_back(self, slot: int, last_read: list[_Event]) -> None:
+        with self._changed:
+            self._free.append((slot, last_read))
+            self._changed.notify()
+
+    # --- device thread -------------------------------------------------------------------------------------------
+
+    def register(self, handle: int, weights: AdapterWeights) -> None:
+        assert handle not in self._placed and handle != NO_ADAPTER, "a handle stands for one adapter"
+        assert isinstance(weights.matrices, PlacedAdapter), "loaded for another device"
+        self._placed[handle] = weights.matrices
+
+    def release(self, handle: int) -> None:
+        """On the current stream: behind it nothing reads the slot."""
+        event = _Event()
+        record(event)
+        self._placed.pop(handle).last_read.append(event)
+
+    def fields(self, max_tokens: int) -> list[Field]:
+        """Of the arrays that are staged for a step."""
+        if not self.num_slots:
+            return []
+        return [
+            Field("lora_rows", (max_tokens,), torch.int32),
+            Field("lora_tiles", (most_tiles(max_tokens, self.num_slots), 3), torch.int32),
+        ]
+
+    def stage(self, batch: StepBatch | None, arrays: Mapping[str, Any], size: StepSize) -> None:
+        """Of a step that is padded to this size; None: of one of padding alone."""
+        if not size.adapted:
+            return
+        num_tiles = most_tiles(size.num_tokens, self.num_slots)
+        if batch is None or batch.adapters is None:
+            arrays["lora_tiles"][:num_tiles] = 0
+            return
+        of_handle = {handle: placed.slot for handle, placed in self._placed.items()}
+        slots = np.asarray([of_handle.get(handle, _NO_SLOT) for handle in batch.adapters.tolist()], np.int32)
+        of_rows = np.repeat(slots, np.diff(batch.query_start))
+        write_tiles(of_rows, arrays["lora_rows"], arrays["lora_tiles"], num_tiles)
+
+    def bind(self, size: StepSize, staged: Callable[[str], Tensor]) -> StepAdapters | None:
+        """Of a step of this size, over the arrays that are `staged` on the device."""
+        if not size.adapted:
+            return None
+        tiles = LoraTiles(staged("lora_rows"), staged("lora_tiles"), most_tiles(size.num_tokens, self.num_slots))
+        return StepAdapters(CudaLoraRows(self._sites, tiles), size.num_tokens)
+
+
+class CudaLoraRows:
+    """AdapterRows: which rows have one is known to the device alone."""
+
+    def __init__(self, sites: Mapping[int, SiteSlots], tiles: LoraTiles) -> None:
+        self._sites, self._tiles = sites, tiles
+
+    def is_at(self, site: int) -> bool:
+        return site in self._sites
+
+    def add(self, site: int, x: Tensor, y: Tensor) -> None:
+        self._sites[site].add(x, y, self._tiles)
+
+    def finished(self, site: int, fused: Finish, plain: Finish) -> Tensor:
+        return plain()
+
+
+def _shapes(matrices: Mapping[str, Matrix]) -> dict[int, SiteShape]:
+    by_site: dict[int, list[Matrix]] = defaultdict(list)
+    for matrix in matrices.values():
+        by_site[matrix.site].append(matrix)
+    return {
+        site: SiteShape(tuple(sorted(part.first_row + part.rows for part in parts)), parts[0].columns)
+        for site, parts in by_site.items()
+    }
+
+
+def _write(slots: SiteSlots, slot: int, parts: Sequence[LoraPart]) -> None:
+    ends = slots.shape.ends
+    ranks, scales = [0] * len(ends), [0.0] * len(ends)
+    for part in parts:
+        at = ends.index(part.first_column + part.b.shape[1])
+        slots.write_part(slot, at, part.a, part.b)
+        ranks[at], scales[at] = part.rank, part.scale
+    slots.describe(slot, ranks, scales)
