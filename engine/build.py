@@ -251,11 +251,11 @@ def _load_adapters(config: EngineConfig, prepared: Prepared) -> dict[str, Adapte
 
 
 def _runner_of(config: EngineConfig, path: Path, prepared: Prepared) -> Runner:
-    """The runner, which can be put away and built again. Not where images were seen, which only it knows; nor one that
-    writes down what passes it, which is to be one story."""
+    """The runner, which can be put away and built again. Not where images were seen, which only it knows; nor where
+    adapters lie in its memory; nor one that writes down what passes it, which is to be one story."""
     if config.record is not None:
         return _recorded(prepared, config, Path(config.record))
-    if prepared.info.vision is not None:
+    if prepared.info.vision is not None or not prepared.adapters.lasting:
         return prepared.runner
     from bequest.engine.runner.sleeping import SleepingRunner
 

@@ -7,7 +7,7 @@ them to a backend.
 from __future__ import annotations
 
 import copy
-import itertools
+import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -227,7 +227,6 @@ class Loader(Reader):
         super().__init__()
         self.tables: list[Stored] = []  # all that were made; norms and biases are too small to count
         self.matrices: dict[str, Matrix] = {}  # by the names of their tensors, without the ending
-        self._sites = itertools.count()
         self._source = source
         self._backend = backend
         self._dtype = dtype
@@ -247,7 +246,7 @@ class Loader(Reader):
         return self._kept(weight)
 
     def _number(self, weight: Weight, names: Sequence[str], rows: Sequence[int]) -> None:
-        weight.site = site = next(self._sites)  # layers are read by several threads
+        weight.site = site = _site_of(self._prefix + names[0])
         begin = 0
         for name, count in zip(names, rows, strict=True):
             self.matrices[self._prefix + name] = Matrix(site, begin, count, weight.in_features)
@@ -345,3 +344,8 @@ class Loader(Reader):
 
 
 AnyTable = TypeVar("AnyTable", bound=Stored)
+
+
+def _site_of(name: str) -> int:
+    """The same in every load of a model: adapters outlive the runner that they were loaded for."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest(), "big")

@@ -63,7 +63,8 @@ def source_of(config: EngineConfig, loaded: LoadedModel, adapters: CudaAdapters)
     if not adapters.num_slots:
         why = "its GPU has no memory for them; start with lora_slots=, the most that are loaded at once"
         return AdapterSource(none_because(why), most)
-    return AdapterSource(loader_of(loaded, config.max_lora_rank, adapters.place), min(most, adapters.num_slots))
+    load = loader_of(loaded, config.max_lora_rank, adapters.place)
+    return AdapterSource(load, min(most, adapters.num_slots), lasting=False)
 
 
 def _refusal(loaded: LoadedModel) -> str | None:

@@ -60,6 +60,7 @@ class AdapterSource:
 
     load: LoadAdapter = no_adapters
     most: int = 0
+    lasting: bool = True  # whether what was loaded outlives the runner that it was loaded for
 
 
 NO_ADAPTERS = AdapterSource()

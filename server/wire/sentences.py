@@ -155,7 +155,8 @@ SENTENCES = {
     "asleep": "The server sleeps until its operator wakes it (POST /wake_up).",
     "cannot_wake": "The server sleeps and cannot wake now: its memory is in use elsewhere. Try again later.",
     "requests_open": "Requests are open; the server can sleep when they have ended.",
-    "cannot_sleep": "This server cannot sleep: its model sees images, or it was started with --record.",
+    "cannot_sleep": "This server cannot sleep: its model sees images, its GPU holds adapters, or it was started with "
+    "--record.",
     "dead": "The engine has failed and this server is restarting.",
     "died": "The engine has failed and this server is restarting; send the request again.",
 }

@@ -148,6 +148,22 @@ async def test_a_durable_lease_comes_back_where_its_adapter_is(
         await engine.stop()
 
 
+async def test_an_engine_that_slept_has_its_adapters(config: Callable[..., EngineConfig]) -> None:
+    engine = (await build_engine(config())).engine
+    try:
+
+        async def say(salt: str) -> list[object]:
+            asked = [(name, engine.adapters.find(name)) for name in (*NAMES, "")]
+            given = [request(PROMPT, GREEDY, adapter=adapter, cache_salt=salt) for _, adapter in asked]
+            return [answer.token_ids for answer in await ask_all(engine, given)]
+
+        before = await say("before")
+        await engine.sleep(wakes_itself=True)
+        assert await say("after") == before and len({str(one) for one in before}) == len(before)
+    finally:
+        await engine.stop()
+
+
 async def test_a_recording_is_run_again(config: Callable[..., EngineConfig], tmp_path: Path) -> None:
     path, kinds = tmp_path / "recording", Requests()
 

@@ -163,3 +163,10 @@ def test_the_digest_is_of_the_content(directory: Path, loaded: LoadedModel) -> N
 def test_layers_are_counted_from_the_first_number() -> None:
     config = parse_config({"target_modules": ["gate_proj"], "layers_to_transform": [1]})
     assert config.has("model.layers.1.mlp.experts.0.gate_proj") and not config.has("model.layers.0.mlp.gate_proj")
+
+
+def test_matrices_have_the_same_numbers_in_every_load(tiny_model: Callable[[str], Path], loaded: LoadedModel) -> None:
+    """Adapters outlive a runner that sleeps; the model is read again when it wakes."""
+    again = load_model(tiny_model("llama"))
+    assert again.matrices == loaded.matrices
+    assert len({matrix.site for matrix in loaded.matrices.values()}) == 4 * loaded.config.num_layers
