@@ -1,0 +1,12 @@
+"""The C++ core. Addresses are data pointers as integers, 0 for null; dtypes are the codes of csrc/core/dtype.h."""
+
+from .cache import *
+from .core import *
+from .cuda import *
+from .experts import *
+from .model import *
+from .ops import *
+from .sampling import *
+from .structs import *
+from .tensors import *
+from .work_list import *
