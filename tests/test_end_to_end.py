@@ -164,7 +164,7 @@ def test_the_start_up_log_tells_phases_and_memory(server: Server) -> None:
     log = "".join(server.log)
     for phase in ("libraries", "tokenizer", "weights", "cache"):
         assert re.search(rf"{phase}.*: \d+\.\d+ s", log)
-    assert re.search(r"memory: weights \S+ GiB, .*; cache \S+ GiB \([\d,]+ blocks of 16 tokens", log)
+    assert re.search(r"memory: weights in .+ \S+ GiB, .*; cache \S+ GiB \([\d,]+ blocks of 16 tokens", log)
 
 
 def test_sigterm_lets_a_running_stream_finish_and_exits_0() -> None:

@@ -191,7 +191,7 @@ TOOLS = {
 def assert_near_tokens(directory: Path, reference: PreTrainedModel, gap: float, **fields: object) -> None:
     """In a crowd, and one by one, where layers are chained."""
     asked = prompts()
-    with LLM(config(directory, dtype="bfloat16", **fields)) as llm:
+    with LLM(config(directory, **({"dtype": "bfloat16"} | fields))) as llm:
         crowd = llm.generate(asked, PARAMS, progress=False)
         alone = [llm.generate([prompt], PARAMS, progress=False)[0] for prompt in asked]
     judge = Judge(reference, asked)
@@ -208,7 +208,9 @@ def assert_near_tokens(directory: Path, reference: PreTrainedModel, gap: float, 
 @pytest.mark.parametrize("name", ["llama-wide", "llama-head-64", "qwen3", "mixtral"])
 def test_checkpoints(name: str, tool: str, tmp_path: Path) -> None:
     reference = tiny.write(name, tmp_path, TOOLS[tool])
-    assert_near_tokens(tmp_path, reference, GAP if tool in ("rows", "tensor") else BF16_GAP)
+    # In bfloat16 a near tie of the router chooses another expert, and the text is another one.
+    dtype = "float32" if name == "mixtral" else "bfloat16"
+    assert_near_tokens(tmp_path, reference, GAP if tool in ("rows", "tensor") else BF16_GAP, dtype=dtype)
 
 
 @pytest.mark.parametrize("name", ["llama-wide", "qwen3"])
