@@ -10,7 +10,7 @@ import pytest
 from bequest.engine.config import EngineConfig
 from bequest.engine.errors import ModelError
 from bequest.engine.models.generation import GenerationDefaults
-from bequest.engine.runner.prepare import default_sampling
+from bequest.engine.runner.model_info import default_sampling
 
 
 def loaded(**sampling: float) -> Any:
