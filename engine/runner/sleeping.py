@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,4 +194,4 @@ def _collect() -> None:
 def _used_bytes() -> int:
     """Of this process, on the device and here."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096 + (torch.cuda.memory_reserved() if torch.cuda.is_initialized() else 0)
+    return pages * os.sysconf("SC_PAGE_SIZE") + (torch.cuda.memory_reserved() if torch.cuda.is_initialized() else 0)
