@@ -28,7 +28,14 @@ sanitize() { # tool
     tests/gpu/test_ops.py::test_hidden_tap tests/gpu/test_ops.py::test_embedding \
     tests/gpu/test_skinny_linear.py::test_results_stay_in_their_rows tests/gpu/test_skinny_linear.py::test_hidden_tap_of_a_normed_product \
     "tests/gpu/test_skinny_chain.py::test_chain[False-1-sizes0]" "tests/gpu/test_skinny_chain.py::test_chain[True-4-sizes1]" \
+    "tests/gpu/test_quantised.py::test_chain[False-1-sizes0]" "tests/gpu/test_quantised.py::test_chain[True-4-sizes1]" \
+    "tests/gpu/test_quantised.py::test_products_of_few_rows[1-16-512]" "tests/gpu/test_quantised.py::test_products_of_few_rows[4-1024-1536]" \
+    tests/gpu/test_quantised.py::test_rows_of_zeros_and_of_no_numbers \
+    "tests/gpu/test_lora.py::test_rows_get_what_their_slot_adds[2]" "tests/gpu/test_lora.py::test_rows_get_what_their_slot_adds[17]" \
+    "tests/gpu/test_speculation.py::test_the_tokens_of_the_cpus_sampler[0-False]" \
+    "tests/gpu/test_speculation.py::test_the_tokens_of_the_cpus_sampler[1-True]" \
     tests/gpu/test_experts.py::test_small \
+    "tests/gpu/test_skinny_chain_experts.py::test_chain[True-sizes0]" "tests/gpu/test_skinny_chain_experts.py::test_chain[False-sizes1]" \
     tests/gpu/test_masks.py::test_rows_that_are_skipped_or_closed tests/gpu/test_fp8_cache.py::test_small
 }
 
