@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import urllib.error
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import pytest
 
 from tests.test_end_to_end import Server
@@ -93,6 +95,29 @@ def test_the_official_client(server: Server) -> None:
         temperature=0,
     )
     assert answer.usage is not None and answer.usage.prompt_tokens > 40
+
+
+def test_the_official_client_of_messages(server: Server) -> None:
+    """A picture in base64 is the one of chat; a conversation about it inherits its rows; a result may hold one."""
+    with anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as client:
+        data = base64.b64encode(encoded(PICTURES[0])).decode()
+        picture: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+        ask: Any = [{"role": "user", "content": [{"type": "text", "text": "look: "}, picture]}]
+        model = client.models.list().data[0].id
+        options: Any = {"model": model, "max_tokens": 8, "extra_body": {"temperature": 0, "ignore_eos": True}}
+        answer = client.messages.create(messages=ask, **options)
+        [block] = answer.content
+        assert block.type == "text" and block.text == said(chat(server, text_part("look: "), image_part(PICTURES[0])))
+        with client.messages.stream(messages=ask, **options) as stream:
+            assert "".join(stream.text_stream) == block.text
+        more: Any = [*ask, {"role": "assistant", "content": block.text}, {"role": "user", "content": "and now?"}]
+        counted = client.messages.count_tokens(model=model, messages=more).input_tokens
+        usage = client.messages.create(messages=more, **options).usage
+        read = usage.cache_read_input_tokens or 0
+        assert read + usage.input_tokens == counted and read > answer.usage.output_tokens + 40
+        with pytest.raises(anthropic.BadRequestError, match=r"content\[1\].source.data"):
+            picture["source"]["data"] = "aGk="
+            client.messages.create(messages=ask, **options)
 
 
 def test_images_change_answers_and_are_found_again(server: Server) -> None:

@@ -67,7 +67,7 @@ def _with_images(message: Message, left: Iterator[Image]) -> dict[str, Any]:
 
 def _store(context: Context, param: str) -> ImageStore:
     if context.images is None:
-        name = param.removesuffix(".url").rpartition(".")[0] + ".type"
+        name = param.removesuffix(".url").removesuffix(".data").rpartition(".")[0] + ".type"
         raise invalid(f"`{name}` is that of an image; this model reads text alone: send parts of type 'text'.", name)
     return context.images
 
@@ -116,7 +116,7 @@ def _inline(url: str, param: str) -> bytes:
     try:
         return base64.b64decode("".join(body.split()), validate=True)
     except (binascii.Error, ValueError):
-        message = f"`{param}` is not valid base64 behind its comma."
+        message = f"`{param}` is not valid base64."
         raise ApiError(400, "invalid_image_url", message, param=param) from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -13,9 +14,11 @@ from bequest.engine.types import ChoiceDelta, Delta, Request, Usage
 from bequest.server.doors.messages.body import MessagesBody
 from bequest.server.doors.messages.tools import message_tools
 from tests.server.conftest import Starter
+from tests.server.fakes import seeing_engine
 from tests.server.front import Front
 from tests.server.test_reasoning import thinking
 from tests.server.test_tools import TWO_CALLS, saying
+from tests.tiny_seeing import encoded, picture
 
 ASK: list[Any] = [{"role": "user", "content": "Where?"}]
 TOOLS: list[Any] = [
@@ -23,6 +26,12 @@ TOOLS: list[Any] = [
     for name in ("look", "go")
 ]
 EPHEMERAL = {"type": "ephemeral"}
+URL = {"type": "url", "url": "https://images.test/cat.png"}
+PICTURE = {
+    "type": "base64",
+    "media_type": "image/png",
+    "data": base64.b64encode(encoded(picture(9, 7))).decode(),
+}
 
 
 def client(front: Front, **options: Any) -> anthropic.AsyncAnthropic:
@@ -130,6 +139,67 @@ async def test_turns_of_one_role_are_one(front: Front) -> None:
     messages = [{"role": "user", "content": parts}, {"role": "user", "content": [document]}]
     await create(front, messages=messages)
     assert prompt(front) == "user: a+b+T\nc\nassistant: "
+
+
+# --- images ------------------------------------------------------------------------------------------------------
+
+
+async def test_images(start: Starter) -> None:
+    front = await start(engine=seeing_engine())
+    image = {"type": "image", "source": PICTURE}
+    content = [image, {"type": "text", "text": "Where?"}, {**image, "cache_control": EPHEMERAL}]
+    ask = [{"role": "user", "content": content}]
+    counted = await client(front).messages.count_tokens(model="fake/model", messages=ask)
+    answer = await create(front, messages=ask)
+    first, lease = front.engine.submitted
+    [seen] = first.images
+    rows = bytes(first.said_token_ids).decode(), first.prompt_token_ids.count(seen.first_id)
+    assert rows == ("user: +Where?+\nassistant: ", 2), "the same file twice is one image"
+    assert counted.input_tokens == len(first.prompt_token_ids)
+    # The lease ends behind the second image, not in the middle of it.
+    assert lease.images == (seen,) and lease.prompt_token_ids == first.prompt_token_ids[: -len("\nassistant: ")]
+    assert lease.prompt_token_ids[-1] == seen.first_id + seen.num_rows - 1
+
+    said = [*ask, {"role": "assistant", "content": [block.model_dump() for block in answer.content]}]
+    await create(front, messages=[*said, *ASK])
+    child = front.engine.submitted[-1]
+    assert child.terms.lineage is not None and child.terms.lineage.parent == first.id
+    assert child.images == (seen,) and child.terms.lineage.at > len(first.prompt_token_ids)
+
+
+async def test_images_of_results(start: Starter) -> None:
+    front = await start(engine=seeing_engine())
+    calls = [{"type": "tool_use", "id": name, "name": "look", "input": {}} for name in ("a", "b")]
+    image = {"type": "image", "source": PICTURE}
+    results = [
+        {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "here"}, image]},
+        {"type": "tool_result", "tool_use_id": "b", "content": [image], "is_error": True},
+    ]
+    turns = [*ASK, {"role": "assistant", "content": calls}, {"role": "user", "content": results}]
+    await create(front, messages=turns, tools=TOOLS)
+    request = front.engine.submitted[-1]
+    assert bytes(request.said_token_ids).decode().endswith("tool: here+\ntool: Error+\nassistant: ")
+    assert request.prompt_token_ids.count(request.images[0].first_id) == 2
+
+
+@pytest.mark.parametrize(
+    "source, param, message",
+    [
+        (None, "source", "an object"),
+        ({}, "source.type", "missing"),
+        ({"type": "file", "file_id": "f"}, "source.type", "'base64' or 'url'"),
+        ({**PICTURE, "media_type": "image/tiff"}, "source.media_type", "image/webp"),
+        ({**PICTURE, "data": "@@@"}, "source.data", "not valid base64"),
+        ({**PICTURE, "data": "aGk="}, "source.data", "image"),
+        (URL, "source.url", "--allow-image-hosts"),
+    ],
+)
+async def test_images_that_are_none(start: Starter, source: Any, param: str, message: str) -> None:
+    front = await start(engine=seeing_engine())
+    ask = [{"role": "user", "content": [{"type": "image", "source": source}]}]
+    answer, told = await front.post("/v1/messages", {"model": "fake/model", "max_tokens": 9, "messages": ask})
+    assert answer.status == 400 and told["error"]["param"] == f"messages[0].content[0].{param}", told
+    assert message in told["error"]["message"] and not front.engine.submitted
 
 
 # --- tools -------------------------------------------------------------------------------------------------------
@@ -376,9 +446,14 @@ async def test_keys(start: Starter) -> None:
         ({"messages": []}, "messages", "empty"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "'user' or 'assistant'"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": URL}]}]},
             "messages[0].content[0].type",
-            "takes text alone",
+            "reads text alone",
+        ),
+        (
+            {"system": [{"type": "image", "source": URL}]},
+            "system[0].type",
+            "takes blocks of type text.",
         ),
         ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools[0].type", "runs no tools of its own"),
         ({"tool_choice": {"type": "tool", "name": "x"}, "tools": TOOLS}, "tool_choice.name", "not among"),

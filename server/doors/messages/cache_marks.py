@@ -18,12 +18,12 @@ MAX_PLACES = 4
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The end of a block that has it: of a tool, or of the last text or call so far of a turn."""
+    """The end of a block that has it: of a tool, or of the last part or call so far of a turn."""
 
     ttl: str
     tool: int | None = None
     turn: int = 0
-    text: int = 0  # texts of the turn before it
+    part: int = 0  # texts and images of the turn before it
     call: int = 0  # calls of the turn before it
 
 

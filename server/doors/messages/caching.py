@@ -56,7 +56,7 @@ class CacheWriter:
         engine.submit(self._child(ids, name, seconds), _unheard)
 
     def _child(self, ids: tuple[int, ...], name: str, seconds: float) -> Request:
-        main = self.request
+        main, held = self.request, set(ids)
         return Request(
             id=new_id("cache-"),
             tenant=main.tenant,
@@ -65,6 +65,7 @@ class CacheWriter:
             priority=main.priority,
             cache_salt=main.cache_salt,
             output=OutputMode.FINAL,
+            images=tuple(image for image in main.images if image.first_id in held),
             terms=Terms(lineage=Lineage(main.id, 0, len(ids)), name=name, retain=Retain(seconds)),
         )
 

@@ -17,10 +17,13 @@ from bequest.server.asks.messages import string_at, wrong_type
 from bequest.server.asks.tools import Tools
 from bequest.server.doors.messages.body import ConversingBody
 from bequest.server.doors.messages.cache_marks import Place, ttl_of
+from bequest.server.doors.messages.images import image_part
 from bequest.server.wire.errors import invalid, missing
 from bequest.server.wire.reading import shorten
 
 _ROLES = ("user", "assistant", "system")
+_SHOWN = ("document", "image")  # what a user shows, beside text
+_USER_BLOCKS = "text, image, document and tool_result"
 _UNREADABLE = ("redacted_thinking",)  # encrypted by another server: nobody here can read it, and it is left out
 
 
@@ -29,16 +32,16 @@ class Turn:
     """A message of the template's."""
 
     role: str
-    texts: list[str] = field(default_factory=list)
+    parts: list[dict[str, Any]] = field(default_factory=list)  # texts and images, as a template takes them
     calls: list[dict[str, Any]] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     about: dict[str, str] = field(default_factory=dict)  # the call that it is the result of
 
     def message(self) -> dict[str, Any]:
         shown: dict[str, Any] = {"role": self.role, **self.about}
-        # One part is a string to a template; of several, the template decides how they are joined.
-        parts = [{"type": "text", "text": text} for text in self.texts]
-        shown["content"] = parts if len(parts) > 1 else "".join(self.texts)
+        # One text is a string to a template; of several parts, the template decides how they are joined.
+        alone = len(self.parts) < 2 and all("text" in part for part in self.parts)
+        shown["content"] = "".join(part["text"] for part in self.parts) if alone else self.parts
         if self.thoughts:
             shown["reasoning_content"] = "\n".join(self.thoughts)
         if self.calls:
@@ -59,18 +62,27 @@ class Said:
     def marked(self, place: Place, mark: str) -> list[dict[str, Any]]:
         """The messages with a word more at a place in them."""
         messages, turn = self.messages(), self.turns[place.turn]
-        texts, calls = turn.texts[: place.text], turn.calls[: place.call]
+        parts, calls = turn.parts[: place.part], turn.calls[: place.call]
         if calls:
             function = calls[-1]["function"]
             arguments = {**function["arguments"], mark: mark}
             calls[-1] = {**calls[-1], "function": {**function, "arguments": arguments}}
-        elif texts:
-            texts[-1] += mark
+        elif parts and "text" in parts[-1]:
+            parts[-1] = text_part(parts[-1]["text"] + mark)
         else:
-            texts = [mark]
-        more = replace(turn, texts=texts + turn.texts[place.text :], calls=calls + turn.calls[place.call :])
+            parts.append(text_part(mark))
+        more = replace(turn, parts=parts + turn.parts[place.part :], calls=calls + turn.calls[place.call :])
         messages[place.turn] = more.message()
         return messages
+
+    def seen(self, messages: Sequence[Mapping[str, Any]]) -> Said:
+        """With the parts of its messages whose images have been found."""
+        contents = [message["content"] for message in messages]
+        turns = (
+            replace(turn, parts=content) if isinstance(content, list) else turn
+            for turn, content in zip(self.turns, contents, strict=True)
+        )
+        return replace(self, turns=tuple(turns))
 
     def digests(self, tools: Tools, variables: Mapping[str, Any] | None) -> list[bytes]:
         """Of each beginning of it, one message long and longer: equal where the same was said."""
@@ -84,6 +96,10 @@ class Said:
 
 def _json(value: Any) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS, default=str)
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
 
 
 def read_conversation(body: ConversingBody) -> Said:
@@ -121,7 +137,7 @@ class _Reader:
 
     def _speak(self, role: str, content: Any, path: str) -> None:
         if isinstance(content, str):
-            self._turn(role).texts.append(content)
+            self._turn(role).parts.append(text_part(content))
             return
         if not isinstance(content, list):
             raise wrong_type(path, "a string or a list of blocks")
@@ -144,14 +160,14 @@ class _Reader:
     def _mark(self, ttl: str) -> None:
         """What was read last ends here."""
         turn = self._turns[-1]
-        self._places.append(Place(ttl, turn=len(self._turns) - 1, text=len(turn.texts), call=len(turn.calls)))
+        self._places.append(Place(ttl, turn=len(self._turns) - 1, part=len(turn.parts), call=len(turn.calls)))
 
     def _block(self, role: str, block: dict[str, Any], path: str) -> None:
         kind = string_at(block, "type", path)
         if kind == "text":
-            self._turn(role).texts.append(string_at(block, "text", path))
-        elif kind == "document" and role == "user":
-            self._turn(role).texts.append(_document(block, path))
+            self._turn(role).parts.append(text_part(string_at(block, "text", path)))
+        elif kind in _SHOWN and role == "user":
+            self._turn(role).parts.append(_shown(kind, block, path))
         elif kind == "tool_result" and role == "user":
             self._result(block, path)
         elif kind == "thinking" and role == "assistant":
@@ -175,18 +191,24 @@ class _Reader:
         turn = Turn("tool", about={"tool_call_id": call_id})
         if call_id in self._names:
             turn.about["name"] = self._names[call_id]
-        turn.texts = list(_result_texts(block.get("content"), f"{path}.content"))
+        turn.parts = list(_result_parts(block.get("content"), f"{path}.content"))
         if block.get("is_error"):
-            # Templates know no errors: the model reads it.
-            turn.texts = ["Error: " + turn.texts[0], *turn.texts[1:]] if turn.texts else ["Error"]
+            turn.parts = _as_error(turn.parts)
         self._turns.append(turn)
 
 
-def _result_texts(content: Any, path: str) -> Iterator[str]:
+def _as_error(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Templates know no errors: the model reads it."""
+    if parts and "text" in parts[0]:
+        return [text_part("Error: " + parts[0]["text"]), *parts[1:]]
+    return [text_part("Error"), *parts]
+
+
+def _result_parts(content: Any, path: str) -> Iterator[dict[str, Any]]:
     if content is None:
         return
     if isinstance(content, str):
-        yield content
+        yield text_part(content)
         return
     if not isinstance(content, list):
         raise wrong_type(path, "a string or a list of blocks")
@@ -195,12 +217,16 @@ def _result_texts(content: Any, path: str) -> Iterator[str]:
         if not isinstance(block, dict):
             raise wrong_type(at, "an object with `type`")
         kind = string_at(block, "type", at)
-        if kind == "document":
-            yield _document(block, at)
+        if kind in _SHOWN:
+            yield _shown(kind, block, at)
         elif kind != "text":
             raise _unknown(kind, "user", at)
         else:
-            yield string_at(block, "text", at)
+            yield text_part(string_at(block, "text", at))
+
+
+def _shown(kind: str, block: Mapping[str, Any], path: str) -> dict[str, Any]:
+    return image_part(block, path) if kind == "image" else text_part(_document(block, path))
 
 
 def _document(block: Mapping[str, Any], path: str) -> str:
@@ -216,7 +242,5 @@ def _document(block: Mapping[str, Any], path: str) -> str:
 
 def _unknown(kind: str, role: str, path: str) -> Exception:
     param = f"{path}.type"
-    if kind in ("image", "document"):
-        return invalid(f"`{param}` is '{kind}'; /v1/messages takes text alone: send blocks of type 'text'.", param)
-    takes = "text, thinking and tool_use" if role == "assistant" else "text, document and tool_result"
+    takes = {"assistant": "text, thinking and tool_use", "system": "text"}.get(role, _USER_BLOCKS)
     return invalid(f"`{param}` is {shorten(repr(kind))}; a message of the {role} takes blocks of type {takes}.", param)

@@ -6,9 +6,11 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bequest.engine.types import Lineage, Parent
+from bequest.engine.types import Lineage, Parent, ParentChoice
+from bequest.engine.types.image import Image
 from bequest.server.asks.chats import ChatSource, TemplateUse, check_countable, off_loop_rendering, template_use
-from bequest.server.asks.extension import Conversation, common_length, extend
+from bequest.server.asks.extension import Conversation, common_length
+from bequest.server.asks.images import Folded, extend_seen, look_at, merged, unfolded
 from bequest.server.asks.messages import MESSAGE_CHARS
 from bequest.server.asks.prompt import Prompt, check_not_empty
 from bequest.server.asks.prompts import check_length
@@ -19,7 +21,7 @@ from bequest.server.doors.messages.cache_marks import Place, check_places, longe
 from bequest.server.doors.messages.conversation import Said, read_conversation
 from bequest.server.doors.messages.known_turns import KnownTurns
 from bequest.server.doors.messages.thinking import Thinking
-from bequest.server.transport.work import off_loop
+from bequest.server.transport.work import apart, off_loop
 from bequest.server.wire.errors import invalid
 
 
@@ -41,13 +43,14 @@ class MessagePrompt:
 async def message_prompt(
     context: Context, tenant: str, body: ConversingBody, reading: Reading, thinking: Thinking, known: KnownTurns
 ) -> MessagePrompt:
-    said, digests, use = await _read(context, body, reading, thinking)
+    said, images, use = await _read(context, body, reading, thinking)
+    digests = await apart(context, lambda: said.digests(reading.tools, use.kwargs))
     parent = known.parent(context.engine, tenant, digests, body.cache_salt or "")
 
     def work() -> MessagePrompt:
         rendered = use.render(said.messages())
         check_length(context, rendered.prompt_text)
-        prompt = _prompt(context, parent, rendered)
+        prompt = _prompt(context, parent, rendered, images)
         lengths = [_cache_length(context, said, use, prompt, rendered, place) for place in longest_places(said.places)]
         ordered = sorted(filter(None, lengths), key=lambda length: length.num_tokens)
         return MessagePrompt(prompt, digests[-1], tuple(ordered))
@@ -58,43 +61,50 @@ async def message_prompt(
 
 
 async def count_tokens(context: Context, body: ConversingBody, reading: Reading, thinking: Thinking) -> int:
-    said, _, use = await _read(context, body, reading, thinking)
+    said, images, use = await _read(context, body, reading, thinking)
 
     def work() -> int:
         text = use.render(said.messages()).prompt_text
         check_countable(context, text, "messages")
-        return len(context.text.tokenizer.encode(text, add_special_tokens=False))
+        return len(_token_ids(context, text, images))
 
     return await off_loop_rendering(context, use, said.messages(), work)
 
 
 async def _read(
     context: Context, body: ConversingBody, reading: Reading, thinking: Thinking
-) -> tuple[Said, list[bytes], TemplateUse]:
+) -> tuple[Said, tuple[Image, ...], TemplateUse]:
     kwargs = thinking.template_kwargs(reading, body.chat_template_kwargs)
 
-    def work() -> tuple[Said, list[bytes]]:
+    def work() -> Said:
         said = read_conversation(body)
         check_places(said.places)
-        return said, said.digests(reading.tools, kwargs)
+        return said
 
-    said, digests = await off_loop(context, MESSAGE_CHARS * len(body.messages or ()), work)
+    given = await off_loop(context, MESSAGE_CHARS * len(body.messages or ()), work)
+    messages, images = await look_at(context, given.messages())
+    said = given.seen(messages)
     last = said.turns[-1]
     if last.role == "assistant" and last.calls:
         raise invalid("`messages` ends with calls: send their results as `tool_result` blocks.", "messages")
     # An answer that has begun goes on.
     source = ChatSource(given=None, template_kwargs=kwargs, continues=last.role == "assistant", tools=reading.tools)
-    return said, digests, template_use(context, source, last.role)
+    return said, images, template_use(context, source, last.role)
 
 
-def _prompt(context: Context, parent: Parent | None, rendered: Conversation) -> Prompt:
-    tokenizer, text = context.text.tokenizer, rendered.prompt_text
+def _token_ids(context: Context, text: str, images: Sequence[Image]) -> tuple[int, ...]:
+    return unfolded(context, context.text.tokenizer.encode(text, add_special_tokens=False), images, "messages")
+
+
+def _prompt(context: Context, parent: Parent | None, rendered: Conversation, images: tuple[Image, ...]) -> Prompt:
     if parent is None or not isinstance(parent.origin, Conversation):
-        return Prompt(tuple(tokenizer.encode(text, add_special_tokens=False)), origin=rendered)
-    choice = parent.choices[0]
-    extension = extend(tokenizer, choice, choice.shown_len, parent.origin.prompt_text, text)
+        token_ids = _token_ids(context, rendered.prompt_text, images)
+        return Prompt(token_ids, origin=rendered, images=merged(images))
+    choice, known = parent.choices[0], merged(parent.images, images)
+    extension = extend_seen(context, choice, choice.shown_len, parent.origin.prompt_text, rendered, known)
     token_ids = (*choice.token_ids[: extension.at], *extension.suffix_ids)
-    return Prompt(token_ids, lineage=Lineage(parent.id, 0, extension.at), origin=rendered)
+    lineage = Lineage(parent.id, 0, extension.at)
+    return Prompt(token_ids, lineage=lineage, origin=rendered, images=merged(images))
 
 
 def _cache_length(
@@ -107,7 +117,9 @@ def _cache_length(
     if other == text:
         return None
     num_chars = common_length(text, other)
-    num_tokens = tokens_before(context.text.tokenizer, prompt.token_ids, text, num_chars)
+    length = len(prompt.token_ids)
+    folded = Folded(context, ParentChoice(prompt.token_ids, length, length), prompt.images)
+    num_tokens = folded.end_of(tokens_before(context.text.tokenizer, folded.token_ids, text, num_chars))
     return CacheLength(place.ttl, num_tokens) if num_tokens else None
 
 
