@@ -44,9 +44,11 @@ from bequest.engine.models.naming import as_families_name
 from bequest.engine.models.padding import pad_heads
 from bequest.engine.models.quantised.made import MadeFloat8, check_fp8
 from bequest.engine.models.quantised.source import QuantisedSource, kinds_of
+from bequest.engine.models.read_ahead import reading_ahead
 from bequest.engine.models.reader import Loader, Matrix
 from bequest.engine.models.registry import HF_ARCHITECTURES
 from bequest.engine.models.respelled import respelled_gguf
+from bequest.engine.models.safetensors_files import find_safetensors
 from bequest.engine.models.safetensors_loader import SafetensorsSource
 from bequest.engine.models.towers.load import Sight, load_sight
 from bequest.engine.models.weights import WeightSource
@@ -103,7 +105,8 @@ def load_model(
         source = MadeFloat8(source)
     kv_dtype = resolve_kv_dtype(kv_cache_dtype, storage, on_cpu)
     loader = Loader(source, backend, storage, scales_kv=kv_dtype is FP8)
-    model = _build(config, loader, backend, length)
+    with reading_ahead([] if dummy else _weight_files(path)):
+        model = _build(config, loader, backend, length)
     sight = _sight(path, checkpoint, backend, storage)
     return LoadedModel(
         model=model,
@@ -140,6 +143,13 @@ def _sight(path: Path, checkpoint: Checkpoint, backend: Backend, dtype: torch.dt
 def _in_layers(matrices: Mapping[str, Matrix], model: Decoder | EncoderDecoder) -> dict[str, Matrix]:
     sites = {weight.site for layer in model.layers for weight in layer.weights}
     return {name: matrix for name, matrix in matrices.items() if matrix.site in sites}
+
+
+def _weight_files(path: Path) -> list[Path]:
+    """Those that are read from the first to the last."""
+    if not path.is_dir():
+        return [path]
+    return [] if foreign_file(path) is not None else find_safetensors(path)
 
 
 def _values_for_transformers(path: Path, impl: Implementation) -> dict[str, object] | None:
