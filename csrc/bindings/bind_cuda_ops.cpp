@@ -167,7 +167,7 @@ void skinny_chain(const Matrix& attended, Address residual, const ChainTail& tai
                       .gate_up = tail.gate_up,
                       .activation = tail.activation,
                       .down = tail.down,
-                      .next_norm = {head.norm.weight, head.norm.eps},
+                      .next_norm = {head.norm.weight, head.norm.eps, head.offset},
                       .next_qkv = head.qkv,
                       .qkv = head.out,
                       .tap = head.norm.tap.value_or(HiddenTap{}),
@@ -194,7 +194,7 @@ void bind_products(py::module_& m) {
   m.def("cuda_can_chain", &cuda::can_chain, py::arg("attended"), py::arg("hidden"), py::arg("inner"),
         py::arg("in_codes"));
   m.def("cuda_can_chain_experts", &cuda::can_chain_experts, py::arg("attended"), py::arg("hidden"),
-        py::arg("inner"), py::arg("num_experts"), py::arg("num_chosen"));
+        py::arg("inner"), py::arg("num_experts"), py::arg("num_chosen"), py::arg("has_shared"));
   m.attr("cuda_chain_scratch_bytes") = cuda::kChainScratchBytes;
 }
 

@@ -105,12 +105,12 @@ inline constexpr auto fields_of<cuda::ChainProduct> =
                &cuda::ChainProduct::in_features, &cuda::ChainProduct::scales);
 template <>
 inline constexpr auto fields_of<cuda::ChainNorm> =
-    std::tuple(&cuda::ChainNorm::weight, &cuda::ChainNorm::eps);
+    std::tuple(&cuda::ChainNorm::weight, &cuda::ChainNorm::eps, &cuda::ChainNorm::offset);
 
 template <>
-inline constexpr auto fields_of<cuda::ChainExperts> =
-    std::tuple(&cuda::ChainExperts::router, &cuda::ChainExperts::num_chosen,
-               &cuda::ChainExperts::renormalises, &cuda::ChainExperts::factor);
+inline constexpr auto fields_of<cuda::ChainExperts> = std::tuple(
+    &cuda::ChainExperts::router, &cuda::ChainExperts::num_chosen, &cuda::ChainExperts::renormalises,
+    &cuda::ChainExperts::factor, &cuda::ChainExperts::shared_up, &cuda::ChainExperts::shared_down);
 
 // What a layer does behind its attention, and what the next one does before its own.
 struct ChainTail {
@@ -128,11 +128,13 @@ inline constexpr auto fields_of<ChainTail> =
 
 struct ChainHead {
   TappedNorm norm;
+  float offset;  // of the norm's weight
   cuda::ChainProduct qkv;
   void* out;  // [T, Q]
 };
 template <>
-inline constexpr auto fields_of<ChainHead> = std::tuple(&ChainHead::norm, &ChainHead::qkv, &ChainHead::out);
+inline constexpr auto fields_of<ChainHead> =
+    std::tuple(&ChainHead::norm, &ChainHead::offset, &ChainHead::qkv, &ChainHead::out);
 
 // What is sampled [N]: by which rows, for which positions, and what was drafted to follow.
 struct SampledRows {

@@ -15,10 +15,11 @@ Product = tuple[int, int, int, int, int]  # weight [N, K], bias [N] or 0, N, K, 
 SampledRows = tuple[int, int, int]  # rows [N], positions [N], drafts [N] or 0: nothing was drafted
 Sampled = tuple[int, int]  # tokens [N], which of them are bad [N]
 TappedNorm = tuple[int, float, HiddenTap | None]  # weight [K], eps
-ChainExperts = tuple[Product, int, bool, float]  # router, experts of a row, whether they count 1 together, factor
+# Router, experts of a row, whether they count 1 together, factor, gate and up and down of one that all rows take.
+ChainExperts = tuple[Product, int, bool, float, Product, Product]
 # Output, norm, gate and up, activation, down; with experts gate and up and down are those of one of them.
-ChainTail = tuple[Product, tuple[int, float], Product, int, Product, ChainExperts | None]
-ChainHead = tuple[TappedNorm, Product, int]  # norm, qkv, where that goes
+ChainTail = tuple[Product, tuple[int, float, float], Product, int, Product, ChainExperts | None]
+ChainHead = tuple[TappedNorm, float, Product, int]  # norm and its offset, what follows, where that goes
 ExpertSizes = tuple[int, int, int]  # T, K of E experts to each, E
 ExpertRouting = tuple[int, int, int, int, int, bool, float]  # csrc/ops/cuda/expert_route.h
 ExpertMatrices = tuple[int, int, int, int, int]  # weight [E, N, D], bias [E, N] or 0, N, D, dtype
@@ -39,7 +40,9 @@ def cuda_skinny_linear(
 ) -> None: ...  # `finish`: a SkinnyResult (csrc/ops/cuda/skinny_linear.h) and its activation
 def cuda_float8_rows(x: Matrix, codes: int, scales: int, stream: int) -> None: ...
 def cuda_can_chain(attended: int, hidden: int, inner: int, in_codes: bool) -> bool: ...
-def cuda_can_chain_experts(attended: int, hidden: int, inner: int, num_experts: int, num_chosen: int) -> bool: ...
+def cuda_can_chain_experts(
+    attended: int, hidden: int, inner: int, num_experts: int, num_chosen: int, has_shared: bool
+) -> bool: ...
 def cuda_skinny_chain(
     attended: Matrix, residual: int, tail: ChainTail, head: ChainHead | None, scratch: int, stream: int
 ) -> None: ...

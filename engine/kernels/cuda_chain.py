@@ -22,6 +22,7 @@ from bequest.engine.kernels.streams import current_stream
 MOST_CHAINED_ROWS = 4  # csrc/model/cuda/skinny_chain.h
 _BF16 = torch.bfloat16
 _BF16_CODE = 1  # csrc/core/dtype.h
+_NO_PRODUCT = (0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +50,18 @@ class Head:
 class Choice:
     """Of experts by the softmax of a router's logits, for one row."""
 
-    router: Product  # [E, H]
+    router: Product  # [E, H]; with a shared expert [E + 1, H], of which the last is its gate
     top_k: int
     renormalises: bool
     factor: float
+    shared: tuple[Product, Product] | None = None  # [2 I, H] and [H, I] of an expert that every row takes
 
-    def arguments(self, hidden: int) -> _C.ChainExperts:
-        num_experts = self.router.weight.shape[0]
-        return self.router.arguments(num_experts, hidden), self.top_k, self.renormalises, self.factor
+    def arguments(self, hidden: int, inner: int) -> _C.ChainExperts:
+        router = self.router.arguments(self.router.weight.shape[0], hidden)
+        up, down = _NO_PRODUCT, _NO_PRODUCT
+        if self.shared is not None:
+            up, down = self.shared[0].arguments(2 * inner, hidden), self.shared[1].arguments(hidden, inner)
+        return router, self.top_k, self.renormalises, self.factor, up, down
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +90,9 @@ def has_kernel(attended: int, hidden: int, inner: int, *, in_codes: bool = False
     return _C.cuda_can_chain(attended, hidden, inner, in_codes)
 
 
-def has_expert_kernel(attended: int, hidden: int, inner: int, num_experts: int, top_k: int) -> bool:
-    """The same for one row of a model with experts."""
-    return _C.cuda_can_chain_experts(attended, hidden, inner, num_experts, top_k)
+def has_expert_kernel(sizes: tuple[int, int, int], num_experts: int, top_k: int, *, has_shared: bool) -> bool:
+    """The same for one row of a model with experts, and perhaps one that every row takes."""
+    return _C.cuda_can_chain_experts(*sizes, num_experts, top_k, has_shared)
 
 
 def can_chain(attended: Tensor, down: Tensor) -> bool:
@@ -108,8 +113,8 @@ def run(attended: Tensor, residual: Tensor, tail: Tail, head: Head | None, scrat
         outputs = head.qkv.weight.shape[0]
         qkv = torch.empty(num_tokens, outputs, dtype=_BF16, device=residual.device)
         tap = tap_arguments(head.norm.tap, num_tokens, hidden, _BF16)
-        norm = (*_norm_arguments(head.norm, hidden), tap)
-        following = (norm, head.qkv.arguments(outputs, hidden), qkv.data_ptr())
+        weight, eps, offset = _norm_arguments(head.norm, hidden)
+        following = ((weight, eps, tap), offset, head.qkv.arguments(outputs, hidden), qkv.data_ptr())
     _C.cuda_skinny_chain(
         (cuda.address_of(attended, _BF16, num_tokens, depth), num_tokens, depth, _BF16_CODE),
         cuda.address_of(residual, _BF16, num_tokens, hidden),
@@ -119,7 +124,7 @@ def run(attended: Tensor, residual: Tensor, tail: Tail, head: Head | None, scrat
             tail.gate_up.arguments(2 * inner, hidden, *leading),
             ACTIVATION_CODES[tail.activation],
             tail.down.arguments(hidden, inner, *leading),
-            None if tail.choice is None else tail.choice.arguments(hidden),
+            None if tail.choice is None else tail.choice.arguments(hidden, inner),
         ),
         following,
         cuda.address_of(scratch, torch.uint8, _C.cuda_chain_scratch_bytes),
@@ -128,5 +133,5 @@ def run(attended: Tensor, residual: Tensor, tail: Tail, head: Head | None, scrat
     return qkv
 
 
-def _norm_arguments(norm: RowNorm, hidden: int) -> tuple[int, float]:
-    return cuda.address_of(norm.weight, _BF16, hidden), norm.eps
+def _norm_arguments(norm: RowNorm, hidden: int) -> tuple[int, float, float]:
+    return cuda.address_of(norm.weight, _BF16, hidden), norm.eps, norm.offset

@@ -38,6 +38,7 @@ class RowNorm:
     weight: Tensor
     eps: float
     tap: LayerTap | None = None
+    offset: float = 0.0  # of the weight, which a chain of a layer with experts can add; products cannot
 
 
 def is_fused(x: Tensor, weight: Tensor, *, normed: bool = False) -> bool:

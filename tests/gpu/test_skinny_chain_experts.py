@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 import pytest
 import torch
@@ -54,19 +55,29 @@ class Layer:
 
 
 def make_layer(
-    sizes: Sizes, *, activation: str = "silu", last: bool = False, renormalises: bool = True, factor: float = 1.0
+    sizes: Sizes,
+    *,
+    activation: str = "silu",
+    last: bool = False,
+    renormalises: bool = True,
+    factor: float = 1.0,
+    has_shared: bool = False,
+    offset: float = 0.0,
 ) -> Layer:
     hidden, inner, experts = sizes.hidden, sizes.inner, sizes.num_experts
-    router = randn(experts, hidden, dtype=BF16, seed=3, scale=3 * hidden**-0.5)
+    router = randn(experts + has_shared, hidden, dtype=BF16, seed=3, scale=3 * hidden**-0.5)
+    shared = (product(2 * inner, hidden, False, 15), product(hidden, inner, False, 17)) if has_shared else None
     tail = Tail(
         product(hidden, sizes.attended, False, 5),
-        RowNorm(randn(hidden, dtype=BF16, seed=7), 1e-5),
+        RowNorm(randn(hidden, dtype=BF16, seed=7), 1e-5, offset=offset),
         Product(randn(experts, 2 * inner, hidden, dtype=BF16, seed=8, scale=hidden**-0.5)),
         activation,
         Product(randn(experts, hidden, inner, dtype=BF16, seed=10, scale=inner**-0.5)),
-        Choice(Product(router), sizes.top_k, renormalises, factor),
+        Choice(Product(router), sizes.top_k, renormalises, factor, shared),
     )
-    head = Head(RowNorm(randn(hidden, dtype=BF16, seed=12), 1e-6), product(sizes.outputs, hidden, False, 13))
+    head = Head(
+        RowNorm(randn(hidden, dtype=BF16, seed=12), 1e-6, offset=offset), product(sizes.outputs, hidden, False, 13)
+    )
     return Layer(tail, None if last else head)
 
 
@@ -82,20 +93,27 @@ def reference(layer: Layer, attended: Tensor, residual: Tensor) -> Expected:
     tail, head, choice = layer.tail, layer.head, layer.tail.choice
     assert choice is not None
     residual = (residual.float() + apply(attended, tail.output)).to(BF16)
-    normed = reference_norm(residual, tail.norm.weight, tail.norm.eps).float()
+    normed = reference_norm(residual, tail.norm.weight.float() + tail.norm.offset, tail.norm.eps).float()
     logits = apply(normed, choice.router).to(BF16).float()[0]
+    gate, logits = (logits[-1:], logits[:-1]) if choice.shared is not None else (logits[:0], logits)
     order = logits.argsort(descending=True, stable=True)
     ids, others = order[: choice.top_k], order[choice.top_k :]
     counts = logits.softmax(0)[ids]
     counts = choice.factor * (counts / counts.sum() if choice.renormalises else counts)
     total = torch.zeros_like(residual, dtype=torch.float32)
-    for expert, weight in zip(ids.tolist(), counts.tolist(), strict=True):
-        gate, up = (normed @ tail.gate_up.weight[expert].float().T).chunk(2, dim=-1)
-        gated = F.silu(gate) * up if tail.activation == "silu" else F.gelu(gate) * up
-        total += weight * (gated @ tail.down.weight[expert].float().T)
+    taken = [(tail.gate_up.weight[i], tail.down.weight[i]) for i in ids.tolist()]
+    if choice.shared is not None:
+        taken.append((choice.shared[0].weight, choice.shared[1].weight))
+    for (up_weight, down_weight), weight in zip(taken, [*counts.tolist(), *gate.sigmoid().tolist()], strict=True):
+        gates, ups = (normed @ up_weight.float().T).chunk(2, dim=-1)
+        gated = F.silu(gates) * ups if tail.activation == "silu" else F.gelu(gates) * ups
+        total += weight * (gated @ down_weight.float().T)
     residual = (residual.float() + total).to(BF16)
     gap = float(logits[ids[-1]] - logits[others[0]]) if len(others) else 1.0
-    qkv = None if head is None else apply(reference_norm(residual, head.norm.weight, head.norm.eps), head.qkv)
+    qkv = None
+    if head is not None:
+        gain = head.norm.weight.float() + head.norm.offset
+        qkv = apply(reference_norm(residual, gain, head.norm.eps), head.qkv)
     return Expected(gap, residual, qkv)
 
 
@@ -111,9 +129,13 @@ def inputs(sizes: Sizes, layer: Layer) -> tuple[Tensor, Tensor, Expected]:
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("renormalises", [True, False])
-def test_chain(sizes: Sizes, renormalises: bool) -> None:
-    layer = make_layer(sizes, renormalises=renormalises, factor=1.0 if renormalises else 2.5)
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"renormalises": False, "factor": 2.5}, {"has_shared": True, "offset": 1.0}],
+    ids=["renormalised", "as they are", "with a shared one"],
+)
+def test_chain(sizes: Sizes, fields: dict[str, Any]) -> None:
+    layer = make_layer(sizes, **fields)
     attended, start, expected = inputs(sizes, layer)
     residual, check = guarded(1, sizes.hidden, dtype=BF16)
     residual.copy_(start)
@@ -134,7 +156,7 @@ def test_last_layer() -> None:
 def test_chains_in_a_graph() -> None:
     """Replay after replay the same, with another choice in every layer."""
     sizes = Sizes(1024, 1024, 512, 1024, 128, 8)
-    layers = [make_layer(sizes), make_layer(sizes, activation="gelu")]
+    layers = [make_layer(sizes, has_shared=True), make_layer(sizes, activation="gelu")]
     start, kept, _ = inputs(sizes, layers[0])
     residual, scratch = kept.clone(), make_scratch()
 
@@ -169,11 +191,12 @@ def test_nan_gives_nan() -> None:
 
 
 def test_what_cannot_be_chained() -> None:
-    assert _C.cuda_can_chain_experts(4096, 2048, 768, 128, 8)
-    assert not _C.cuda_can_chain_experts(4096, 2880, 2880, 32, 4)  # no multiples of 256
-    assert not _C.cuda_can_chain_experts(4096, 4096, 14336, 8, 2)  # an expert of more than a stage
-    assert not _C.cuda_can_chain_experts(4096, 2048, 768, 512, 8)
-    assert not _C.cuda_can_chain_experts(4096, 2048, 768, 8, 9)
+    assert _C.cuda_can_chain_experts(4096, 2048, 768, 128, 8, False)
+    assert _C.cuda_can_chain_experts(4096, 2048, 512, 256, 8, True)
+    assert not _C.cuda_can_chain_experts(4096, 2880, 2880, 32, 4, False)  # no multiples of 256
+    assert not _C.cuda_can_chain_experts(4096, 4096, 14336, 8, 2, False)  # an expert of more than a stage
+    assert not _C.cuda_can_chain_experts(4096, 2048, 768, 512, 8, False)
+    assert not _C.cuda_can_chain_experts(4096, 2048, 768, 8, 9, False)
     layer, sizes = make_layer(SIZES[0]), SIZES[0]
     attended, residual, _ = inputs(sizes, layer)
     with pytest.raises(_C.Error, match="one row"):

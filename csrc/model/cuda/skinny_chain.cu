@@ -214,8 +214,9 @@ __device__ __forceinline__ void read_weights(const Arguments& a, Fixed& fixed, u
     reader.read(fixed.views[0], a.weights[0]);
     reader.read(fixed.views[Order::kRouter], a.weights[Order::kRouter]);
     fixed.chosen.there.wait(0);
-    reader.read_experts(fixed.views[Order::kGate], a.weights[Order::kGate], fixed.chosen.ids);
-    reader.read_experts(fixed.views[Order::kDown], a.weights[Order::kDown], fixed.chosen.ids);
+    const int* ids = fixed.chosen.ids;
+    reader.read_experts(fixed.views[Order::kGate], a.weights[Order::kGate], a.shared[0], ids);
+    reader.read_experts(fixed.views[Order::kDown], a.weights[Order::kDown], a.shared[1], ids);
     if (a.num_phases > Order::kNext) reader.read(fixed.views[Order::kNext], a.weights[Order::kNext]);
   }
 }

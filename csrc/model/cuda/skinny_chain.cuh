@@ -74,7 +74,7 @@ struct Phase {
   int outputs;             // of a token, of all experts together
   int part;                // outputs of one expert
   int tiles_each, longer;  // the first `longer` CTAs have one tile more than the others
-  float eps;
+  float eps, offset;
   const void* gain;     // [K] bfloat16 of the norm of x, or null
   const void* bias;     // [N] bfloat16, or null
   const float* scales;  // [N], of codes
@@ -85,9 +85,10 @@ struct Phase {
 
 struct Arguments {
   CUtensorMap weights[kMostPhases];  // see weight_map
+  CUtensorMap shared[2];             // of the expert that every row takes: gate and up, down
   Phase phases[kMostPhases];
   int num_phases, num_tokens, num_experts, num_chosen, stages, in_flight, row_pitch, gain_bytes;
-  bool lets_next_in_early, renormalises;
+  bool lets_next_in_early, renormalises, has_shared;
   float factor;
   const Word* logits;  // [E / 2] in sectors: the router's
   const void* attended;
@@ -103,7 +104,7 @@ struct alignas(16) View {
   int outputs, part;
   Kind kind;
   int gain;  // whose gain in shared memory, -1: no norm
-  float eps;
+  float eps, offset;
   const BFloat16* bias;
   const float* scales;
   const Word* from;
@@ -123,6 +124,7 @@ struct alignas(16) View {
             phase.kind,
             phase.gain != nullptr ? gain : -1,
             phase.eps,
+            phase.offset,
             static_cast<const BFloat16*>(phase.bias),
             phase.scales,
             phase.from,
@@ -145,8 +147,8 @@ struct Ring {
 // The experts of the row.
 struct Chosen {
   int ids[kMostRanks];
-  float counts[kMostRanks];
-  PhaseBarrier there;  // ids are
+  float counts[kMostRanks + 1];  // the last of them is the shared one's
+  PhaseBarrier there;            // ids are
 };
 
 // Which product is which: with experts the router is one more.

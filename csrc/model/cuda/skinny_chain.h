@@ -28,14 +28,18 @@ struct ChainProduct {
 struct ChainNorm {
   const void* weight;  // [H] bfloat16, aligned to 16 bytes
   float eps;
+  float offset;  // is added to the weight, in float32; other than 0 with experts alone
 };
 
 // Experts in place of a feed-forward layer: gate_up is [E, 2 I, H] then, down [E, H, I], without biases.
 struct ChainExperts {
-  ChainProduct router;  // [E, H]; weight null: there are no experts
+  ChainProduct router;  // [E, H]; weight null: there are no experts. With a shared one [E + 1, H]
   int64_t num_chosen;   // K, best first by the softmax of the router's logits
   bool renormalises;    // what they count is divided by its sum
   float factor;         // of what they count, at last
+  // One that every row takes, of the size of the others; it counts the sigmoid of the router's last output.
+  ChainProduct shared_up;    // [2 I, H]; weight null: there is none
+  ChainProduct shared_down;  // [H, I]
 };
 
 struct SkinnyChainParams {
@@ -61,7 +65,7 @@ bool can_chain(int64_t attended, int64_t hidden, int64_t inner, bool in_codes);
 
 // The same of one row and experts of this inner size.
 bool can_chain_experts(int64_t attended, int64_t hidden, int64_t inner, int64_t num_experts,
-                       int64_t num_chosen);
+                       int64_t num_chosen, bool has_shared);
 
 // A row's result depends on the row alone. REQUIRES: 1 <= T <= kMostChainedRows; can_chain; all
 // weights are in numbers, or all are in codes; with experts T = 1, can_chain_experts, and no codes.

@@ -47,6 +47,10 @@ Depth depth_of(const Arguments& a) {
           wish.lets_next_in_early};
 }
 
+int64_t num_routed(const ChainExperts& experts) {
+  return experts.router.out_features - (experts.shared_up.weight != nullptr ? 1 : 0);
+}
+
 // The kernel's view of the params, put together product by product.
 class Builder {
  public:
@@ -80,9 +84,12 @@ class Builder {
   // Of the chosen experts: gate and up give the outputs of all of them, down takes these.
   Phase& add_of_experts(const ChainProduct& product, Kind kind) {
     const bool gated = kind == Kind::kGate;
-    const int ranks = static_cast<int>(experts_.num_chosen);
-    a.weights[a.num_phases] = expert_weight_map(product.weight, experts_.router.out_features,
-                                                product.out_features, product.in_features, gated);
+    const ChainProduct& shared = gated ? experts_.shared_up : experts_.shared_down;
+    const int ranks = static_cast<int>(experts_.num_chosen) + (shared.weight != nullptr ? 1 : 0);
+    a.weights[a.num_phases] = expert_weight_map(product.weight, num_routed(experts_), product.out_features,
+                                                product.in_features, gated);
+    if (shared.weight != nullptr)
+      a.shared[gated ? 0 : 1] = weight_map(shared.weight, shared.out_features, shared.in_features, gated);
     const int units = static_cast<int>(product.in_features / kUnit);
     const int outputs = static_cast<int>(product.out_features / (gated ? 2 : 1));
     return add_phase({.kind = kind,
@@ -113,6 +120,7 @@ void norm_from(Phase& phase, const ChainNorm& norm, const Word* from) {
   phase.from = from;
   phase.gain = norm.weight;
   phase.eps = norm.eps;
+  phase.offset = norm.offset;
 }
 
 void add_feed_forward(Builder& builder, const SkinnyChainParams& p, const Word* from) {
@@ -122,7 +130,8 @@ void add_feed_forward(Builder& builder, const SkinnyChainParams& p, const Word* 
     Phase& router = builder.add(p.experts.router, Kind::kStore);
     norm_from(router, p.mlp_norm, from);
     a.logits = router.to = builder.rows_of_words(router.outputs);
-    a.num_experts = router.outputs;
+    a.num_experts = static_cast<int>(num_routed(p.experts));
+    a.has_shared = p.experts.shared_up.weight != nullptr;
     a.num_chosen = static_cast<int>(p.experts.num_chosen);
     a.renormalises = p.experts.renormalises;
     a.factor = p.experts.factor;
@@ -170,14 +179,23 @@ void check_params(const SkinnyChainParams& p) {
   const ChainExperts& experts = p.experts;
   const int64_t attended = p.output.in_features, hidden = p.output.out_features, inner = p.down.in_features;
   if (experts.router.weight != nullptr) {
+    const bool has_shared = experts.shared_up.weight != nullptr;
     check(p.num_tokens == 1 && p.output.scales == nullptr,
           "skinny_chain: experts are chained for one row, in numbers");
-    check(can_chain_experts(attended, hidden, inner, experts.router.out_features, experts.num_chosen) &&
-              experts.router.in_features == hidden && p.gate_up.bias == nullptr && p.down.bias == nullptr,
+    check(can_chain_experts(attended, hidden, inner, num_routed(experts), experts.num_chosen, has_shared),
           "skinny_chain: experts");
+    check(experts.router.in_features == hidden && p.gate_up.bias == nullptr && p.down.bias == nullptr &&
+              experts.shared_up.bias == nullptr && experts.shared_down.bias == nullptr,
+          "skinny_chain: a router that does not fit, or experts with biases");
+    check(!has_shared ||
+              (experts.shared_up.in_features == hidden && experts.shared_up.out_features == 2 * inner &&
+               experts.shared_down.in_features == inner && experts.shared_down.out_features == hidden &&
+               experts.shared_down.weight != nullptr),
+          "skinny_chain: a shared expert of another size");
   } else {
     check(p.num_tokens >= 1 && p.num_tokens <= kMostChainedRows, "skinny_chain: 1 to 4 rows");
     check(can_chain(attended, hidden, inner, p.output.scales != nullptr), "skinny_chain: sizes");
+    check(p.mlp_norm.offset == 0 && p.next_norm.offset == 0, "skinny_chain: offsets of norms");
   }
   for (const ChainProduct* product : {&experts.router, &p.gate_up, &p.down, &p.next_qkv})
     check(product->weight == nullptr || (product->scales == nullptr) == (p.output.scales == nullptr),
@@ -188,7 +206,8 @@ void check_params(const SkinnyChainParams& p) {
         "skinny_chain: products that do not fit each other");
   for (const void* pointer :
        {p.attended, p.output.weight, p.gate_up.weight, p.down.weight, p.next_qkv.weight, p.mlp_norm.weight,
-        p.next_norm.weight, experts.router.weight, static_cast<const void*>(p.scratch)})
+        p.next_norm.weight, experts.router.weight, experts.shared_up.weight, experts.shared_down.weight,
+        static_cast<const void*>(p.scratch)})
     check(is_aligned(pointer, 16), "skinny_chain: rows and weights are aligned to 16 bytes");
   check(in_range(p.tap) && !p.tap.store_output, "skinny_chain: tap");
 }
@@ -221,12 +240,13 @@ bool can_chain(int64_t attended, int64_t hidden, int64_t inner, bool in_codes) {
 }
 
 bool can_chain_experts(int64_t attended, int64_t hidden, int64_t inner, int64_t num_experts,
-                       int64_t num_chosen) {
+                       int64_t num_chosen, bool has_shared) {
   using namespace chain;
   if (num_chosen < 1 || num_chosen > std::min<int64_t>(kMostRanks, num_experts)) return false;
   if (num_experts > kMostRouted || num_experts % 4 != 0 || inner > kStageDepth) return false;
-  return has_room({attended, hidden, inner}, {hidden, num_experts, num_chosen * inner, hidden},
-                  std::max({attended, hidden, num_chosen * kStageDepth}), hidden, 1, false);
+  const int64_t ranks = num_chosen + (has_shared ? 1 : 0), logits = num_experts + (has_shared ? 1 : 0);
+  return has_room({attended, hidden, inner}, {hidden, logits, ranks * inner, hidden},
+                  std::max({attended, hidden, ranks * kStageDepth}), hidden, 1, false);
 }
 
 void skinny_chain(const SkinnyChainParams& p, Stream stream) {

@@ -6,67 +6,107 @@
 #include "device/reductions.cuh"
 #include "model/cuda/skinny_chain.cuh"
 #include "model/cuda/skinny_chain_rows.cuh"
-#include "ops/cuda/expert_draw.cuh"
 
 namespace bequest::cuda::chain {
 
 inline constexpr int kQuad = 4;  // experts that follow each other lie in a lane: two words
+inline constexpr uint32_t kNobody = 0;
+
+// The bits of a bfloat16 logit in the upper half, so that larger keys are better; NaN is the worst. In the
+// lower half is who it is of: of equal ones the smaller expert is better, and no two keys are equal.
+__device__ __forceinline__ uint32_t key_of_logit(uint32_t bits, int expert) {
+  const uint32_t ordered = bits & 0x8000u ? ~bits & 0xffffu : bits | 0x8000u;
+  const bool is_nan = (bits & 0x7fffu) > 0x7f80u;
+  return (is_nan ? 0u : ordered << 16) | (0xffffu - static_cast<uint32_t>(expert));
+}
+__device__ __forceinline__ int expert_of_key(uint32_t key) {
+  return static_cast<int>(0xffffu - (key & 0xffffu));
+}
+__device__ __forceinline__ float logit_of_key(uint32_t key) {
+  const uint32_t ordered = key >> 16;
+  return __uint_as_float((ordered & 0x8000u ? ordered & 0x7fffu : ~ordered & 0xffffu) << 16);
+}
 
 // The router's logits, when they are there: lane l has those of experts 4 l to 4 l + 3, and of 128 further
-// on. -inf where there is none.
+// on.
 template <int kPerLane>
-__device__ __forceinline__ void load_logits(const Arguments& a, uint32_t launch, int lane,
-                                            float (&x)[kPerLane]) {
+__device__ __forceinline__ void load_keys(const Arguments& a, uint32_t launch, int lane,
+                                          uint32_t (&keys)[kPerLane]) {
 #pragma unroll
   for (int i = 0; i < kPerLane; i += kQuad) {
     const int first = i * kWarp + lane * kQuad;
     const uint8_t* at = reinterpret_cast<const uint8_t*>(a.logits) + place_of_word(first / 2);
-    uint4 words = make_uint4(0xff80ff80u, launch, 0xff80ff80u, launch);  // -inf
+    uint4 words = make_uint4(0, 0, 0, 0);
     Patience patience;
     while (first < a.num_experts) {
       words = load_words(at);
       if (words.y == launch && words.w == launch) break;
       patience.spend();
     }
-    x[i] = __uint_as_float(words.x << 16);
-    x[i + 1] = __uint_as_float(words.x & 0xffff0000u);
-    x[i + 2] = __uint_as_float(words.z << 16);
-    x[i + 3] = __uint_as_float(words.z & 0xffff0000u);
+    const uint32_t bits[kQuad] = {words.x & 0xffffu, words.x >> 16, words.z & 0xffffu, words.z >> 16};
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j)
+      keys[i + j] = first < a.num_experts ? key_of_logit(bits[j], first + j) : kNobody;
+  }
+}
+
+// The best of the warp's keys, which is taken out.
+template <int kPerLane>
+__device__ __forceinline__ uint32_t draw_best(uint32_t (&keys)[kPerLane]) {
+  uint32_t best = keys[0];
+#pragma unroll
+  for (int i = 1; i < kPerLane; ++i) best = max(best, keys[i]);
+  best = __reduce_max_sync(kAllLanes, best);
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i)
+    if (keys[i] == best) keys[i] = kNobody;
+  return best;
+}
+
+// The sum of all e^(logit - top).
+template <int kPerLane>
+__device__ __forceinline__ float total_of(const uint32_t (&keys)[kPerLane], float top) {
+  float total = 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) total += keys[i] != kNobody ? __expf(logit_of_key(keys[i]) - top) : 0.0f;
+  return warp_sum(total);
+}
+
+// What the expert of every row counts.
+__device__ __forceinline__ float count_of_shared(const Arguments& a, uint32_t launch) {
+  const uint8_t* at = reinterpret_cast<const uint8_t*>(a.logits) + place_of_word(a.num_experts / 2);
+  uint4 words;
+  Patience patience;
+  for (;;) {
+    words = load_words(at);
+    if (words.y == launch) return 1.0f / (1.0f + __expf(-__uint_as_float(words.x << 16)));
+    patience.spend();
   }
 }
 
 // By one warp. As expert_route.cu chooses, by a softmax without bias or groups.
 template <int kPerLane>
 __device__ __forceinline__ void choose(const Arguments& a, LaunchNumber number, int lane, Chosen& chosen) {
-  const auto expert_of = [lane](int i) { return i / kQuad * (kQuad * kWarp) + lane * kQuad + i % kQuad; };
-  float x[kPerLane];
-  load_logits<kPerLane>(a, number.get(), lane, x);
-  float top = x[0];
-#pragma unroll
-  for (int i = 1; i < kPerLane; ++i) top = fmaxf(top, x[i]);
-  top = warp_max(top);
-  float total = 0;
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    x[i] = expert_of(i) < a.num_experts ? __expf(x[i] - top) : 0.0f;
-    total += x[i];
-  }
-  total = warp_sum(total);
   uint32_t keys[kPerLane];
+  load_keys<kPerLane>(a, number.get(), lane, keys);
+  uint32_t all[kPerLane];
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) keys[i] = expert_of(i) < a.num_experts ? key_of(x[i] / total) : kNoScore;
-  Drawn mine{};
+  for (int i = 0; i < kPerLane; ++i) all[i] = keys[i];
+  const uint32_t first = draw_best(keys);
+  uint32_t mine = first;
 #pragma unroll 1
-  for (int rank = 0; rank < a.num_chosen; ++rank) {
-    const Drawn best = draw_best(keys, expert_of);
+  for (int rank = 1; rank < a.num_chosen; ++rank) {
+    const uint32_t best = draw_best(keys);
     if (lane == rank) mine = best;
   }
-  float count = lane < a.num_chosen ? score_of(mine.key) : 0.0f;
-  if (a.renormalises) count /= warp_sum(count) + 1e-20f;
+  const float top = logit_of_key(first);
+  float count = lane < a.num_chosen ? __expf(logit_of_key(mine) - top) : 0.0f;
+  count /= a.renormalises ? warp_sum(count) : total_of(all, top);
   if (lane < a.num_chosen) {
-    chosen.ids[lane] = mine.place;
+    chosen.ids[lane] = expert_of_key(mine);
     chosen.counts[lane] = count * a.factor;
   }
+  if (a.has_shared && lane == 0) chosen.counts[a.num_chosen] = count_of_shared(a, number.get());
   __syncwarp();
   if (lane == 0) chosen.there.arrive();
 }

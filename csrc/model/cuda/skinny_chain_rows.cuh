@@ -10,6 +10,15 @@
 
 namespace bequest::cuda::chain {
 
+// x · (gain + offset) of two values, their squares added to `square`.
+__device__ __forceinline__ uint32_t offset_weighted(uint32_t x, uint32_t gain, float& square, float offset) {
+  const float low = __uint_as_float(x << 16), high = __uint_as_float(x & 0xffff0000u);
+  square += low * low;
+  square += high * high;
+  return pack(low * (__uint_as_float(gain << 16) + offset),
+              high * (__uint_as_float(gain & 0xffff0000u) + offset));
+}
+
 // Two words, each in one access.
 __device__ __forceinline__ uint4 load_words(const uint8_t* p) {
   uint64_t words[2];
@@ -134,11 +143,14 @@ class RowStager {
         for (int t = 0; t < T; ++t) {
           const uint32_t first = words[b][t].x, second = words[b][t].z;
           uint2 values;
-          if (gain >= 0)
+          if (gain < 0)
+            values = make_uint2(entering<kCodes>(first), entering<kCodes>(second));
+          else if constexpr (kHasExperts)
+            values = make_uint2(offset_weighted(first, factor.x, squares[t], view.offset),
+                                offset_weighted(second, factor.y, squares[t], view.offset));
+          else
             values = make_uint2(entering<kCodes>(first, factor.x, squares[t]),
                                 entering<kCodes>(second, factor.y, squares[t]));
-          else
-            values = make_uint2(entering<kCodes>(first), entering<kCodes>(second));
           auto* at = reinterpret_cast<uint32_t*>(to + t * a_.row_pitch + b * kSteps * kSliceBytes);
           at[0] = values.x;
           at[2] = values.y;

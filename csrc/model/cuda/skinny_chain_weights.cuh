@@ -29,7 +29,9 @@ class Reader {
   }
 
   // Of the chosen experts' matrices: a tile of gate and up is one expert's, one of down has a stage of each.
-  __device__ void read_experts(const View& view, const CUtensorMap& map, const int* ids) {
+  // The shared one comes behind them.
+  __device__ void read_experts(const View& view, const CUtensorMap& map, const CUtensorMap& shared,
+                               const int* ids) {
     const bool gated = view.kind == Kind::kGate;
     const int tiles = gated ? view.part / (kTile / 2) : 0;  // of an expert
 #pragma unroll 1
@@ -38,9 +40,12 @@ class Reader {
       const int row = gated ? (tile - rank * tiles) * (kTile / 2) : tile * kTile;
 #pragma unroll 1
       for (int chunk = 0; chunk < view.chunks; ++chunk) {
+        const int line = gated ? chunk * kStageLines : 0, which = gated ? rank : chunk;
         make_room();
-        copy_expert_stage(map, place(), ring_.full[at_.index], {row, gated ? chunk * kStageLines : 0},
-                          ids[gated ? rank : chunk], policy_);
+        if (which < a_.num_chosen)
+          copy_expert_stage(map, place(), ring_.full[at_.index], {row, line}, ids[which], policy_);
+        else
+          copy_stage(shared, place(), ring_.full[at_.index], row, line, policy_);
         advance();
       }
     }

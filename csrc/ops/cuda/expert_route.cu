@@ -8,13 +8,22 @@
 #include "device/launch.cuh"
 #include "device/reductions.cuh"
 #include "device/vectors.cuh"
-#include "ops/cuda/expert_draw.cuh"
 #include "ops/cuda/expert_sort.cuh"
 
 namespace bequest::cuda {
 namespace {
 
 constexpr int kWarpsApart = 8;  // of a CTA that does not sort
+constexpr uint32_t kNone = 0;   // below the key of every score
+
+// Larger for better scores; NaN is -inf.
+__device__ __forceinline__ uint32_t key_of(float score) {
+  const uint32_t bits = __float_as_uint(score != score ? -INFINITY : score);
+  return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float score_of(uint32_t key) {
+  return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
+}
 
 // What makes scores of a token's logits.
 struct Scorer {
@@ -26,11 +35,23 @@ struct Scorer {
   }
 };
 
-// Of keys of places l, l + 32, ... in lane l.
+// The largest key of the warp's lanes is taken out: its place, the smallest of equal ones. Lane l has the
+// keys of places l, l + 32, ...
 template <int kPerLane>
-__device__ __forceinline__ int draw_place(uint32_t (&keys)[kPerLane]) {
+__device__ __forceinline__ int draw_best(uint32_t (&keys)[kPerLane]) {
   const int lane = threadIdx.x % kWarp;
-  return draw_best(keys, [lane](int i) { return i * kWarp + lane; }).place;
+  uint32_t best = kNone;
+  int place = 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i)
+    if (keys[i] > best) best = keys[i], place = i * kWarp + lane;
+  const uint32_t top = __reduce_max_sync(kAllLanes, best);
+  const auto winner = static_cast<int>(
+      __reduce_min_sync(kAllLanes, best == top ? static_cast<unsigned>(place) : 0xffffffffu));
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i)
+    if (i * kWarp + lane == winner) keys[i] = kNone;
+  return winner;
 }
 
 // Experts outside the best groups become worse than all others. `ranked`: of the warp, [E].
@@ -49,9 +70,9 @@ __device__ __forceinline__ void keep_groups(uint32_t (&keys)[kPerLane], const Ro
     best = fmaxf(best, score);
   }
   uint32_t groups[1] = {lane < p.routing.num_groups ? key_of(p.routing.group_best == 2 ? best + second : best)
-                                                    : kNoScore};
+                                                    : kNone};
   uint32_t kept = 0;
-  for (int i = 0; i < p.routing.top_groups; ++i) kept |= 1u << draw_place(groups);
+  for (int i = 0; i < p.routing.top_groups; ++i) kept |= 1u << draw_best(groups);
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int expert = i * kWarp + lane;
@@ -90,12 +111,12 @@ __device__ __forceinline__ int route_row(const RouteParams& p, int64_t row, floa
     const int expert = i * kWarp + lane;
     float score = scorer(x[i]);
     if (p.routing.bias != nullptr && expert < num_experts) score += __ldg(p.routing.bias + expert);
-    keys[i] = expert < num_experts ? key_of(score) : kNoScore;
+    keys[i] = expert < num_experts ? key_of(score) : kNone;
   }
   if (p.routing.num_groups > 1) keep_groups(keys, p, ranked);
   int mine = 0;
   for (int k = 0; k < num_chosen; ++k) {
-    const int expert = draw_place(keys);
+    const int expert = draw_best(keys);
     if (lane == k) mine = expert;
   }
   const bool has_one = lane < num_chosen;

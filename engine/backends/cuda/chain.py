@@ -14,9 +14,9 @@ from bequest.engine.backends.cuda.weights import DenseWeight, row_norm
 from bequest.engine.kernels import cuda_chain
 from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.ops import Ops
-from bequest.engine.layers.parts import Heads, Norm
+from bequest.engine.layers.parts import Norm
 from bequest.engine.layers.plain import PlainProgram
-from bequest.engine.layers.spec import Attention, Experts, FeedForward, LayerSpec, Sublayer
+from bequest.engine.layers.spec import Attention, DeltaNet, Experts, FeedForward, LayerSpec, Sublayer
 from bequest.engine.layers.start import StartRows
 from bequest.engine.layers.step import LayerStep
 from bequest.engine.layers.stream import Stream
@@ -36,22 +36,18 @@ class ChainCompiler:
         formats = {weight.format for weight in layer.weights}
         if len(formats) > 1 or not all(_is_chained(weight) for weight in layer.weights):
             return f"weights in {', '.join(sorted(formats))}"
-        match layer.sublayers:
-            case (Sublayer(mixer=Attention(gate=Weight())), *_):
-                return "an attention with a gate"
-            case (Sublayer(mixer=Attention(output=output)), Sublayer(mixer=FeedForward(gated=True, down=down))):
-                has_kernel = _has_kernel(output, down)
-            case (Sublayer(mixer=Attention(output=output)), Sublayer(mixer=Experts() as experts)):
-                if (refusal := _refusal_of_experts(experts)) is not None:
-                    return refusal
-                has_kernel = _has_expert_kernel(output, experts)
+        match [sublayer.mixer for sublayer in layer.sublayers]:
+            case [Attention(gate=None) as mixer, FeedForward(gated=True) as feed_forward]:
+                refusal = _refusal_of_dense(layer, mixer, feed_forward)
+            case [Attention() | DeltaNet() as mixer, Experts() as experts]:
+                refusal = _refusal_of_gate(mixer) or _refusal_of_experts(mixer, experts)
             case _:
-                return "not an attention and a gated feed-forward layer or experts"
+                return "neither an attention and a gated feed-forward layer, nor experts"
         if not all(_is_chained_norm(sublayer) for sublayer in layer.sublayers):
             return "norms other than root-mean-square ones before each sublayer"
         if any(sublayer.factor != 1.0 for sublayer in layer.sublayers):
             return "what it adds has a factor"
-        return None if has_kernel else "no kernel for these sizes"
+        return refusal
 
     def compile(self, layers: Sequence[LayerSpec], *, ends: bool) -> ChainProgram:
         return ChainProgram(
@@ -63,19 +59,39 @@ def _is_chained(weight: Weight) -> bool:
     return type(weight) is DenseWeight and weight.matrix.dtype is not torch.float32
 
 
-def _has_kernel(output: Weight, down: Weight) -> bool:
+def _refusal_of_dense(layer: LayerSpec, mixer: Attention, feed_forward: FeedForward) -> str | None:
+    if any(sublayer.before is not None and sublayer.before.offset for sublayer in layer.sublayers):
+        return "norms whose weights have an offset"
+    down = feed_forward.down
     in_codes = isinstance(down, DenseWeight) and down.scales is not None
-    return cuda_chain.has_kernel(output.in_features, down.out_features, down.in_features, in_codes=in_codes)
+    sizes = (mixer.output.in_features, down.out_features, down.in_features)
+    if not cuda_chain.has_kernel(*sizes, in_codes=in_codes):
+        return "no kernel for these sizes"
+    return None
 
 
-def _refusal_of_experts(experts: Experts) -> str | None:
-    routing = experts.routing
-    if experts.shared is not None:
-        return "an expert that all tokens take"
+def _refusal_of_gate(mixer: Attention | DeltaNet) -> str | None:
+    """Its rows and those of queries, keys and values are made by one product."""
+    if isinstance(mixer, DeltaNet) or mixer.gate is None:
+        return None
+    weights = (mixer.gate, mixer.qkv)
+    biased = any(isinstance(weight, DenseWeight) and weight.bias is not None for weight in weights)
+    return "an attention with a gate and biases" if biased else None
+
+
+def _refusal_of_experts(mixer: Attention | DeltaNet, experts: Experts) -> str | None:
+    routing, shared, down = experts.routing, experts.shared, experts.down
+    if isinstance(mixer.output, DenseWeight) and mixer.output.scales is not None:
+        return "experts beside weights in codes"
     if routing.scoring != "softmax" or routing.bias is not None or routing.num_groups > 1:
         return "a choice of experts other than by a softmax"
-    if not _is_bfloat16_of_experts(experts.up) or not _is_bfloat16_of_experts(experts.down):
+    if not _is_bfloat16_of_experts(experts.up) or not _is_bfloat16_of_experts(down):
         return "experts that have biases or are not in bfloat16"
+    if shared is not None and not _is_like_the_others(experts, shared):
+        return "an expert that all tokens take and that is not as the others are"
+    sizes = (mixer.output.in_features, down.out_features, down.in_features)
+    if not cuda_chain.has_expert_kernel(sizes, down.num_experts, routing.top_k, has_shared=shared is not None):
+        return "no kernel for these sizes"
     return None
 
 
@@ -85,16 +101,17 @@ def _is_bfloat16_of_experts(weights: ExpertWeights) -> bool:
     return weights.matrices.weight.dtype is torch.bfloat16 and weights.matrices.bias is None
 
 
-def _has_expert_kernel(output: Weight, experts: Experts) -> bool:
-    down = experts.down
-    sizes = (output.in_features, down.out_features, down.in_features)
-    return cuda_chain.has_expert_kernel(*sizes, down.num_experts, experts.routing.top_k)
+def _is_like_the_others(experts: Experts, shared: FeedForward) -> bool:
+    gate = experts.shared_gate
+    if gate is None or not shared.gated or shared.activation != experts.activation:
+        return False
+    weights = [weight for weight in (experts.router, gate, shared.up, shared.down) if isinstance(weight, DenseWeight)]
+    return shared.down.in_features == experts.down.in_features and all(weight.bias is None for weight in weights)
 
 
 def _is_chained_norm(sublayer: Sublayer) -> bool:
     norm = sublayer.before
-    is_plain = norm is not None and norm.bias is None and norm.offset == 0.0
-    return is_plain and sublayer.behind is None and sublayer.after is None
+    return norm is not None and norm.bias is None and sublayer.behind is None and sublayer.after is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +119,23 @@ class Link:
     """A layer as the chain takes it."""
 
     index: int
-    attention_norm: Norm
-    qkv: DenseWeight
-    heads: Heads
+    norm: Norm
+    rows: DenseWeight  # what the mixer begins with
+    mixer: Attention | DeltaNet
     tail: cuda_chain.Tail
 
     def project(self, stream: Stream, step: LayerStep) -> Tensor:
-        """Queries, keys and values, by a product of their own."""
-        return self.qkv.normed(stream, self.attention_norm, step.tap_of_state(self.index))
+        """What the mixer begins with, by a product of its own."""
+        return self.rows.normed(stream, self.norm, step.tap_of_state(self.index))
+
+    def mixed(self, rows: Tensor, ops: Ops, step: LayerStep) -> Tensor:
+        """[T, A]"""
+        if isinstance(self.mixer, DeltaNet):
+            return ops.delta_net(rows, self.mixer.rule, step)
+        if self.mixer.gate is None:
+            return ops.attend(rows, self.mixer.heads, step)
+        size = self.mixer.gate.out_features  # one row: its parts follow each other
+        return ops.sigmoid_gate(ops.attend(rows[:, size:], self.mixer.heads, step), rows[:, :size])
 
 
 class ChainProgram:
@@ -135,30 +161,52 @@ class ChainProgram:
             self._run_chained(stream, step)
 
     def _run_chained(self, stream: Stream, step: LayerStep) -> None:
-        qkv = self._links[0].project(stream, step)
+        rows = self._links[0].project(stream, step)
         residual = stream.state()
         for link, following in pairwise([*self._links, None]):
             assert link is not None
-            gathered = stream.ops.attend(qkv, link.heads, step)
-            projected = cuda_chain.run(gathered, residual, link.tail, _head(link, following, step), self._scratch)
+            mixed = link.mixed(rows, stream.ops, step)
+            projected = cuda_chain.run(mixed, residual, link.tail, _head(link, following, step), self._scratch)
             if following is not None:
-                qkv = following.project(stream, step) if projected is None else projected
+                rows = following.project(stream, step) if projected is None else projected
 
 
 def _head(link: Link, following: Link | None, step: LayerStep) -> cuda_chain.Head | None:
     """What a chain goes on to: the projection of the next layer, if that is in the same format."""
-    if following is None or following.qkv.format != link.qkv.format:
+    if following is None or following.rows.format != link.rows.format:
         return None
-    norm = row_norm(following.attention_norm, step.tap_of_state(following.index))
-    return cuda_chain.Head(norm, _product(following.qkv))
+    norm = row_norm(following.norm, step.tap_of_state(following.index))
+    return cuda_chain.Head(norm, _product(following.rows))
 
 
 def _linked(layer: LayerSpec) -> Link:
-    attention, mlp = (sublayer.mixer for sublayer in layer.sublayers)
+    mixer, mlp = (sublayer.mixer for sublayer in layer.sublayers)
     norms = [sublayer.before for sublayer in layer.sublayers]
-    assert isinstance(attention, Attention) and isinstance(mlp, FeedForward | Experts)
-    assert norms[0] is not None and norms[1] is not None and isinstance(attention.qkv, DenseWeight)
-    return Link(layer.index, norms[0], attention.qkv, attention.heads, _tail(attention.output, norms[1], mlp))
+    assert isinstance(mixer, Attention | DeltaNet) and isinstance(mlp, FeedForward | Experts)
+    assert norms[0] is not None and norms[1] is not None
+    return Link(layer.index, norms[0], _first_rows(mixer), mixer, _tail(mixer.output, norms[1], mlp))
+
+
+def _first_rows(mixer: Attention | DeltaNet) -> DenseWeight:
+    if isinstance(mixer, DeltaNet):
+        weights: list[Weight] = [mixer.rows]
+    else:
+        weights = [mixer.qkv] if mixer.gate is None else [mixer.gate, mixer.qkv]
+    return _joined(weights)
+
+
+def _joined(weights: Sequence[Weight]) -> DenseWeight:
+    """One matrix of all rows, of which the given weights become parts: it takes no memory of its own."""
+    parts = [weight for weight in weights if isinstance(weight, DenseWeight)]
+    assert len(parts) == len(weights)
+    if len(parts) == 1:
+        return parts[0]
+    whole = DenseWeight(torch.cat([part.matrix for part in parts]), None, parts[0].ops)
+    begin = 0
+    for part in parts:
+        end = begin + part.out_features
+        part.matrix, begin = whole.matrix[begin:end], end
+    return whole
 
 
 def _tail(output: Weight, norm: Norm, mlp: FeedForward | Experts) -> cuda_chain.Tail:
@@ -166,9 +214,16 @@ def _tail(output: Weight, norm: Norm, mlp: FeedForward | Experts) -> cuda_chain.
         up, down, choice = _product(mlp.up), _product(mlp.down), None
     else:
         up, down = _expert_product(mlp.up), _expert_product(mlp.down)
-        routing = mlp.routing
-        choice = cuda_chain.Choice(_product(mlp.router), routing.top_k, routing.renormalises, routing.factor)
+        choice = _choice(mlp)
     return cuda_chain.Tail(_product(output), row_norm(norm), up, mlp.activation, down, choice)
+
+
+def _choice(experts: Experts) -> cuda_chain.Choice:
+    routing, router, shared = experts.routing, experts.router, None
+    if experts.shared is not None and experts.shared_gate is not None:
+        router = _joined([router, experts.shared_gate])
+        shared = (_product(experts.shared.up), _product(experts.shared.down))
+    return cuda_chain.Choice(_product(router), routing.top_k, routing.renormalises, routing.factor, shared)
 
 
 def _expert_product(weights: ExpertWeights) -> cuda_chain.Product:

@@ -77,4 +77,4 @@ class DenseWeight(Weight):
 
 
 def row_norm(norm: Norm, tap: LayerTap | None = None) -> cuda_linear.RowNorm:
-    return cuda_linear.RowNorm(norm.weight, norm.eps, tap)
+    return cuda_linear.RowNorm(norm.weight, norm.eps, tap, norm.offset)
