@@ -123,6 +123,7 @@ EXPERTS = {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40,
 }
+WIDE_EXPERTS = {"hidden_size": 256, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
 BIASES = {"attention_bias": True, "mlp_bias": True}
 
 # name → (model class, its configuration)
@@ -341,6 +342,24 @@ TINY_MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     # Wide enough for the products that a GPU chains.
     "qwen2-wide": (Qwen2ForCausalLM, Qwen2Config(**SHAPE | {"hidden_size": 256, "intermediate_size": 512})),
     "llama-wide": (LlamaForCausalLM, LlamaConfig(**SHAPE | {"hidden_size": 512, "intermediate_size": 512})),
+    "qwen3-moe-wide": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig(**SHAPE | WIDE_EXPERTS, head_dim=64, norm_topk_prob=True),
+    ),
+    "qwen3.5-moe-wide": (
+        Qwen3_5MoeForCausalLM,
+        Qwen3_5MoeTextConfig(
+            **SHAPE | WIDE_EXPERTS,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+            linear_num_key_heads=1,
+            linear_num_value_heads=2,
+            linear_key_head_dim=128,
+            linear_value_head_dim=128,
+            shared_expert_intermediate_size=256,
+            head_dim=64,
+            pad_token_id=1,
+        ),
+    ),
 }
 
 

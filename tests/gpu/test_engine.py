@@ -80,6 +80,8 @@ def test_float32_equals_transformers(name: str, chunk: int, tiny_model: Callable
         "gemma3",
         "cohere2",
         "qwen3.5-wide",
+        "qwen3-moe-wide",
+        "qwen3.5-moe-wide",
     ],
 )
 def test_bfloat16_differs_only_where_two_logits_are_near(name: str, tiny_model: Callable[[str], Path]) -> None:
@@ -99,7 +101,9 @@ def test_bfloat16_differs_only_where_two_logits_are_near(name: str, tiny_model: 
     assert equal >= len(asked) // 2
 
 
-@pytest.mark.parametrize("name", ["llama-head-64", "qwen3-head-128", "qwen2-wide"])
+@pytest.mark.parametrize(
+    "name", ["llama-head-64", "qwen3-head-128", "qwen2-wide", "qwen3-moe-wide", "qwen3.5-moe-wide"]
+)
 def test_graphs_and_eager_steps_sample_alike(name: str, tiny_model: Callable[[str], Path]) -> None:
     """A step that fits its graph exactly runs the same kernels on the same shapes: equal to the bit."""
     params = SamplingParams(max_tokens=24, temperature=0.8, top_p=0.9, top_k=40, seed=3, ignore_eos=True, logprobs=2)
