@@ -66,6 +66,7 @@ ToolCallParser = Literal[
 ]
 
 
+REPLICA_TAG = r"[a-z0-9]{1,16}"
 ADAPTER_NAME = r"[\x21-\x3c\x3e-\x7e]{1,128}"  # printable ASCII but for "="
 
 
@@ -374,6 +375,11 @@ class ServerConfig:
     reasoning_parser: ReasoningParser = option(
         "auto", "how the model marks its thoughts; auto: as its chat template does; none: thoughts are content"
     )
+    replica_tag: str | None = option(
+        None,
+        "a name of this server, of a-z and 0-9, where it is one of several behind a router: its ids carry it, and what "
+        "another one has made is answered 421 with that one's tag",
+    )
     guard_metrics: bool = option(False, "ask for a key on /metrics too")
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "what is logged")
     log_format: Literal["text", "json"] = option("text", "json: one object per line")
@@ -384,6 +390,8 @@ class ServerConfig:
             raise ValueError("ssl_keyfile needs ssl_certfile, the certificate that the key belongs to")
         if not 0 <= self.port < 2**16:
             raise ValueError(f"port must be from 0 to {2**16 - 1}, not {self.port}")
+        if self.replica_tag is not None and not re.fullmatch(REPLICA_TAG, self.replica_tag):
+            raise ValueError(f"replica_tag must be 1 to 16 characters out of a-z and 0-9, not {self.replica_tag!r}")
         for name in _OVER_ZERO:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be over 0, not {getattr(self, name):g}")

@@ -170,7 +170,7 @@ def make_context(
         fingerprint=system_fingerprint(engine.info),
         disk=None
         if config.files_dir is None
-        else Disk(config.files_dir, int(config.files_mb * 2**20), lambda: keys.num_tenants),
+        else Disk(config.files_dir, int(config.files_mb * 2**20), lambda: keys.num_tenants, config.replica_tag),
     )
 
 

@@ -22,6 +22,7 @@ from bequest.server.transport.sending import ReaderStopped
 from bequest.server.wire.errors import ApiError, from_engine, internal
 from bequest.server.wire.names import new_id
 from bequest.server.wire.reading import shorten
+from bequest.server.wire.replicas import REPLICA_HEADER, is_owner_gone, misdirected, owner_elsewhere
 
 _log = logging.getLogger("bequest.server")
 
@@ -88,6 +89,7 @@ async def _admitted(request: web.Request, handler: Handler) -> web.StreamRespons
 
 async def _failed(request: web.Request, error: ApiError) -> web.StreamResponse:
     """The error as the answer, or as the end of a stream that has begun with comments."""
+    error = _redirected(request, error)
     if BEGUN in request:
         return await request[BEGUN].fail(request, error)
     note_error(request, error)
@@ -97,11 +99,21 @@ async def _failed(request: web.Request, error: ApiError) -> web.StreamResponse:
     return response
 
 
+def _redirected(request: web.Request, error: ApiError) -> ApiError:
+    """What is not here may be with the server that made its id: then it says so."""
+    own = request.app[CONTEXT].config.replica_tag
+    owner = owner_elsewhere(error.absent, own, is_owner_gone(request.headers))
+    return error if error.absent is None or owner is None else misdirected(error.absent, owner)
+
+
 async def common_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Runs before each answer's head is sent."""
     response.headers["X-Request-Id"] = request_id_of(request)
     response.headers["Server"] = "bequest"
-    response.headers.update(request.app[CONTEXT].gate.cors_headers(request))
+    context = request.app[CONTEXT]
+    if context.config.replica_tag is not None:
+        response.headers.setdefault(REPLICA_HEADER, context.config.replica_tag)
+    response.headers.update(context.gate.cors_headers(request))
 
 
 def _from_http(request: web.Request, error: web.HTTPException) -> ApiError:

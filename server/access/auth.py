@@ -67,7 +67,7 @@ class Gate:
             return {}
         return {
             "Access-Control-Allow-Origin": "*" if "*" in self._origins else origin,
-            "Access-Control-Expose-Headers": "X-Request-Id, X-Bequest-Ignored, Retry-After",
+            "Access-Control-Expose-Headers": "X-Request-Id, X-Bequest-Ignored, X-Bequest-Replica, Retry-After",
             "Vary": "Origin",
         }
 

@@ -15,8 +15,8 @@ from bequest.server.access.keys import Caller
 from bequest.server.access.marks import ANSWER_ID, ARRIVED, CALLER
 from bequest.server.context import CONTEXT, Context
 from bequest.server.transport.intake import read_body
-from bequest.server.wire import fields
-from bequest.server.wire.names import new_id
+from bequest.server.wire import fields, replicas
+from bequest.server.wire.names import is_name, new_id
 
 AnyBody = TypeVar("AnyBody", bound=msgspec.Struct, covariant=True)
 _Body = TypeVar("_Body", bound=msgspec.Struct)
@@ -47,6 +47,11 @@ class Call(Generic[AnyBody]):
         """Those of the client's key."""
         return self.caller.limits
 
+    @property
+    def owner_gone(self) -> bool:
+        """Whether a router knows that the server that made the parent's id does not run."""
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class HttpCall(Call[AnyBody]):
@@ -58,7 +63,17 @@ class HttpCall(Call[AnyBody]):
     @property
     def headers(self) -> dict[str, str]:
         """Of the answer."""
-        return fields.ignored_header(self.ignored)
+        return fields.ignored_header(self.ignored) | self._name_header()
+
+    @property
+    def owner_gone(self) -> bool:
+        return replicas.is_owner_gone(self.http.headers)
+
+    def _name_header(self) -> dict[str, str]:
+        """The client's own name for what stays here, for a router that has to find it again."""
+        name: str | None = getattr(self.body, "request_id", None)
+        kept = self.context.config.replica_tag is not None and getattr(self.body, "store", None) is not False
+        return {replicas.NAME_HEADER: name} if kept and name is not None and is_name(name) else {}
 
 
 async def begin(http: web.Request, kind: type[_Body], prefix: str) -> HttpCall[_Body]:
@@ -70,7 +85,8 @@ async def begin(http: web.Request, kind: type[_Body], prefix: str) -> HttpCall[_
 def call_of(http: web.Request, body: _Body, ignored: list[str], prefix: str) -> HttpCall[_Body]:
     """The same of a body that came otherwise. Raises 404 for a model that is not here."""
     context = http.app[CONTEXT]
-    answer_id = http[ANSWER_ID] = new_id(prefix)
+    replicas.check_parent_header(http.headers, _parent_of(body))
+    answer_id = http[ANSWER_ID] = new_id(prefix, context.config.replica_tag)
     context.metrics.spending.open(answer_id)
     model: str | None = getattr(body, "model", None)
     if model is None:
@@ -79,9 +95,14 @@ def call_of(http: web.Request, body: _Body, ignored: list[str], prefix: str) -> 
     return HttpCall(context, body, answer_id, served, http[CALLER], http[ARRIVED], http, tuple(ignored))
 
 
+def _parent_of(body: msgspec.Struct) -> str | None:
+    reference: str | None = getattr(body, "continuation_of", None) or getattr(body, "previous_response_id", None)
+    return reference
+
+
 def _model_of_parent(context: Context, tenant: str, body: msgspec.Struct) -> str | None:
     """A request that names no model has its parent's adapter. Whether there is a parent is another's question."""
-    reference: str | None = getattr(body, "continuation_of", None) or getattr(body, "previous_response_id", None)
+    reference = _parent_of(body)
     if reference is None:
         return None
     try:

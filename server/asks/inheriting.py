@@ -24,6 +24,7 @@ from bequest.server.wire.bodies import ChatBody, CompletionBody, HiddenStatesBod
 from bequest.server.wire.errors import ApiError, from_engine, invalid
 from bequest.server.wire.names import part_id
 from bequest.server.wire.reading import shorten
+from bequest.server.wire.replicas import owner_elsewhere
 
 _PLACES = ("end", "last", "now")
 _LONGEST_REFERENCE = 200  # of an id or a name, far above what can be one
@@ -172,9 +173,11 @@ async def cut(context: Context, terms: AskTerms, wanted: Inheriting) -> Cut | No
     try:
         parent = await _parent(context, terms, reference, place)
     except (ParentNotFound, ParentFailed, ParentLost) as error:
-        if wanted.falls_back:
+        failed = from_engine(error, "continuation_of")
+        lives = owner_elsewhere(failed.absent, context.config.replica_tag, terms.owner_gone) is not None
+        if wanted.falls_back and not lives:  # its owner need not compute it again
             return None
-        raise from_engine(error, "continuation_of") from error
+        raise failed from error
     if terms.cache_salt and terms.cache_salt != parent.cache_salt:
         message = "`cache_salt` must be the parent's own, whose cache this request inherits; leave it out."
         raise ApiError(400, "continuation_mismatch", message, param="cache_salt")

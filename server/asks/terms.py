@@ -22,6 +22,7 @@ class AskTerms:
     max_prompt_tokens: int | None  # of the key
     cache_salt: str = ""
     adapter: AdapterRef | None = None  # that the model's name stands for
+    owner_gone: bool = False  # a router knows that the server that made the parent's id does not run
     record: Terms = Terms(keep_record=False)  # what each of its prompts adds its own lineage to
 
 
@@ -38,6 +39,7 @@ def record_terms(call: Call[SampledBody | HiddenStatesBody], open_ended: bool) -
         deadline=deadline,
         cache_salt=body.cache_salt or "",
         adapter=call.adapter,
+        owner_gone=call.owner_gone,
         record=Terms(name=name, retain=retain, keep_record=body.store is not False),
         max_prompt_tokens=call.limits.max_prompt_tokens,
     )

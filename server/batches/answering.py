@@ -61,7 +61,7 @@ class Outcome:
 
 async def outcome_of(context: Context, caller: Caller, endpoint: Endpoint, line: Line) -> Outcome:
     """Raises NotNow. Any other fault is the line's answer."""
-    answer_id = new_id(endpoint.prefix)
+    answer_id = new_id(endpoint.prefix, context.config.replica_tag)
     with worked_for(caller.tenant, len(line.body) > INLINE_BYTES):
         try:
             call, ignored = await _call(context, caller, endpoint, line, answer_id)

@@ -51,7 +51,7 @@ async def create(http: web.Request) -> web.Response:
     disk.batches.check_open(tenant)
     now = int(disk.files.clock())
     batch = Batch(
-        id=new_id("batch_"),
+        id=new_id("batch_", disk.files.tag),
         tenant=tenant,
         key=http[CALLER].name,
         endpoint=endpoint,
@@ -61,8 +61,8 @@ async def create(http: web.Request) -> web.Response:
         expires_at=now + seconds,
         output_expires_after=_output_expiry(body.output_expires_after),
         metadata=_metadata(body.metadata),
-        output_id=new_id("file-"),
-        error_id=new_id("file-"),
+        output_id=new_id("file-", disk.files.tag),
+        error_id=new_id("file-", disk.files.tag),
     )
     await disk.batches.save(batch)
     http.app[BATCH_RUNNER].add(batch)

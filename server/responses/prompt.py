@@ -117,6 +117,7 @@ async def _previous(context: Context, tenant: str, reference: str, deadline: flo
             f"Previous response with id '{shown}' not found: it was never stored (`store: false`), failed, was deleted "
             "or has made room for others. Send the whole conversation as `input` instead.",
             param="previous_response_id",
+            absent=reference,
         )
     return stored
 

@@ -85,7 +85,8 @@ def _found(http: web.Request) -> StoredResponse | RunningResponse:
     context, tenant, reference = http.app[CONTEXT], http[TENANT], http.match_info["id"]
     found = context.stored.get(tenant, reference) or context.running.get(tenant, reference)
     if found is None:
-        raise ApiError(404, "response_not_found", f"Response with id '{shorten(reference, 100)}' not found.")
+        message = f"Response with id '{shorten(reference, 100)}' not found."
+        raise ApiError(404, "response_not_found", message, absent=reference)
     return found
 
 

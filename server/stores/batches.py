@@ -89,7 +89,8 @@ class BatchStore:
     def find(self, tenant: str, batch_id: str) -> Batch:
         found = self._batches.get(batch_id)
         if found is None or found.tenant != tenant:
-            raise ApiError(404, "batch_not_found", f"There is no batch '{shorten(batch_id, 100)}' here.")
+            message = f"There is no batch '{shorten(batch_id, 100)}' here."
+            raise ApiError(404, "batch_not_found", message, absent=batch_id)
         return found
 
     def unfinished(self) -> list[Batch]:
@@ -152,12 +153,12 @@ class BatchStore:
 class Disk:
     """The directory of --files-dir. One server has it at a time."""
 
-    def __init__(self, directory: str, most_bytes: int, num_tenants: Callable[[], int]) -> None:
+    def __init__(self, directory: str, most_bytes: int, num_tenants: Callable[[], int], tag: str | None = None) -> None:
         """Raises OSError, whose message names the flag."""
         self._lock = _locked(directory)
         path = Path(directory)
         try:
-            self.files = FileStore(path, Budget(most_bytes, num_tenants))
+            self.files = FileStore(path, Budget(most_bytes, num_tenants), tag=tag)
             self.batches = BatchStore(path, self.files)
         except OSError as error:
             os.close(self._lock)

@@ -76,8 +76,11 @@ def _full(whose: str, most: int, used: int, needed: int) -> ApiError:
 
 
 class FileStore:
-    def __init__(self, directory: Path, budget: Budget, clock: Callable[[], float] = time.time) -> None:
-        """Reads what is there. Raises OSError."""
+    def __init__(
+        self, directory: Path, budget: Budget, clock: Callable[[], float] = time.time, tag: str | None = None
+    ) -> None:
+        """Reads what is there. `tag`: of the server, in the ids of new files. Raises OSError."""
+        self.tag = tag
         self.directory = directory
         self.budget = budget
         self.clock = clock
@@ -105,7 +108,7 @@ class FileStore:
         found = self._files.get(file_id)
         if found is None or found.tenant != tenant or self._expired(found):
             message = f"There is no file '{shorten(file_id, 100)}' here: it was never uploaded, was deleted or expired."
-            raise ApiError(404, "file_not_found", message, param=param)
+            raise ApiError(404, "file_not_found", message, param=param, absent=file_id)
         return found
 
     def knows(self, file_id: str) -> bool:
@@ -116,7 +119,7 @@ class FileStore:
     async def receiving(self, tenant: str, announced: int | None) -> AsyncIterator[Incoming]:
         """Room for an upload. What is announced must be free, but only what has come is taken."""
         self.budget.check(tenant, announced or 0)
-        file_id = new_id("file-")
+        file_id = new_id("file-", self.tag)
         path = self._folder / file_id
         incoming = Incoming(self, tenant, file_id, await self.off_loop(lambda: _created(path)))
         try:

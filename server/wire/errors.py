@@ -87,13 +87,16 @@ class ApiError(Exception):
         param: str | None = None,
         details: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
+        absent: str | None = None,
     ) -> None:
+        """`absent`: the id or name that is not here; another server may have it (server/wire/replicas.py)."""
         super().__init__(message)
         self.status = status
         self.code = code
         self.message = writable(message)
         self.param = None if param is None else writable(param)
         self.details = dict(details or {})
+        self.absent = absent
         self.headers = {**_retry_headers(status, code, self.details), **(headers or {})}
 
     @property
@@ -166,7 +169,15 @@ def from_engine(error: EngineError, param: str | None = None) -> ApiError:
     code = "draining" if error.code == "aborted" else error.code
     status = _ENGINE_STATUS.get(code, 500)
     at = param_of(error) or param
-    return ApiError(status, code, sentence(error, at), param=at, details=error.details)
+    absent = error.facts.get("reference") if code == "continuation_parent_not_found" else None
+    return ApiError(
+        status,
+        code,
+        sentence(error, at),
+        param=at,
+        details=error.details,
+        absent=absent if isinstance(absent, str) else None,
+    )
 
 
 def at_field(error: EngineError, param: str) -> ApiError:

@@ -12,8 +12,9 @@ _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
 _HEADER = re.compile(r"[\x21-\x7e]{1,128}\Z")
 
 
-def new_id(prefix: str) -> str:
-    return prefix + secrets.token_hex(16)
+def new_id(prefix: str, tag: str | None = None) -> str:
+    """`tag`: of the server, where it is one of several (server/wire/replicas.py)."""
+    return f"{prefix}{'' if tag is None else tag + '-'}{secrets.token_hex(16)}"
 
 
 def part_id(answer_id: str, index: int) -> str:

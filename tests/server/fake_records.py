@@ -140,7 +140,7 @@ class FakeRecords:
         if (tenant, reference) in self.expired:
             details = {"expired_at": int(self.expired[tenant, reference])}
             raise ParentExpired(f"The request '{reference}' has expired.", details=details)
-        raise ParentNotFound(f"There is no request '{reference}'.")
+        raise ParentNotFound(f"There is no request '{reference}'.", reason="parent_unknown", reference=reference)
 
     def parent(self, tenant: str, reference: str) -> Parent:
         return self.find(tenant, reference).parent()

@@ -1,0 +1,155 @@
+"""A server that is one of several: tags in its ids, and what it answers for what others have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from bequest.engine.config import ServerConfig
+from bequest.server.wire.names import new_id, part_id
+from bequest.server.wire.replicas import tag_of
+from tests.server.conftest import Starter
+
+FOREIGN = "cmpl-r2-" + "0" * 32
+HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+
+
+@pytest.mark.parametrize("prefix", ["cmpl-", "chatcmpl-", "resp_", "msg_", "hs-", "file-", "batch_"])
+def test_a_tag_is_read_back_from_an_id(prefix: str) -> None:
+    assert tag_of(new_id(prefix, "r1")) == "r1"
+    assert tag_of(part_id(new_id(prefix, "r1"), 3)) == "r1"
+    assert tag_of(new_id(prefix)) is None
+    assert tag_of(part_id(new_id(prefix), 3)) is None
+
+
+@pytest.mark.parametrize("name", ["mars", "r1", "job-r1-7", "cmpl-r1-", "a-r1-" + "0" * 31, "A-r1-" + "0" * 32])
+def test_a_clients_name_has_no_tag(name: str) -> None:
+    assert tag_of(name) is None
+
+
+@pytest.mark.parametrize("tag", ["", "R1", "a-b", "x" * 17, "é"])
+def test_a_tag_is_a_short_word(tag: str) -> None:
+    with pytest.raises(ValueError, match="replica_tag must be 1 to 16 characters"):
+        ServerConfig(replica_tag=tag)
+
+
+async def test_ids_and_answers_carry_the_tag(start: Starter) -> None:
+    front = await start(replica_tag="r1")
+    for path, body in (
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": HELLO}),
+        ("/v1/responses", {"input": "x"}),
+    ):
+        answer, content = await front.post(path, {**body, "max_tokens": 1} if "input" not in body else body)
+        assert answer.status == 200, content
+        assert tag_of(content["id"]) == "r1"
+        assert answer.headers["X-Bequest-Replica"] == "r1"
+
+
+async def test_without_a_tag_nothing_says_so(start: Starter) -> None:
+    front = await start()
+    answer, content = await front.post("/v1/completions", {"prompt": "x", "request_id": "mars"})
+    assert not [name for name in answer.headers if name.startswith("X-Bequest")]
+    assert tag_of(content["id"]) is None
+    answer, content = await front.post("/v1/completions", {"continuation_of": FOREIGN})
+    assert (answer.status, content["error"]["code"]) == (404, "continuation_parent_not_found")
+
+
+async def test_the_name_of_a_request_is_in_a_header(start: Starter) -> None:
+    """Also of a stream, and not of a request that nobody can find by it."""
+    front = await start(replica_tag="r1")
+    answer, _ = await front.post("/v1/completions", {"prompt": "x", "request_id": "mars"})
+    assert answer.headers["X-Bequest-Name"] == "mars"
+    body = {"prompt": "x", "request_id": "venus", "stream": True}
+    answer, _ = await front.post("/v1/completions", body)
+    assert answer.headers["X-Bequest-Name"] == "venus"
+    answer, _ = await front.post("/v1/completions", {"prompt": "x", "request_id": "m", "store": False})
+    assert "X-Bequest-Name" not in answer.headers
+    answer, _ = await front.post("/v1/completions", {"prompt": "x"})
+    assert "X-Bequest-Name" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        ("/v1/completions", {"continuation_of": FOREIGN, "prompt": "x"}),
+        ("/v1/completions", {"continuation_of": FOREIGN, "prompt": "x", "continuation_fallback": "whole"}),
+        ("/v1/chat/completions", {"continuation_of": FOREIGN, "messages": HELLO}),
+        ("/v1/hidden_states", {"continuation_of": FOREIGN}),
+        ("/v1/responses", {"previous_response_id": FOREIGN, "input": "x"}),
+        ("/v1/responses/input_tokens", {"previous_response_id": FOREIGN, "input": "x"}),
+        ("/v1/batches", {"input_file_id": FOREIGN, "endpoint": "/v1/completions", "completion_window": "24h"}),
+    ],
+)
+async def test_a_parent_of_another_replica_is_misdirected(
+    start: Starter, tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    """A fallback too: the owner has the lease, and need not compute anything again. Nothing was submitted."""
+    front = await start(replica_tag="r1", files_dir=str(tmp_path))
+    answer, content = await front.post(path, body)
+    assert answer.status == 421, content
+    assert answer.headers["X-Bequest-Replica"] == "r2"
+    error = content["error"]
+    assert error["code"] == "misdirected_request" and error["details"] == {"replica": "r2"}
+    assert f"'{FOREIGN}' belongs to the replica 'r2'" in error["message"]
+    assert not front.engine.submitted
+
+
+@pytest.mark.parametrize(
+    "method, path",
+    [
+        ("GET", f"/v1/continuations/{FOREIGN}"),
+        ("DELETE", f"/v1/continuations/{FOREIGN}"),
+        ("GET", f"/v1/responses/{FOREIGN}"),
+        ("DELETE", f"/v1/responses/{FOREIGN}"),
+        ("GET", f"/v1/files/{FOREIGN}"),
+        ("GET", f"/v1/batches/{FOREIGN}"),
+    ],
+)
+async def test_what_others_keep_is_misdirected(start: Starter, tmp_path: Path, method: str, path: str) -> None:
+    front = await start(replica_tag="r1", files_dir=str(tmp_path))
+    async with front.http.request(method, front.url + path) as answer:
+        assert (answer.status, answer.headers["X-Bequest-Replica"]) == (421, "r2")
+
+
+async def test_one_own_id_that_is_unknown_is_a_404(start: Starter) -> None:
+    front = await start(replica_tag="r2")
+    answer, content = await front.post("/v1/completions", {"continuation_of": FOREIGN})
+    assert (answer.status, content["error"]["code"]) == (404, "continuation_parent_not_found")
+    answer, content = await front.post("/v1/completions", {"continuation_of": "mars"})
+    assert (answer.status, content["error"]["code"]) == (404, "continuation_parent_not_found")
+
+
+async def test_an_owner_that_is_gone_is_a_404_or_the_fallback(start: Starter) -> None:
+    """The router says so: nobody else could have the lease."""
+    front = await start(replica_tag="r1")
+    gone = {"X-Bequest-Owner": "gone"}
+    answer, content = await front.post("/v1/completions", {"continuation_of": FOREIGN}, headers=gone)
+    assert (answer.status, content["error"]["code"]) == (404, "continuation_parent_not_found")
+    body = {"continuation_of": FOREIGN, "continuation_fallback": "whole", "prompt": "x"}
+    answer, content = await front.post("/v1/completions", body, headers=gone)
+    assert answer.status == 200, content
+
+
+async def test_the_parent_in_a_header_is_that_of_the_body(start: Starter) -> None:
+    front = await start(replica_tag="r1")
+    _, parent = await front.post("/v1/completions", {"prompt": "x", "request_id": "mars"})
+
+    async def ask(body: dict[str, Any], named: str) -> tuple[aiohttp.ClientResponse, Any]:
+        answer: tuple[aiohttp.ClientResponse, Any] = await front.post(
+            "/v1/completions", body, headers={"X-Bequest-Parent": named}
+        )
+        return answer
+
+    answer, content = await ask({"continuation_of": "mars", "prompt": "y"}, "mars")
+    assert answer.status == 200, content
+    for body, said in (
+        ({"continuation_of": parent["id"], "prompt": "y"}, f"the body names '{parent['id']}'"),
+        ({"prompt": "y"}, "the body names none"),
+    ):
+        answer, content = await ask(body, "mars")
+        assert (answer.status, content["error"]["param"]) == (400, "X-Bequest-Parent")
+        assert content["error"]["message"] == f"The header X-Bequest-Parent names 'mars', but {said}."
