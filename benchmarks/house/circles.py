@@ -54,7 +54,9 @@ class Circles:
         return f"    {file} imports {imported}"
 
 
-def python_circles(root: Path, packages: tuple[str, ...] = ("engine", "server", "offline", "bench", "cli")) -> Circles:
+def python_circles(
+    root: Path, packages: tuple[str, ...] = ("engine", "server", "offline", "bench", "cli", "cluster")
+) -> Circles:
     modules = read_modules(root, packages)
     paths = {name: module.path.relative_to(root).as_posix() for name, module in modules.items()}
     return _circles({paths[name]: {paths[other] for other in _imported(modules, name)} for name in modules})

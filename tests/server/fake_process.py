@@ -1,7 +1,8 @@
 """A server process with a fake engine that says a word every 20 ms, for tests that signal it: prints its address.
 
 With `--drain-timeout S` it drains for so long; with `--stuck` a long text never ends in the tokenizer's threads; with
-`--files-dir DIR` it runs batches, four lines at once."""
+`--files-dir DIR` it runs batches, four lines at once. `--replica-tag`, `--port` and `--api-key-file` are the server's
+own."""
 
 from __future__ import annotations
 
@@ -50,6 +51,9 @@ async def main() -> int:
     parser.add_argument("--drain-timeout", type=float, default=20.0)
     parser.add_argument("--stuck", action="store_true")
     parser.add_argument("--files-dir")
+    parser.add_argument("--replica-tag")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--api-key-file")
     options = parser.parse_args()
     talking: list[asyncio.Task[None]] = []
 
@@ -59,7 +63,14 @@ async def main() -> int:
         talking.append(asyncio.create_task(talk(engine)))
         return engine, FakeText(StuckTokenizer() if options.stuck else ByteTokenizer())
 
-    config = ServerConfig(port=0, drain_timeout=options.drain_timeout, files_dir=options.files_dir, batch_concurrency=4)
+    config = ServerConfig(
+        port=options.port,
+        drain_timeout=options.drain_timeout,
+        files_dir=options.files_dir,
+        batch_concurrency=4,
+        replica_tag=options.replica_tag,
+        api_key_file=options.api_key_file,
+    )
     return await serve(config, LeaseTimes(300, 600), load)
 
 

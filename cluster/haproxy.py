@@ -1,0 +1,276 @@
+"""HAProxy's configuration: where each request goes. Text alone; cluster/router.py runs it.
+
+Who gets a request, the first of these that says something:
+
+1. a replica that the request names itself: header, query or cookie;
+2. the table of names: what a replica has said that it holds, by tenant and name;
+3. the tag in the parent's id, or in the id of the path;
+4. a name that nobody knows: one replica after the other, until one does not answer 404;
+5. a consistent hash of the tenant and of how the prompt begins, unless that replica has much more to do than others.
+
+The parent is in the path, in a header, or in the body as far as it fits into the buffer. A 421 names the replica that
+should have been asked: the client is sent there by a 307, which repeats method and body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bequest.server.wire.replicas import (
+    HOLDS_HEADER,
+    NAME_HEADER,
+    OWNER_HEADER,
+    PARENT_HEADER,
+    REPLICA_HEADER,
+    TAGGED_ID,
+)
+
+_BUFFER = 65536  # bytes of a body that are looked at
+_NAMES = 1_000_000  # in the table
+_PREFIX = 256  # bytes of a prompt that are hashed
+QUERY = "bequest-replica"  # names a replica, as a cookie too
+# Fields of bodies that name something that one replica has, in the order in which they count.
+_REFERENCES = ("continuation_of", "previous_response_id", "input_file_id")
+_PROMPTS = ("messages", "prompt", "input")
+_OBJECTS = "continuations|responses|files|batches"
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A replica as the router sees it."""
+
+    tag: str
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    host: str  # to listen on
+    port: int
+    backends: Sequence[Backend]
+    admin_socket: str
+    tenants: str  # a file of `tenants_map`
+    name: str = "router1"  # among the routers that share the table of names
+    peers: Mapping[str, str]  # name → host:port of all of them, its own too
+    load_factor: int = 150  # percent of the mean that a replica may have before prompts go elsewhere
+    open_host: bool = False  # clients call by any name; else replicas refuse what is no loopback name
+    certificate: str | None = None  # PEM file of a certificate and its key: serve HTTPS
+
+
+def tenants_map(tenants: Mapping[str, str]) -> str:
+    """By the SHA-256 of each key: the router learns no key."""
+    return "".join(f"{digest.upper()} {tenant}\n" for digest, tenant in sorted(tenants.items()))
+
+
+def configuration(routing: Routing) -> str:
+    parts = (_global(routing), _peers(routing), _defaults(), _frontend(routing), _replicas(routing), _asked(routing))
+    return "\n".join(parts)
+
+
+def _global(routing: Routing) -> str:
+    return f"""\
+# Written by `bequest cluster`; it is written anew when replicas come and go.
+global
+    log stderr format raw local0 warning
+    stats socket {routing.admin_socket} mode 600 level admin expose-fd listeners
+    tune.bufsize {_BUFFER}
+    tune.maxrewrite 4096
+"""
+
+
+def _peers(routing: Routing) -> str:
+    """Routers tell each other what they learn; so does a router that is reloaded to the one that takes its place."""
+    lines = [f"    peer {name} {address}" for name, address in routing.peers.items()]
+    return "\n".join(["peers routers", *lines, ""])
+
+
+def _defaults() -> str:
+    # A stream is silent while a long prompt is computed. What has not reached a replica is sent to another one.
+    return """\
+defaults
+    mode http
+    log global
+    option dontlognull
+    option http-no-delay
+    option redispatch 1
+    retries 3
+    retry-on conn-failure
+    timeout connect 3s
+    timeout http-request 60s
+    timeout http-keep-alive 75s
+    timeout client 1h
+    timeout server 1h
+    timeout queue 60s
+"""
+
+
+def _frontend(routing: Routing) -> str:
+    tls = "" if routing.certificate is None else f" ssl crt {routing.certificate} alpn h2,http/1.1"
+    lines = [
+        "frontend api",
+        f"    bind {routing.host}:{routing.port}{tls}",
+        "    option http-buffer-request",
+        f"    http-request del-header {OWNER_HEADER}",
+        *_who(routing),
+        *_parent(),
+        *_replica_named(),
+        *_owner(routing),
+        *_prefix(),
+        *_metrics(),
+        "    use_backend asked if { var(txn.parent) -m found } !{ var(txn.to) -m found } !learned",
+        "    default_backend replicas",
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _who(routing: Routing) -> list[str]:
+    """The tenant, from the digest of the key."""
+    digest = f"sha2(256),hex,map_str({routing.tenants},-)"
+    lines = [
+        "    http-request set-var(txn.tenant) str(-)",
+        f"    http-request set-var(txn.tenant) req.hdr(x-api-key),{digest} if {{ req.hdr(x-api-key) -m found }}",
+        f"    http-request set-var(txn.tenant) req.hdr(authorization),word(2,' '),{digest} "
+        "if { req.hdr(authorization) -m found }",
+    ]
+    return [*lines, "    http-request set-header Host localhost"] if routing.open_host else lines
+
+
+def _parent() -> list[str]:
+    known = "!{ var(txn.parent) -m found }"
+    lines = [
+        f"    http-request set-var(txn.parent) req.hdr({PARENT_HEADER}) if {{ req.hdr({PARENT_HEADER}) -m found }}",
+        f"    http-request set-var(txn.parent) path,field(4,/),url_dec if {known} "
+        f"{{ path_reg ^/v1/({_OBJECTS})/[^/]+ }} !{{ path /v1/responses/input_tokens }}",
+    ]
+    lines += [
+        f"    http-request set-var(txn.parent) req.body,json_query('$.{name}') if METH_POST {known}"
+        for name in _REFERENCES
+    ]
+    return [*lines, "    http-request set-var(txn.key) var(txn.tenant),concat(/,txn.parent)"]
+
+
+def _replica_named() -> list[str]:
+    """What the request says itself. The query is the router's own, and does not reach a replica."""
+    return [
+        f"    http-request set-var(txn.asked) req.cook({QUERY}) if {{ req.cook({QUERY}) -m found }}",
+        f"    http-request set-var(txn.asked) url_param({QUERY}) if {{ url_param({QUERY}) -m found }}",
+        f"    http-request set-var(txn.asked) req.hdr({REPLICA_HEADER}) if {{ req.hdr({REPLICA_HEADER}) -m found }}",
+        f"    http-request set-var(txn.chosen) url_param({QUERY}) if {{ path / }} {{ url_param({QUERY}) -m found }}",
+        "    http-request set-var(txn.uri) pathq",
+        f"    http-request set-query %[query,regsub(&?{QUERY}=[a-z0-9]*,)] if {{ url_param({QUERY}) -m found }}",
+    ]
+
+
+def _owner(routing: Routing) -> list[str]:
+    """The replica that has the parent, if anything says so; and whether it runs."""
+    tags = " ".join(backend.tag for backend in routing.backends) or "-"
+    tagged = f"{{ var(txn.parent) -m reg ^{TAGGED_ID}$ }}"
+    lines = [
+        f"    http-request set-var(txn.to) var(txn.parent),regsub(_,-),field(2,-) if {tagged}",
+        "    acl learned var(txn.key),in_table(replicas)",
+        f"    http-request set-header {OWNER_HEADER} gone if {{ var(txn.to) -m found }} "
+        f"!{{ var(txn.to) -m str {tags} }}",
+    ]
+    lines += [
+        f"    http-request set-header {OWNER_HEADER} gone if {{ var(txn.to) -m str {backend.tag} }} "
+        f"!{{ srv_is_up(replicas/{backend.tag}) }}"
+        for backend in routing.backends
+    ]
+    return lines
+
+
+def _prefix() -> list[str]:
+    """How the prompt begins: conversations that begin alike meet where their cache is."""
+    lines = [
+        f"    http-request set-var(txn.prompt) req.body,json_query('$.{name}'),bytes(0,{_PREFIX}) if METH_POST "
+        "!{ var(txn.prompt) -m found }"
+        for name in _PROMPTS
+    ]
+    return [
+        *lines,
+        "    http-request set-var(txn.prefix) var(txn.tenant),concat(/,txn.prompt) if { var(txn.prompt) -m found }",
+    ]
+
+
+def _metrics() -> list[str]:
+    """Those of one replica or another would look like those of all."""
+    return [
+        "    http-request return status 404 content-type text/plain string "
+        f'"Metrics are those of one replica: scrape each of them, or name one with ?{QUERY}=TAG.\\n" '
+        "if { path /metrics } !{ var(txn.asked) -m found }"
+    ]
+
+
+def _servers(routing: Routing, track: str = "") -> list[str]:
+    checks = f"track {track}/" if track else "check"
+    return [
+        f"    server {backend.tag} {_address(backend)} {checks}{backend.tag if track else ''}"
+        for backend in routing.backends
+    ]
+
+
+def _address(backend: Backend) -> str:
+    host = f"[{backend.host}]" if ":" in backend.host else backend.host
+    return f"{host}:{backend.port}"
+
+
+def _learn() -> list[str]:
+    """Names that clients gave, and parents that are not where their ids say."""
+    return [
+        f"    http-response set-var(txn.name) res.hdr({NAME_HEADER}) if {{ res.hdr({NAME_HEADER}) -m found }}",
+        "    http-response set-var(txn.named) var(txn.tenant),concat(/,txn.name)",
+        f"    http-response set-var(txn.held) res.hdr({HOLDS_HEADER}) if {{ res.hdr({HOLDS_HEADER}) -m found }}",
+        "    http-response set-var(txn.holding) var(txn.tenant),concat(/,txn.held)",
+        "    stick store-response var(txn.named) table replicas if { var(txn.name) -m found }",
+        "    stick store-response var(txn.holding) table replicas if { var(txn.held) -m found }",
+    ]
+
+
+def _redirect() -> list[str]:
+    """Once: whom the request named itself is not named again."""
+    replica = f"{QUERY}=%[res.hdr({REPLICA_HEADER})]"
+    asked = "{ var(txn.asked) -m found }"
+    return [
+        f'    http-response redirect code 307 location "%[var(txn.uri)]{sign}{replica}" '
+        f"if {{ status 421 }} !{asked} {condition}{{ var(txn.uri) -m sub ? }}"
+        for sign, condition in (("&", ""), ("?", "!"))
+    ]
+
+
+def _replicas(routing: Routing) -> str:
+    lines = [
+        "backend replicas",
+        "    balance hash var(txn.prefix)",
+        "    hash-type consistent sdbm avalanche",
+        f"    hash-balance-factor {routing.load_factor}",
+        "    option httpchk GET /health",
+        "    http-check expect status 200",
+        "    default-server inter 500ms fastinter 200ms downinter 500ms fall 2 rise 1 on-error fastinter",
+        f"    stick-table type string len 300 size {_NAMES} expire 24h srvkey name peers routers",
+        "    use-server %[var(txn.asked)] if { var(txn.asked) -m found }",
+        "    use-server %[var(txn.to)] if { var(txn.to) -m found } !{ var(txn.key),in_table(replicas) }",
+        "    stick match var(txn.key) table replicas if { var(txn.parent) -m found }",
+        *_learn(),
+        *_redirect(),
+        f'    http-response add-header Set-Cookie "{QUERY}=%[var(txn.chosen)]; Path=/; SameSite=Strict" '
+        "if { var(txn.chosen) -m found }",
+        *_servers(routing),
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _asked(routing: Routing) -> str:
+    """Names that no answer has taught: those of a router that lost its table."""
+    lines = [
+        "backend asked",
+        "    balance roundrobin",
+        f"    retries {3 * max(len(routing.backends), 1)}",
+        "    retry-on conn-failure 404",
+        "    use-server %[var(txn.asked)] if { var(txn.asked) -m found }",
+        *_learn(),
+        *_redirect(),
+        *_servers(routing, track="replicas"),
+    ]
+    return "\n".join([*lines, ""])

@@ -1,0 +1,144 @@
+"""HAProxy as a process: started, reloaded without losing a connection, asked over its admin socket, ended."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bequest.cluster.haproxy import Backend, Routing, configuration, tenants_map
+
+log = logging.getLogger("bequest.cluster")
+_PATIENCE = 10.0  # seconds for a router to listen, and to end
+_LOOK = 0.05
+
+
+class RouterError(Exception):
+    """HAProxy is not here, or does not take its configuration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterPlace:
+    """Where a router listens, and which others it shares the table of names with."""
+
+    host: str
+    port: int
+    folder: Path  # of its files
+    name: str = "router1"
+    peers: Mapping[str, str]  # name → host:port, its own too
+    open_host: bool = False
+    certificate: str | None = None
+
+
+class Router:
+    def __init__(self, place: RouterPlace, tenants: Mapping[str, str]) -> None:
+        """`tenants`: by the SHA-256 of their keys. Raises RouterError."""
+        found = shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+        if found is None:
+            raise RouterError("haproxy is not installed: on Debian and Ubuntu, apt-get install haproxy")
+        self._command = [found, "-W", "-L", place.name, "-f", str(place.folder / "haproxy.cfg")]
+        self._place = place
+        self._socket = place.folder / "admin.sock"
+        self._process: subprocess.Popen[bytes] | None = None
+        place.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (place.folder / "tenants.map").write_text(tenants_map(tenants))
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def start(self, backends: list[Backend]) -> None:
+        """Returns when it listens. Raises RouterError."""
+        self._write(backends)
+        self._socket.unlink(missing_ok=True)
+        self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, start_new_session=True)
+        end = time.monotonic() + _PATIENCE
+        while not self._listens():
+            if not self.is_alive or time.monotonic() > end:
+                self.stop()
+                raise RouterError(f"haproxy does not listen on {self._place.host}:{self._place.port}")
+            time.sleep(_LOOK)
+
+    def reload(self, backends: list[Backend]) -> None:
+        """The old process ends its connections, a new one takes all others and the table of names."""
+        self._write(backends)
+        if self._process is None or not self.is_alive:
+            self.start(backends)
+            return
+        before = self._worker()
+        self._process.send_signal(signal.SIGUSR2)
+        end = time.monotonic() + _PATIENCE
+        while self._worker() in (before, None):
+            if time.monotonic() > end:
+                raise RouterError("haproxy does not come back from a reload")
+            time.sleep(_LOOK)
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._process = None
+
+    def set_state(self, tag: str, state: str) -> None:
+        """`drain`: no new prompts, what it holds still reaches it; `ready`. Raises RouterError."""
+        answer = self.ask(f"set server replicas/{tag} state {state}").strip()
+        if answer:
+            raise RouterError(f"haproxy: {answer}")
+
+    def ask(self, command: str) -> str:
+        """A command of HAProxy's runtime API. Raises RouterError."""
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(_PATIENCE)
+                connection.connect(str(self._socket))
+                connection.sendall(command.encode() + b"\n")
+                parts = list(iter(lambda: connection.recv(65536), b""))
+        except OSError as error:
+            raise RouterError(f"haproxy does not answer on {self._socket}: {error.strerror}") from None
+        return b"".join(parts).decode()
+
+    def _write(self, backends: list[Backend]) -> None:
+        place = self._place
+        routing = Routing(
+            host=place.host,
+            port=place.port,
+            backends=backends,
+            admin_socket=str(self._socket),
+            tenants=str(place.folder / "tenants.map"),
+            name=place.name,
+            peers=place.peers,
+            open_host=place.open_host,
+            certificate=place.certificate,
+        )
+        path = place.folder / "haproxy.cfg"
+        path.write_text(configuration(routing))
+        checked = subprocess.run([*self._command, "-c"], capture_output=True, text=True)
+        if checked.returncode != 0:
+            raise RouterError(f"haproxy does not take {path}:\n{checked.stderr.strip()}")
+
+    def _worker(self) -> str | None:
+        """The process id of whoever listens."""
+        try:
+            shown = self.ask("show info")
+        except RouterError:
+            return None
+        return next((line.split()[1] for line in shown.splitlines() if line.startswith("Pid:")), None)
+
+    def _listens(self) -> bool:
+        return self._worker() is not None

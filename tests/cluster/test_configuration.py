@@ -1,0 +1,73 @@
+"""The router's configuration as text. That HAProxy does what it says is tested in test_routing.py."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from bequest.cluster.haproxy import Backend, Routing, configuration, tenants_map
+from bequest.server.wire.names import new_id
+from bequest.server.wire.replicas import TAGGED_ID
+
+REPLICAS = [Backend("r1", "127.0.0.1", 8101), Backend("far", "fd00::2", 8000)]
+
+
+def routing(**more: object) -> Routing:
+    fields = {"host": "127.0.0.1", "port": 8000, "backends": REPLICAS, "admin_socket": "/run/a.sock"}
+    fields |= {"tenants": "/run/tenants.map", "peers": {"router1": "127.0.0.1:9000"}}
+    return Routing(**{**fields, **more})  # type: ignore[arg-type]
+
+
+def lines(text: str, section: str) -> list[str]:
+    """Of one section."""
+    found = re.search(rf"^{section}\n((?:    .*\n)*)", text, re.MULTILINE)
+    assert found is not None
+    return [line.strip() for line in found[1].splitlines()]
+
+
+def test_every_replica_is_in_both_backends() -> None:
+    """An address of IPv6 stands in brackets. The second backend does not check the same servers again."""
+    text = configuration(routing())
+    assert lines(text, "backend replicas")[-2:] == ["server r1 127.0.0.1:8101 check", "server far [fd00::2]:8000 check"]
+    assert lines(text, "backend asked")[-2:] == [
+        "server r1 127.0.0.1:8101 track replicas/r1",
+        "server far [fd00::2]:8000 track replicas/far",
+    ]
+
+
+def test_an_owner_that_is_down_or_unknown_is_said_to_be_gone() -> None:
+    said = [line for line in lines(configuration(routing()), "frontend api") if " gone " in line]
+    assert len(said) == 3 and "!{ var(txn.to) -m str r1 far }" in said[0]
+    assert "!{ srv_is_up(replicas/far) }" in said[2]
+
+
+def test_no_replica_at_all_is_a_configuration() -> None:
+    text = configuration(routing(backends=[]))
+    assert "-m str - }" in text and not re.search(r"^    server ", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("open_host", [True, False])
+def test_a_loopback_router_leaves_the_name_that_was_called(open_host: bool) -> None:
+    """Replicas refuse names that are not this machine's, as a server alone does."""
+    assert ("set-header Host" in configuration(routing(open_host=open_host))) == open_host
+
+
+def test_https() -> None:
+    text = configuration(routing(certificate="/etc/c.pem"))
+    assert "bind 127.0.0.1:8000 ssl crt /etc/c.pem alpn h2,http/1.1" in text
+
+
+def test_routers_share_what_they_learn() -> None:
+    text = configuration(routing(peers={"router1": "10.0.0.1:9000", "router2": "10.0.0.2:9000"}))
+    assert lines(text, "peers routers") == ["peer router1 10.0.0.1:9000", "peer router2 10.0.0.2:9000"]
+
+
+def test_the_pattern_of_ids_is_the_servers_own() -> None:
+    text = configuration(routing())
+    assert f"-m reg ^{TAGGED_ID}$" in text
+    assert re.fullmatch(TAGGED_ID, new_id("resp_", "r1"))
+
+
+def test_keys_are_known_by_their_digests() -> None:
+    assert tenants_map({"ab01": "acme", "00ff": "blue"}) == "00FF blue\nAB01 acme\n"
