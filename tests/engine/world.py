@@ -400,6 +400,7 @@ class World:
                 self.seen["answered as one"] += 1
             else:
                 assert [s.tokens[len(prompt) :] for s in group.sequences] == expected
+                self.seen["answered one by one"] += 1
             self.seen["searched"] += 1
             return
         if isinstance(group.kind, Scoring):
@@ -545,23 +546,24 @@ class World:
         tables = [s.table for group in self.open for s in group.sequences] + self.lease_tables()
         tables += [group.cross.table for group in self.open if group.cross is not None]
         beams = [blocks for group in self.open for blocks in blocks_of_beams(group)]
-        owners = Counter(block for blocks in [*(table.blocks for table in tables), *beams] for block in blocks)
+        owners = Counter(itertools.chain.from_iterable([*(table.blocks for table in tables), *beams]))
         for pool, sign in ((self.pool, 1), (self.host, -1)):
-            counts = [owners[sign * block] for block in range(1, pool.num_blocks)]
-            assert counts == [pool.ref_count(block) for block in range(1, pool.num_blocks)]
+            blocks = range(1, pool.num_blocks)
+            counts = [owners.get(sign * block, 0) for block in blocks]
+            assert counts == list(map(pool.ref_count, blocks))
 
     def check_budget(self) -> None:
-        budget = self.retention.leases.budget
-        held = {(r.tenant, block) for r in self.holders() for table in r.tables() for block in table.blocks}
+        budget, holders = self.retention.leases.budget, self.holders()
+        tables = {r: [block for table in r.tables() for block in table.blocks] for r in holders}
+        held = {(r.tenant, block) for r, blocks in tables.items() for block in blocks}
         assert budget.num_held == len(held) == len({block for _, block in held}), "tenants share no blocks"
         assert budget.held_on_host == sum(is_on_host(block) for _, block in held)
         running = [g.ties.record for g in self.open if g.ties.record is not None]
         assert budget.num_promised == sum(record.lease.charge for record in running)
         assert budget.used <= budget.capacity, "more is leased than there may be"
-        tables = {r: [block for table in r.tables() for block in table.blocks] for r in self.holders()}
         here = {r for r, blocks in tables.items() if not all(map(is_on_host, blocks))}
         assert here == set(self.retention.leases.on_device())
-        for record in self.holders():
+        for record in holders:
             assert record.leased or record.pins > 0 or record.group is not None
             if record.leased:
                 assert all(kept.table is not None for kept in record.kept.values())
