@@ -1,138 +1,269 @@
-"""Images through the engine against transformers, in one run: a LLaVA-1.5-7B shape with random weights on one GPU.
+"""Images through the whole server against transformers, in one run: Qwen2.5-VL-7B's shape with random weights on a GPU.
 
-python -m benchmarks.gpu_images [--images 24] [--layers 32] [--json FILE]
+    python -m benchmarks.gpu_images [--images 64] [--answer 32] [--side 1024] [--json FILE]
 
-The engine and transformers look at the same prepared pixels and answer with one token. What is printed are images per
-second of both, their ratio, the time to the first token of one image alone, and of an image that was seen before.
+Each request is one JPEG of `side` × `side` pixels that nobody has sent before, a question and an answer of so many
+tokens. The server takes them over HTTP, 32 at a time. transformers takes the same files with its own processor, one
+after another and eight at a time; the better rate counts. Then the first token of one new image alone, over HTTP, of
+one that was seen before, and of the same question without an image.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
+import io
 import json
+import signal
+import statistics
+import subprocess
+import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import torch
-from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+from PIL import Image
+from tokenizers import Tokenizer
 
-from bequest.engine.build import build_engine
-from bequest.engine.config import EngineConfig
-from bequest.engine.engine import AsyncEngine
-from bequest.engine.types import Request, SamplingParams
-from bequest.engine.types.image import Image, Rgb
-from bequest.server.stores.images import ImageKey, ImageStore
-from tests.tiny_models import make_tokenizer
+from benchmarks.http_load import start_server
+from benchmarks.model_shapes import write_config
 
-IMAGE_ID = 3
-PIXELS = 336
+QUESTION = "what is in this picture, and what is the weather like in it?"
+IMAGE_ID, START_ID, END_ID = 300, 301, 302
+IMAGE = "Ġw300"  # as write_config spells it
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # a machine without a GPU can try the script
+TEMPLATE = (
+    "{% for message in messages %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}{{ 'Ġw300' }}{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}"
+)
+CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "model_type": "qwen2_5_vl",
+    "image_token_id": IMAGE_ID,
+    "vision_start_token_id": START_ID,
+    "vision_end_token_id": END_ID,
+    "tie_word_embeddings": False,
+    "text_config": {
+        "model_type": "qwen2_5_vl_text",
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "use_sliding_window": False,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0, "mrope_section": [16, 24, 24]},
+    },
+    "vision_config": {
+        "model_type": "qwen2_5_vl",
+        "depth": 32,
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "num_heads": 16,
+        "out_hidden_size": 3584,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "window_size": 112,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+        "hidden_act": "silu",
+    },
+}
+PROCESSOR = {"image_processor_type": "Qwen2VLImageProcessor", "size": {"shortest_edge": 3136, "longest_edge": 12845056}}
 
 
-def config(layers: int) -> LlavaConfig:
-    vision = CLIPVisionConfig(
-        hidden_size=1024,
-        intermediate_size=4096,
-        num_hidden_layers=24,
-        num_attention_heads=16,
-        image_size=PIXELS,
-        patch_size=14,
-    )
-    text = LlamaConfig(num_hidden_layers=layers, vocab_size=32064, max_position_embeddings=4096, rms_norm_eps=1e-5)
-    return LlavaConfig(
-        vision_config=vision,
-        text_config=text,
-        image_token_index=IMAGE_ID,
-        architectures=["LlavaForConditionalGeneration"],
-    )
+def picture(side: int, seed: int) -> bytes:
+    """A JPEG: waves of colour with a little noise, about as large as a photograph's."""
+    random = np.random.default_rng(seed)
+    place = np.linspace(0, 20, side)
+    speeds, shifts = random.uniform(0.5, 2, (2, 3)), random.uniform(0, 6, (2, 3))
+    waves = np.sin(place[:, None, None] * speeds[0] + shifts[0]) * np.sin(place[None, :, None] * speeds[1] + shifts[1])
+    values = 127.5 + 110 * waves + random.normal(0, 6, (side, side, 1))
+    file = io.BytesIO()
+    Image.fromarray(values.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
+    return file.getvalue()
 
 
-def save(directory: Path, layers: int) -> Path:
-    made = config(layers)
-    made.save_pretrained(directory)
-    make_tokenizer().save_pretrained(directory)
-    sizes = {"size": {"shortest_edge": PIXELS}, "crop_size": {"height": PIXELS, "width": PIXELS}}
-    (directory / "preprocessor_config.json").write_text(json.dumps(sizes))
+def save(directory: Path) -> Path:
+    write_config(CONFIG, directory)
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.add_special_tokens([IMAGE])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    (directory / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
     return directory
 
 
-async def first_token(engine: AsyncEngine, number: int, ids: tuple[int, ...], image: Image) -> float:
-    began = time.perf_counter()
-    params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-    async for _ in engine.generate(Request(f"r{number}", "", ids, params, images=(image,))):
-        return time.perf_counter() - began
-    raise AssertionError("nothing came")
+# --- the server ----------------------------------------------------------------------------------------------------
 
 
-async def ours(directory: Path, pictures: list[Rgb]) -> dict[str, float]:
-    fields: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "load_format": "dummy", "kv_cache_gb": 16.0}
-    built = await build_engine(EngineConfig(model=str(directory), **fields))
-    engine, tokenizer = built.engine, built.text.tokenizer
-    assert engine.info.vision is not None
-    store = ImageStore(engine.info.vision, tokenizer, 1 << 30)
-    prepared = [engine.info.vision.prepare(picture, False) for picture in pictures]
-    images = [store.take(ImageKey("", bytes([i]), False), one) for i, one in enumerate(prepared)]
-    question = tuple(tokenizer.encode("what is in this picture? ", False))
-    prompts = [(*image.token_ids, *question) for image in images]
-    await first_token(engine, 0, prompts[0], images[0])
-    alone = await first_token(engine, 1, prompts[1], images[1])
-    seen = await first_token(engine, 2, prompts[1], images[1])
-    began = time.perf_counter()
-    rest = [first_token(engine, 3 + i, prompts[i], images[i]) for i in range(2, len(images))]
-    await asyncio.gather(*rest)
-    rate = len(rest) / (time.perf_counter() - began)
-    await engine.stop()
-    return {"images per second": rate, "first token": alone, "first token, seen before": seen}
+class Asker:
+    def __init__(self, session: aiohttp.ClientSession, url: str, answer: int) -> None:
+        self._session = session
+        self._url = url
+        self._answer = answer
+
+    async def first_and_all(self, file: bytes | None, answer: int | None = None) -> tuple[float, float]:
+        """Seconds to the first token, and to the last."""
+        parts: list[dict[str, Any]] = [{"type": "text", "text": QUESTION}]
+        if file is not None:
+            url = f"data:image/jpeg;base64,{base64.b64encode(file).decode()}"
+            parts.insert(0, {"type": "image_url", "image_url": {"url": url}})
+        body = {
+            "messages": [{"role": "user", "content": parts}],
+            "max_tokens": answer or self._answer,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        data = json.dumps(body).encode()
+        began, first = time.perf_counter(), None
+        asked = self._session.post(f"{self._url}/v1/chat/completions", data=data, headers=_JSON)
+        async with asked as response:
+            assert response.status == 200, await response.text()
+            async for line in response.content:
+                if first is None and _says_something(line):
+                    first = time.perf_counter() - began
+        assert first is not None, "nothing came"
+        return first, time.perf_counter() - began
 
 
-def theirs(layers: int, pictures: list[Rgb], num_text: int) -> dict[str, float]:
-    """One prompt after another, and eight at a time: the better one counts."""
-    torch.set_default_dtype(torch.bfloat16)
-    with torch.device("cuda"):
-        model = LlavaForConditionalGeneration(config(layers)).eval()
-    torch.set_default_dtype(torch.float32)
-    ids = torch.tensor([[IMAGE_ID] * 576 + [10] * num_text], device="cuda")
-    pixels = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)
+def _says_something(line: bytes) -> bool:
+    if not line.startswith(b"data: {"):
+        return False
+    choices = json.loads(line[len(b"data: ") :])["choices"]
+    return any(choice["delta"].get("content") or choice.get("finish_reason") for choice in choices)
 
-    def run(begin: int, count: int) -> None:
-        values = pixels[begin : begin + count].to("cuda").to(torch.bfloat16) / 255
-        with torch.inference_mode():
-            model(ids.expand(count, -1), pixel_values=values, logits_to_keep=1)
-        torch.cuda.synchronize()
 
-    rates = {}
-    for count in (1, 8):
-        run(0, count)
+_JSON = {"Content-Type": "application/json"}
+
+
+async def ask_server(url: str, files: list[bytes], answer: int) -> dict[str, float]:
+    limit = asyncio.Semaphore(32)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        asker = Asker(session, url, answer)
+
+        async def bounded(file: bytes) -> None:
+            async with limit:
+                await asker.first_and_all(file)
+
+        for file in files[:4]:  # kernels and plans of this size are there now
+            await asker.first_and_all(file)
+        alone = [(await asker.first_and_all(file, 2))[0] for file in files[4:12]]
+        seen = [(await asker.first_and_all(file, 2))[0] for file in files[4:12]]
+        blind = [(await asker.first_and_all(None, 2))[0] for _ in range(8)]
         began = time.perf_counter()
-        for begin in range(0, len(pictures) - count + 1, count):
-            run(begin, count)
-        rates[count] = len(pictures) // count * count / (time.perf_counter() - began)
-    return {"images per second, one by one": rates[1], "images per second, eight at a time": rates[8]}
+        await asyncio.gather(*map(bounded, files[12:]))
+        rate = len(files[12:]) / (time.perf_counter() - began)
+    return {
+        "images per second": rate,
+        "first token, ms": 1e3 * statistics.median(alone),
+        "first token of the slowest of eight, ms": 1e3 * max(alone),
+        "first token of an image seen before, ms": 1e3 * statistics.median(seen),
+        "first token without an image, ms": 1e3 * statistics.median(blind),
+    }
+
+
+def ours(directory: Path, files: list[bytes], answer: int) -> dict[str, float]:
+    process, url, _ = start_server(directory, 4096)
+    drained = subprocess.Popen(["cat"], stdin=process.stderr, stdout=sys.stderr)  # a full pipe would stop the server
+    try:
+        return asyncio.run(ask_server(url, files, answer))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+        drained.wait(10)
+
+
+# --- transformers --------------------------------------------------------------------------------------------------
+
+
+def their_processor() -> Any:
+    """The faster one, which resizes on the device, where torchvision is installed."""
+    if find_spec("torchvision") is not None:
+        from transformers import Qwen2VLImageProcessor
+
+        fast = Qwen2VLImageProcessor(size=PROCESSOR["size"])
+        return lambda images: fast(images, return_tensors="pt", device=DEVICE).to(DEVICE)
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    plain = Qwen2VLImageProcessorPil(size=PROCESSOR["size"])
+    return lambda images: plain(images, return_tensors="pt").to(DEVICE)
+
+
+def theirs(files: list[bytes], answer: int, num_text: int) -> dict[str, float]:
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device(DEVICE):
+        model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(**CONFIG)).eval()
+    torch.set_default_dtype(torch.float32)
+    process = their_processor()
+
+    def run(batch: list[bytes], count: int) -> None:
+        images = [Image.open(io.BytesIO(file)).convert("RGB") for file in batch]
+        given = process(images)
+        rows = int(given["image_grid_thw"][0].prod()) // 4
+        ids = torch.tensor([[START_ID] + [IMAGE_ID] * rows + [END_ID] + [10] * num_text], device=DEVICE)
+        ids = ids.expand(len(batch), -1)
+        with torch.inference_mode():
+            model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                mm_token_type_ids=(ids == IMAGE_ID).int(),
+                pixel_values=given["pixel_values"].to(torch.bfloat16),
+                image_grid_thw=given["image_grid_thw"],
+                max_new_tokens=count,
+                min_new_tokens=count,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+
+    found = {}
+    for size, batches in ((1, 3), (8, 2)):
+        run(files[:size], answer)
+        began = time.perf_counter()
+        for number in range(batches):
+            run(files[number * size : (number + 1) * size], answer)
+        found[f"images per second, {size} at a time"] = batches * size / (time.perf_counter() - began)
+    began = time.perf_counter()
+    run(files[:1], 1)
+    return {**found, "first token, ms": 1e3 * (time.perf_counter() - began)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=26)
-    parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--json")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=64)
+    parser.add_argument("--answer", type=int, default=32)
+    parser.add_argument("--side", type=int, default=1024)
+    parser.add_argument("--json", help="write the figures to this file")
+    parser.add_argument("--only-ours", action="store_true")
     options = parser.parse_args()
-    random = np.random.default_rng(0)
-    pictures = [random.integers(0, 256, (PIXELS, PIXELS, 3), dtype=np.uint8) for _ in range(options.images)]
+    files = [picture(options.side, seed) for seed in range(options.images + 12)]
+    print(f"{len(files)} files of {sum(map(len, files)) / len(files) / 1024:.0f} KiB on average")
     with tempfile.TemporaryDirectory() as folder:
-        directory = save(Path(folder), options.layers)
-        found = {"bequest": asyncio.run(ours(directory, pictures))}
-    torch.cuda.empty_cache()
-    found["transformers"] = theirs(options.layers, pictures, 24)
+        found = {"bequest": ours(save(Path(folder) / "model"), files, options.answer)}
+    if not options.only_ours:
+        found["transformers"] = theirs(files, options.answer, len(QUESTION))
     for name, figures in found.items():
         for what, value in figures.items():
-            print(f"{name:14} {what:38} {value:10.3f}")
-    best = max(found["transformers"].values())
-    print(f"ratio of images per second: {found['bequest']['images per second'] / best:.2f}")
+            print(f"{name:14} {what:42} {value:10.2f}")
+    if not options.only_ours:
+        best = max(value for what, value in found["transformers"].items() if "per second" in what)
+        print(f"ratio of images per second: {found['bequest']['images per second'] / best:.2f}")
     if options.json:
-        Path(options.json).write_text(json.dumps(found))
+        Path(options.json).write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

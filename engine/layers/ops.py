@@ -42,6 +42,11 @@ class Ops(Protocol):
         """Queries [T, NQ D] over the cross tables → [T, NQ D]"""
         ...
 
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+        """Heads [T, heads, D] of queries and keys (slices of a fused row are fine) in place, by rows `positions` [T]
+        int32 of cos_sin [P, R] float32."""
+        ...
+
     def delta_net(self, rows: Tensor, rule: DeltaRule, step: LayerStep) -> Tensor:
         """Rows [T, C + HV DV + 2 HV] as DeltaNet has them → [T, HV DV]. States move on as `step.recurrent` says."""
         ...

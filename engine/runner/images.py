@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from bequest.engine.layers.start import Overlay
-from bequest.engine.models.towers.tower import Tower, sent
+from bequest.engine.models.towers.tensors import sent
+from bequest.engine.models.towers.tower import Tower
 from bequest.engine.types.image import ImageRows, StepImages
 
 

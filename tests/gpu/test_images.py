@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from bequest.engine.backends.cuda.backend import CudaBackend
+from bequest.engine.models.load import load_model
+from bequest.engine.models.towers.grid_places import Parts
 from bequest.engine.types import Lineage, Terms
 from bequest.engine.types.image import Rgb
 from tests.engine.test_images_against_transformers import ONE, THREE, seer
@@ -64,3 +68,28 @@ async def test_bfloat16_runs(saved: tuple[str, Path, list[Rgb]]) -> None:
     async with seer(*saved, device="cuda", threads=None, dtype="bfloat16") as eyes:
         assert len(await eyes.tokens(*THREE)) == 12
         assert torch.cuda.is_available()
+
+
+def test_windows_of_several_lengths() -> None:
+    """In bfloat16 they are attended to in one launch; the other way is by length."""
+    lengths = np.asarray([64, 16, 64, 3, 1], np.int32)
+    generator = torch.Generator("cuda").manual_seed(0)
+    size = 3, int(lengths.sum()), 4, 80
+    heads = torch.randn(size, device="cuda", generator=generator, dtype=torch.bfloat16)
+    parts = Parts(lengths, torch.device("cuda"))
+    expected = parts.attend(*heads.float())
+    assert (parts.attend(*heads).float() - expected).abs().max() < 0.02
+
+
+def test_a_tower_waits_for_nothing(tmp_path: Path) -> None:
+    """A run of a size that was seen before is queued behind what the device does."""
+    loaded = load_model(save_seeing("qwen2.5-vl", tmp_path), "bfloat16", backend=CudaBackend(torch.device("cuda", 0)))
+    assert loaded.tower is not None
+    pixels = np.zeros((1, 24, 40, 3), np.uint8)
+    loaded.tower.look(pixels)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            loaded.tower.look(pixels)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

@@ -43,6 +43,9 @@ class CudaOps:
         assert step.cross is not None
         return _attend(q.view(q.shape[0], heads.num_heads, -1), heads, step, _plan(step.cross))
 
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+        cuda.rotary(q, k, positions, cos_sin)
+
     def delta_net(self, rows: Tensor, rule: DeltaRule, step: LayerStep) -> Tensor:
         assert step.recurrent is not None, "the runner of a model with recurrent layers says where states lie"
         return cuda_delta_net.delta_net(rows, rule, step.recurrent)

@@ -47,5 +47,5 @@ def load_sight(
         part = vision_part(source)
         check_shapes(part, [name for name in part.names() if name in expected], expected, config.architecture)
     computes_in = torch.float32 if backend.device.type == "cpu" else dtype
-    tower = Tower(config, Loader(part, backend, dtype), processor.normalisation, computes_in)
+    tower = Tower(config, Loader(part, backend, dtype), processor.normalisation, computes_in, backend.ops)
     return Sight(tower, processor, sum(map(math.prod, expected.values())))

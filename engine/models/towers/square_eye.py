@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bequest.engine.layers.ops import Ops
 from bequest.engine.models.towers.config import VitConfig
 from bequest.engine.models.towers.tensors import Affine, Tensors, TowerNorm, activated
 
@@ -18,7 +19,7 @@ class SquareEye:
         self._vit = Vit(config, read.under("vision."), max(config.projector.layers))
         self._projector = _projector(config, out_size, read.under("projector."))
 
-    def rows(self, values: Tensor) -> Tensor:
+    def rows(self, values: Tensor, ops: Ops) -> Tensor:
         states, wanted = self._vit.states(values), self._config.projector
         first = int(self._config.has_class and not wanted.keeps_class)
         rows = torch.cat([states[layer][:, first:] for layer in wanted.layers], dim=-1)  # [F, patches, D]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -9,19 +13,29 @@ from torch.nn import functional
 from bequest.engine.models.reader import Reader
 from bequest.engine.models.towers.config import TowerActivation
 
+Sent = npt.NDArray[np.uint8] | npt.NDArray[np.int32] | npt.NDArray[np.int64] | npt.NDArray[np.float32]
+
+
+def sent(array: Sent, device: torch.device) -> Tensor:
+    """On the device, without waiting for what it works on."""
+    given = torch.from_numpy(array)
+    return given if device.type == "cpu" else given.pin_memory().to(device, non_blocking=True)
+
 
 class Tensors:
     """Reads tensors by name, in the dtype that a tower computes in."""
 
-    def __init__(self, read: Reader, dtype: torch.dtype) -> None:
+    def __init__(self, read: Reader, dtype: torch.dtype, device: torch.device | None = None) -> None:
+        """`device`: "meta" for who wants the shapes alone; None: the reader's."""
         self._read = read
+        self._device = device
         self.dtype = dtype
 
     def under(self, prefix: str) -> Tensors:
-        return Tensors(self._read.under(prefix), self.dtype)
+        return Tensors(self._read.under(prefix), self.dtype, self._device)
 
     def get(self, name: str, *shape: int) -> Tensor:
-        return self._read.placed(self._read.tensor(name, shape)).to(self.dtype)
+        return self._read.placed(self._read.tensor(name, shape)).to(device=self._device, dtype=self.dtype)
 
     def placed(self, values: Tensor) -> Tensor:
         """On the device, in float32."""
@@ -29,11 +43,30 @@ class Tensors:
 
 
 class Affine:
-    """A matrix and its bias."""
+    """A matrix and its bias; or several of the same shape that read the same rows, one below another.
 
-    def __init__(self, read: Tensors, name: str, rows: int, columns: int, *, has_bias: bool = True) -> None:
-        self._matrix = read.get(f"{name}.weight", rows, columns)
-        self._bias = read.get(f"{name}.bias", rows) if has_bias else None
+    Zeros fill rows up to a multiple of `whole_rows`, and columns to one of `whole_columns`: products of other sizes,
+    those of Qwen2.5-VL's inner layers say, do not reach a GPU's fast kernels.
+    """
+
+    def __init__(
+        self,
+        read: Tensors,
+        name: str | Sequence[str],
+        rows: int,
+        columns: int,
+        *,
+        has_bias: bool = True,
+        whole_rows: int = 1,
+        whole_columns: int = 1,
+    ) -> None:
+        names = (name,) if isinstance(name, str) else name
+        more, wider = -rows % whole_rows, -columns % whole_columns
+        self._matrix = torch.cat(
+            [functional.pad(read.get(f"{one}.weight", rows, columns), (0, wider, 0, more)) for one in names]
+        )
+        biases = [functional.pad(read.get(f"{one}.bias", rows), (0, more)) for one in names] if has_bias else []
+        self._bias = torch.cat(biases) if biases else None
 
     def __call__(self, rows: Tensor) -> Tensor:
         return functional.linear(rows, self._matrix, self._bias)
@@ -50,7 +83,7 @@ class TowerNorm:
     def __call__(self, rows: Tensor) -> Tensor:
         if self._bias is not None:
             return functional.layer_norm(rows, self._weight.shape, self._weight, self._bias, self._eps)
-        return functional.rms_norm(rows.float(), self._weight.shape, eps=self._eps).to(rows.dtype) * self._weight
+        return functional.rms_norm(rows, self._weight.shape, self._weight, self._eps)
 
 
 def activated(rows: Tensor, kind: TowerActivation) -> Tensor:

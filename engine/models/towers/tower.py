@@ -1,6 +1,6 @@
 """A vision tower: pixels become rows that tokens of a prompt begin with.
 
-Plain torch: a tower multiplies large matrices and nothing else, so there is little to win over torch's own products.
+Mostly torch: a tower multiplies large matrices, and there is little to win over torch's own products.
 On a CPU it computes in float32, whatever the weights were stored in; on a GPU as the text model does. Owned by the
 device thread.
 """
@@ -10,26 +10,24 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from bequest.engine.layers.ops import Ops
 from bequest.engine.models.reader import Lister, Reader, Shape
 from bequest.engine.models.towers.config import VisionConfig, VitConfig
 from bequest.engine.models.towers.grid_eye import GridEye
 from bequest.engine.models.towers.square_eye import SquareEye
-from bequest.engine.models.towers.tensors import Tensors
+from bequest.engine.models.towers.tensors import Tensors, sent
 from bequest.engine.types.image import Pixels
 from bequest.engine.vision.processor import Normalisation
-
-Sent = npt.NDArray[np.uint8] | npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
 class Eye(Protocol):
     """Of one shape of tower, with its projector."""
 
-    def rows(self, values: Tensor) -> Tensor:
-        """[F, 3, height, width], normalised → [rows, H]"""
+    def rows(self, values: Tensor, ops: Ops) -> Tensor:
+        """[F, 3, height, width], normalised → [rows, H]; `ops`: kernels for what torch has no single one for."""
         ...
 
     def largest(self, max_patches: int) -> tuple[int, int, int]:
@@ -38,9 +36,12 @@ class Eye(Protocol):
 
 
 class Tower:
-    def __init__(self, config: VisionConfig, read: Reader, normalisation: Normalisation, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: VisionConfig, read: Reader, normalisation: Normalisation, dtype: torch.dtype, ops: Ops
+    ) -> None:
         self.config = config
         self.dtype = dtype
+        self._ops = ops
         self._eye = _eye(config, Tensors(read, dtype))
         self._shift = read.placed(torch.tensor(normalisation.mean))
         self._std = read.placed(torch.tensor(normalisation.std))
@@ -51,7 +52,7 @@ class Tower:
         """[F, height, width, 3] → [rows, H]"""
         given = sent(pixels, self._shift.device)
         values = (given.to(torch.float32) * self._scale - self._shift) / self._std
-        return self._eye.rows(values.permute(0, 3, 1, 2).to(self.dtype).contiguous())
+        return self._eye.rows(values.permute(0, 3, 1, 2).to(self.dtype).contiguous(), self._ops)
 
     def look_at_nothing(self, max_patches: int) -> None:
         """A run of the largest size: what it allocates at its peak is what runs need."""
@@ -64,14 +65,8 @@ def _eye(config: VisionConfig, read: Tensors) -> Eye:
     return GridEye(config.tower, config.out_size, read)
 
 
-def sent(array: Sent, device: torch.device) -> Tensor:
-    """On the device, without waiting for what it works on."""
-    given = torch.from_numpy(array)
-    return given if device.type == "cpu" else given.pin_memory().to(device, non_blocking=True)
-
-
 def expected_tensors(config: VisionConfig) -> dict[str, Shape]:
     """Every tensor that is read, by the names of names.py."""
     lister = Lister()
-    Tower(config, lister, Normalisation(), torch.float32)
+    _eye(config, Tensors(lister, torch.float32, torch.device("meta")))
     return lister.shapes
