@@ -212,7 +212,9 @@ def _turns_images(prepared: Prepared) -> bool:
 def _image_rows(config: EngineConfig, prepared: Prepared) -> int:
     """Rows of images in the memory for them: as hidden states are."""
     info = prepared.info
-    return int(config.image_cache_mb * 2**20) // max(1, info.hidden_size * (4 if info.states_dtype == "float32" else 2))
+    states = 1 if info.vision is None else info.vision.states_per_row
+    row = states * info.hidden_size * (4 if info.states_dtype == "float32" else 2)
+    return int(config.image_cache_mb * 2**20) // max(1, row)
 
 
 def _sizes(config: EngineConfig, prepared: Prepared) -> CacheSizes:

@@ -27,13 +27,17 @@ from transformers import (
     Qwen2Config,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
     SiglipVisionConfig,
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
 )
 
 from bequest.engine.types.image import Rgb
-from tests.tiny_models import CORPUS, SHAPE, VOCAB_SIZE, randomised
+from tests.tiny_models import CORPUS, LINEAR_LAYERS, SHAPE, VOCAB_SIZE, randomised
 
 IMAGE, AROUND, WHOLE = "<image>", "<fake_token_around_image>", "<global-img>"
 TILES = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
@@ -102,6 +106,33 @@ def _qwen2_5() -> Any:
     return _qwen(Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, sizes | windows)
 
 
+_ROPE3 = {"rope_type": "default", "rope_theta": 10000.0, "mrope_interleaved": True}
+_VISION3 = {
+    "depth": 3,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_heads": 4,
+    "out_hidden_size": 64,
+    "patch_size": 4,
+    "num_position_embeddings": 36,
+}
+
+
+def _qwen3() -> Any:
+    text = {**SHAPE, "head_dim": 16, "rope_parameters": {**_ROPE3, "mrope_section": [3, 3, 2]}}
+    vision = {**_VISION3, "deepstack_visual_indexes": [0, 2]}
+    config = Qwen3VLConfig(text_config=text, vision_config=vision, image_token_id=IMAGE_ID)
+    return Qwen3VLForConditionalGeneration(config)
+
+
+def _qwen3_5() -> Any:
+    rope = {**_ROPE3, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25}
+    text = {**SHAPE, **LINEAR_LAYERS, "head_dim": 32, "rope_parameters": rope, "pad_token_id": 1}
+    return Qwen3_5ForConditionalGeneration(
+        Qwen3_5Config(text_config=text, vision_config=_VISION3, image_token_id=IMAGE_ID)
+    )
+
+
 MAKERS: dict[str, Any] = {
     "llava": _clip,
     "llava-full": _clip_full,
@@ -110,6 +141,8 @@ MAKERS: dict[str, Any] = {
     "smolvlm": lambda: _tiled(SmolVLMConfig, SmolVLMForConditionalGeneration),
     "qwen2-vl": _qwen2,
     "qwen2.5-vl": _qwen2_5,
+    "qwen3-vl": _qwen3,
+    "qwen3.5": _qwen3_5,
 }
 _TILED = {"size": {"longest_edge": 96}, "max_image_size": {"longest_edge": 32}, "image_mean": _HALF, "image_std": _HALF}
 _GRID = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 256, "longest_edge": 2400}}
@@ -127,6 +160,8 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "smolvlm": {"image_processor_type": "SmolVLMImageProcessor", **_TILED},
     "qwen2-vl": {"image_processor_type": "Qwen2VLImageProcessor", **_GRID},
     "qwen2.5-vl": {"image_processor_type": "Qwen2VLImageProcessor", **_GRID},
+    "qwen3-vl": {"image_processor_type": "Qwen2VLImageProcessor", **_GRID, "image_mean": _HALF, "image_std": _HALF},
+    "qwen3.5": {"image_processor_type": "Qwen2VLImageProcessor", **_GRID, "image_mean": _HALF, "image_std": _HALF},
 }
 
 

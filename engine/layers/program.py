@@ -11,7 +11,7 @@ from torch import Tensor
 from bequest.engine.layers.ops import Ops
 from bequest.engine.layers.plain import PlainProgram
 from bequest.engine.layers.spec import LayerSpec
-from bequest.engine.layers.start import StartRows
+from bequest.engine.layers.start import Overlay, StartRows
 from bequest.engine.layers.step import LayerStep
 from bequest.engine.layers.stream import Stream
 
@@ -60,9 +60,21 @@ class Stack:
             program.run(stream, step)
 
     def run_from(self, start: StartRows, step: LayerStep) -> Stream:
+        if start.overlay is not None and start.overlay.deep:
+            return self._run_overlaid(start, start.overlay, step)
         stream = self._programs[0].run_from(start, step)
         for program in self._programs[1:]:
             program.run(stream, step)
+        return stream
+
+    def _run_overlaid(self, start: StartRows, overlay: Overlay, step: LayerStep) -> Stream:
+        """Kernel by kernel: something is added to some rows between layers."""
+        stream = start.stream(self._plain.ops)
+        for layer in self.layers:
+            self._plain.run_layer(layer, stream, step)
+            if layer.index < len(overlay.deep):
+                state = stream.state()
+                state[overlay.tokens] += overlay.deep[layer.index].to(state.dtype)
         return stream
 
     def run_watched(self, stream: Stream, step: LayerStep, watch: Callable[[int, Tensor], None]) -> None:

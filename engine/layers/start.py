@@ -18,6 +18,7 @@ class Overlay:
     tokens: Tensor  # [M] int64 in [0, T)
     rows: Tensor  # [M, H]
     turns: Tensor | None = None  # [M, 3] int32: positions of rotation, where they are apart from those of tokens
+    deep: tuple[Tensor, ...] = ()  # [M, H] each: what is added to them behind the first layers, one after another
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from bequest.engine.models.fields import Fields
 from bequest.engine.models.generation import read_json
 from bequest.engine.models.hf_config import parse_hf_config
 from bequest.engine.models.hf_encoder_decoder import PARSERS
+from bequest.engine.models.registry import HF_ARCHITECTURES
 from bequest.engine.models.towers.hf_towers import SEEING, parse_vision, text_values
 from bequest.engine.models.transformers_impl.shape import TransformersConfig
 
@@ -58,10 +59,12 @@ def _no_model(directory: Path) -> ModelError:
     return ModelError(f"{directory} holds no config.json, so it is not a Hugging Face model{hint}")
 
 
-def parse_config(values: Mapping[str, object], source: str) -> OwnConfig:
-    """Raises ModelError for an architecture that is not supported, or for a field that is wrong."""
+def parse_config(values: Mapping[str, object], source: str, *, sees: bool = True) -> OwnConfig:
+    """Raises ModelError for an architecture that is not supported, or for a field that is wrong. `sees`: False where
+    nothing says how images are prepared; then some models that see are read as their text models."""
     names = _names(values.get("architectures"))
-    if (seeing := next((name for name in names if name in SEEING), None)) is not None:
+    seeing = next((name for name in names if name in SEEING), None)
+    if seeing is not None and (sees or seeing not in HF_ARCHITECTURES):
         text = parse_hf_config(text_values(values, source), f"{source}: text_config")
         return replace(text, vision=parse_vision(values, source, seeing, text.hidden_size))
     architecture = _encoder_decoder(names)

@@ -125,6 +125,9 @@ class DecoderConfig:
             raise ModelError(
                 f"{self.architecture}: cannot rotate {self.rotary_dim} of {self.head_dim} dimensions of a head"
             )
+        if self.vision is not None and self.vision.num_deep >= self.num_layers:
+            layers = f"{self.num_layers} layers are too few for rows of images behind {self.vision.num_deep} of them"
+            raise ModelError(f"{self.architecture}: {layers}")
         if self.recurrent is not None and len(self.recurrent.layers) == self.num_layers:
             raise ModelError(f"{self.architecture}: at least one layer must have an attention")
         if len(self.sliding_windows) != self.num_layers:

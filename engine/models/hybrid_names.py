@@ -18,14 +18,16 @@ from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.weights import SourceOver, WeightSource
 from bequest.engine.types.recurrent import DeltaSizes
 
-# Parts of a checkpoint that are not loaded.
-_LEFT_OUT = {"mtp.": "a head that drafts tokens", "model.visual.": "what sees pictures"}
+_TOWER = "model.visual."
+# Parts of a checkpoint that are no part of the decoder.
+_LEFT_OUT = {"mtp.": "a head that drafts tokens", _TOWER: "what sees pictures"}
 _DEEPER = "model.language_model."
 
 
-def left_out(names: Collection[str]) -> tuple[str, ...]:
-    """For people: what a checkpoint has and nobody reads."""
-    counts = {prefix: sum(name.startswith(prefix) for name in names) for prefix in _LEFT_OUT}
+def left_out(names: Collection[str], *, sees: bool = False) -> tuple[str, ...]:
+    """For people: what a checkpoint has and nobody reads. `sees`: pictures are seen."""
+    parts = [prefix for prefix in _LEFT_OUT if prefix != _TOWER or not sees]
+    counts = {prefix: sum(name.startswith(prefix) for name in names) for prefix in parts}
     return tuple(
         f"{count} tensors of {prefix}* are not loaded ({_LEFT_OUT[prefix]})"
         for prefix, count in counts.items()

@@ -51,6 +51,7 @@ from bequest.engine.models.respelled import respelled_gguf
 from bequest.engine.models.safetensors_files import find_safetensors
 from bequest.engine.models.safetensors_loader import SafetensorsSource
 from bequest.engine.models.towers.load import Sight, load_sight
+from bequest.engine.models.towers.processors import prepares_images
 from bequest.engine.models.weights import WeightSource
 
 
@@ -183,19 +184,19 @@ def open_checkpoint(path: Path) -> Checkpoint:
 def open_dummy(directory: Path, device: torch.device) -> Checkpoint:
     """The model that config.json describes, with random weights made on the device: for measuring."""
     values = read_config(directory)
-    config = parse_config(values, str(directory / "config.json"))
+    config = parse_config(values, str(directory / "config.json"), sees=prepares_images(directory))
     generation = hf_generation_defaults(directory, Fields(values, str(directory)))
     return Checkpoint(config, DummySource(_tensors(config), device), generation)
 
 
 def _open_directory(directory: Path) -> Checkpoint:
     values, source = read_config(directory), str(directory / "config.json")
-    config = parse_config(values, source)
+    config = parse_config(values, source, sees=prepares_images(directory))
     generation = hf_generation_defaults(directory, Fields(values, source))
     if not isinstance(config, DecoderConfig):
         return Checkpoint(config, SafetensorsSource(directory), generation)
     files = _open_files(directory, config)
-    notes = () if config.recurrent is None else left_out(files.names())
+    notes = () if config.recurrent is None else left_out(files.names(), sees=config.vision is not None)
     text = as_families_name(files, config)
     return Checkpoint(config, text, generation, notes, None if config.vision is None else files)
 

@@ -17,7 +17,8 @@ from bequest.engine.types.image import ImageRows, StepImages
 class SeenImages:
     def __init__(self, tower: Tower | None) -> None:
         self._tower = tower
-        self._rows: dict[int, Tensor] = {}  # first id → [rows, H]
+        self._num_states = 1 if tower is None else 1 + tower.config.num_deep
+        self._rows: dict[int, Tensor] = {}  # first id → [rows, H], or [rows, (1 + deep layers) · H]
 
     def see(self, images: StepImages) -> Overlay | None:
         """Drops what the step drops, and looks at what it looks at. Rows that take the place of the table's."""
@@ -38,6 +39,8 @@ class SeenImages:
     def _gathered(self, parts: Sequence[ImageRows]) -> Overlay:
         device = self._rows[parts[0].image].device
         tokens = np.concatenate([part.tokens for part in parts]).astype(np.int64)
-        rows = [self._rows[part.image][sent(part.rows, device)] for part in parts]
+        rows = torch.cat([self._rows[part.image][sent(part.rows, device)] for part in parts])
+        first, *deep = rows.chunk(self._num_states, dim=1)
         turns = [part.turns for part in parts if part.turns is not None]
-        return Overlay(sent(tokens, device), torch.cat(rows), sent(np.concatenate(turns), device) if turns else None)
+        placed = sent(np.concatenate(turns), device) if turns else None
+        return Overlay(sent(tokens, device), first, placed, tuple(deep))

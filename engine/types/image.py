@@ -81,6 +81,7 @@ class VisionInfo:
     prepare: Callable[[Rgb, bool], PreparedImage]  # whether in few tokens, where the model can
     max_tokens: int  # of one image
     turns: bool = False  # images have grids
+    states_per_row: int = 1  # that the device keeps: what tokens begin with, and what deeper layers get
 
 
 # --- where the images of a prompt are ------------------------------------------------------------------------------

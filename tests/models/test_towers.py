@@ -54,8 +54,10 @@ def test_rows_are_those_of_the_library(name: str, loaded: LoadedModel) -> None:
         prepared = loaded.sight.processor.prepare(image)
         rows = loaded.sight.tower.look(prepared.pixels)
         with torch.no_grad():
-            expected = reference.model.get_image_features(**reference_pixels(name, [image])).pooler_output
-        expected = torch.cat(list(expected)).reshape(-1, expected[0].shape[-1])
+            seen = reference.model.get_image_features(**reference_pixels(name, [image]))
+        expected = torch.cat(list(seen.pooler_output)).reshape(-1, seen.pooler_output[0].shape[-1])
+        deep = getattr(seen, "deepstack_features", None) or ()
+        expected = torch.cat([expected, *(torch.cat(list(layer)) for layer in deep)], dim=-1)
         assert rows.shape == expected.shape and len(rows) == prepared.num_rows
         assert (rows - expected).abs().max() < 2e-5 * expected.abs().max()
 

@@ -64,6 +64,8 @@ class GridConfig:
     gated: bool  # the inner layer has a gate, and norms do not centre
     window: int = 0  # patches that one side of a window has; 0: every layer sees all of an image
     full_layers: frozenset[int] = frozenset()  # that see all of it nevertheless
+    table_side: int = 0  # of a square table of positions, stretched over each image; 0: rotation alone tells them
+    deep_layers: tuple[int, ...] = ()  # whose rows the first layers of the text model get, one each
     axes: tuple[int, ...]  # of the text model's rotation: which of time, row and column turns each pair of dimensions
 
 
@@ -81,3 +83,8 @@ class VisionConfig:
     def axes(self) -> tuple[int, ...]:
         """As GridConfig's; empty: tokens of images turn as others do."""
         return self.tower.axes if isinstance(self.tower, GridConfig) else ()
+
+    @property
+    def num_deep(self) -> int:
+        """Layers of the text model that get rows of images beside what tokens begin with."""
+        return len(self.tower.deep_layers) if isinstance(self.tower, GridConfig) else 0

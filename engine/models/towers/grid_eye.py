@@ -1,11 +1,14 @@
-"""A transformer over the patches of one image of any size: Qwen2-VL's and Qwen2.5-VL's.
+"""A transformer over the patches of one image of any size: those of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5.
 
-Rotation tells a patch's row and column. Patches that become one row of the result are neighbours in the order that the
-layers have them in. In Qwen2.5-VL most layers see a window of the image, so patches of a window are neighbours too.
+Rotation tells a patch's row and column; in the later two a table of positions does, too. Patches that become one row of
+the result are neighbours in the order that the layers have them in. In Qwen2.5-VL most layers see a window of the
+image, so patches of a window are neighbours too. In Qwen3-VL rows are made of some layers in the middle as well, for
+the first layers of the text model.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -23,25 +26,36 @@ class GridEye:
 
     def __init__(self, config: GridConfig, out_size: int, read: Tensors) -> None:
         at = read.under("vision.")
-        size, patch, merged = config.hidden_size, config.patch_size, config.hidden_size * config.merge**2
+        size, patch = config.hidden_size, config.patch_size
         kernel = at.get("patch_embed.proj.weight", size, 3, config.num_frames, patch, patch)
         self._config = config
         self._patches = kernel.sum(2).flatten(1)  # an image is the same in every frame
         self._layers = [_Layer(config, at.under(f"blocks.{index}.")) for index in range(config.num_layers)]
-        self._norm = TowerNorm(at, "merger.ln_q", size, _EPS, centred=not config.gated)
-        self._merger = Affine(at, "merger.mlp.0", merged, merged), Affine(at, "merger.mlp.2", out_size, merged)
+        self._bias = at.get("patch_embed.proj.bias", size) if config.table_side else None
+        self._table = at.get("pos_embed.weight", config.table_side**2, size) if config.table_side else None
+        self._merger = _Merger(config, out_size, at.under("merger."))
+        self._deep = {
+            layer: _Merger(config, out_size, at.under(f"deep.{index}."), norms_merged=True)
+            for index, layer in enumerate(config.deep_layers)
+        }
         self._places = PlacesBySize(config, self._patches.device)
 
     def rows(self, values: Tensor, ops: Ops) -> Tensor:
+        """With those of deep layers beside each other: [rows, (1 + deep layers) · H]."""
         config, patch = self._config, self._config.patch_size
         places = self._places.of(values.shape[2] // patch, values.shape[3] // patch)
-        rows = functional.linear(self._cut(values[0]), self._patches)
+        rows = functional.linear(self._cut(values[0]), self._patches, self._bias)
+        if self._table is not None and places.stretched is not None:
+            rows = rows + places.stretched.rows(self._table)
         rows = rows if places.order is None else rows[places.order]
+        deep = []
         for index, layer in enumerate(self._layers):
             sees_all = not config.window or index in config.full_layers
             rows = layer(rows, places, places.whole if sees_all else places.windows, ops)
-        first, second = self._merger
-        merged = second(activated(first(self._norm(rows).view(len(rows) // config.merge**2, -1)), "gelu"))
+            if index in self._deep:
+                deep.append(self._deep[index](rows))
+        merged = self._merger(rows)
+        merged = torch.cat([merged, *deep], dim=1) if deep else merged
         return merged if places.back is None else merged[places.back]
 
     def largest(self, max_patches: int) -> tuple[int, int, int]:
@@ -55,6 +69,23 @@ class GridEye:
         rows, columns = values.shape[1] // patch, values.shape[2] // patch
         cut = values.view(3, rows // merge, merge, patch, columns // merge, merge, patch)
         return cut.permute(1, 4, 2, 5, 0, 3, 6).reshape(rows * columns, 3 * patch * patch)
+
+
+class _Merger:
+    """Patches of a square, side by side, become one row of the text model."""
+
+    def __init__(self, config: GridConfig, out_size: int, read: Tensors, *, norms_merged: bool = False) -> None:
+        """`norms_merged`: patches of a square are normed as one."""
+        self._width = merged = config.hidden_size * config.merge**2
+        self._norms_merged = norms_merged
+        size = merged if norms_merged else config.hidden_size
+        self._norm = TowerNorm(read, "ln_q", size, _EPS, centred=not config.gated)
+        self._first, self._second = Affine(read, "mlp.0", merged, merged), Affine(read, "mlp.2", out_size, merged)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[N, D] → [N / merge², H]"""
+        rows = self._norm(rows.view(-1, self._width) if self._norms_merged else rows).view(-1, self._width)
+        return self._second(activated(self._first(rows), "gelu"))
 
 
 class _Layer:

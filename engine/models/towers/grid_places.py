@@ -64,6 +64,31 @@ class Places:
     numbers: Tensor  # [N] int32: 0, 1, …
     whole: Parts
     windows: Parts
+    stretched: Stretched | None  # of a table of positions, as the image was cut; None: there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Stretched:
+    """A square table of positions, its corners at those of the image: each patch has a share of four of its rows."""
+
+    near: Tensor  # [N, 4] rows of the table
+    shares: Tensor  # [N, 4] float32
+
+    @classmethod
+    def over(cls, rows: int, columns: int, side: int, merge: int, device: torch.device) -> Stretched:
+        places = cut_places(rows, columns, merge)
+        sides = [np.linspace(0, side - 1, count, dtype=np.float32) for count in (rows, columns)]
+        across = [at[places[:, axis]] for axis, at in enumerate(sides)]
+        first = [np.floor(at).astype(np.int64) for at in across]
+        after = [np.minimum(at + 1, side - 1) for at in first]
+        down, right = (at - begin for at, begin in zip(across, first, strict=True))
+        near = [top * side + left for top in (first[0], after[0]) for left in (first[1], after[1])]
+        shares = [above * left for above in (1 - down, down) for left in (1 - right, right)]
+        return cls(sent(np.stack(near, 1), device), sent(np.stack(shares, 1).astype(np.float32), device))
+
+    def rows(self, table: Tensor) -> Tensor:
+        """[side², D] → [N, D]"""
+        return (table[self.near] * self.shares[:, :, None].to(table.dtype)).sum(1)
 
 
 class PlacesBySize:
@@ -90,8 +115,10 @@ class PlacesBySize:
         count, together = len(places), config.merge**2
         whole = Parts(np.asarray([count], np.int32), device)
         numbers = sent(np.arange(count, dtype=np.int32), device)
+        side = config.table_side
+        stretched = Stretched.over(rows, columns, side, config.merge, device) if side else None
         if not config.window:
-            return Places(None, None, sent(self._angles(places), device), numbers, whole, whole)
+            return Places(None, None, sent(self._angles(places), device), numbers, whole, whole, stretched)
         window = places // config.window
         number = window[:, 0] * (window[:, 1].max() + 1) + window[:, 1]
         order = np.argsort(number, kind="stable")
@@ -104,6 +131,7 @@ class PlacesBySize:
             numbers,
             whole,
             Parts(lengths[lengths > 0], device),
+            stretched,
         )
 
     def _angles(self, places: IntArray) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

@@ -5,6 +5,7 @@ Sections leave out what is as in the transformers library, so its defaults are h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import get_args
@@ -23,6 +24,9 @@ _TEXT_ARCHITECTURES = {
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen2_5_vl": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
+    "qwen3_vl_text": "Qwen3ForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
 _TEXT_DEFAULTS: dict[str, dict[str, object]] = {
     "llama": {
@@ -65,7 +69,7 @@ def _plain_ropes(text: Fields) -> dict[str, object]:
     """Text turns by one number: its three axes are equal."""
     plain: dict[str, object] = {}
     for name in ("rope_scaling", "rope_parameters"):
-        given = {key: value for key, value in text.section(name).values.items() if key != "mrope_section"}
+        given = {key: value for key, value in text.section(name).values.items() if not key.startswith("mrope_")}
         if given:
             kinds = {key: "default" for key in ("type", "rope_type") if given.get(key) == "mrope"}
             plain[name] = given | kinds
@@ -144,6 +148,39 @@ def _qwen2_5(fields: Fields, architecture: str, out_size: int) -> VisionConfig:
     return replace(vision, tower=replace(vision.tower, window=window, full_layers=full))
 
 
+def _qwen3(fields: Fields, architecture: str, out_size: int) -> VisionConfig:
+    deep = fields.section("vision_config").integers("deepstack_visual_indexes") or (8, 16, 24)
+    vision = _qwen3_5(fields, architecture, out_size)
+    assert isinstance(vision.tower, GridConfig)
+    if list(deep) != sorted(set(deep)) or not 0 <= deep[0] <= deep[-1] < vision.tower.num_layers:
+        raise ModelError(f"{fields.source}: deepstack_visual_indexes must be ascending layers, not {list(deep)}")
+    return replace(vision, tower=replace(vision.tower, deep_layers=deep))
+
+
+def _qwen3_5(fields: Fields, architecture: str, out_size: int) -> VisionConfig:
+    given = fields.section("vision_config").values
+    fields = Fields({**fields.values, "vision_config": {**_QWEN3, **given}}, fields.source)
+    section = fields.section("vision_config")
+    side = math.isqrt(places := section.integer("num_position_embeddings"))
+    if side < 1 or side * side != places:
+        raise ModelError(f"{fields.source}: num_position_embeddings must be a square number, not {places}")
+    size, inner = section.integer("hidden_size"), section.integer("intermediate_size")
+    vision = _grid(fields, architecture, out_size, hidden_size=size, inner_size=inner, gated=False, default="gelu")
+    assert isinstance(vision.tower, GridConfig)
+    return replace(vision, tower=replace(vision.tower, table_side=side))
+
+
+_QWEN3: dict[str, object] = {
+    "depth": 27,
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_heads": 16,
+    "patch_size": 16,
+    "num_position_embeddings": 2304,
+    "hidden_act": "gelu_pytorch_tanh",
+}
+
+
 def _grid(
     fields: Fields,
     architecture: str,
@@ -185,6 +222,8 @@ def _axes(fields: Fields) -> tuple[int, ...]:
     sections = rope.integers("mrope_section")
     if len(sections) != 3 or min(sections) < 0:
         raise ModelError(f"{rope.source}: mrope_section must be three whole numbers, not {list(sections)}")
+    if rope.boolean("mrope_interleaved", False):
+        return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(sum(sections)))
     return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
 
 
@@ -194,6 +233,9 @@ SEEING: Mapping[str, Callable[[Fields, str, int], VisionConfig]] = {
     "SmolVLMForConditionalGeneration": _tiled,
     "Qwen2VLForConditionalGeneration": _qwen2,
     "Qwen2_5_VLForConditionalGeneration": _qwen2_5,
+    "Qwen3VLForConditionalGeneration": _qwen3,
+    "Qwen3_5ForConditionalGeneration": _qwen3_5,
+    "Qwen3_5MoeForConditionalGeneration": _qwen3_5,
 }
 
 _CLIP: dict[str, object] = {

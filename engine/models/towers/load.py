@@ -33,7 +33,13 @@ class Sight:
     @property
     def info(self) -> VisionInfo:
         config, processor = self.tower.config, self.processor
-        return VisionInfo(config.image_token_id, processor.prepare, processor.max_tokens, bool(config.axes))
+        return VisionInfo(
+            config.image_token_id,
+            processor.prepare,
+            processor.max_tokens,
+            turns=bool(config.axes),
+            states_per_row=1 + config.num_deep,
+        )
 
 
 def load_sight(

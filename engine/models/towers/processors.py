@@ -29,8 +29,19 @@ def read_processor(directory: Path, config: VisionConfig) -> Processor:
     return make(fields, **sizes)
 
 
+def prepares_images(directory: Path) -> bool:
+    """Whether a model's files say how images are prepared."""
+    return _processor_fields(directory) is not None
+
+
 def processor_fields(directory: Path) -> Fields:
     """The section of a model's files that is about images. Raises ModelError where there is none."""
+    if (fields := _processor_fields(directory)) is not None:
+        return fields
+    raise ModelError(f"{directory} has no {_FILES[0]}: nothing says how images are prepared for its tower")
+
+
+def _processor_fields(directory: Path) -> Fields | None:
     for name in _FILES:
         path = directory / name
         if not path.exists():
@@ -39,7 +50,7 @@ def processor_fields(directory: Path) -> Fields:
         section = fields.section("image_processor")  # where a file is about more than images
         if section.values or fields.has("image_mean") or fields.has("size"):
             return section if section.values else fields
-    raise ModelError(f"{directory} has no {_FILES[0]}: nothing says how images are prepared for its tower")
+    return None
 
 
 def normalisation_of(fields: Fields, mean: tuple[float, ...], std: tuple[float, ...]) -> Normalisation:
