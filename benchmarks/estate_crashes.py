@@ -17,12 +17,13 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple, NoReturn, TextIO
 
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.errors import EngineError, InsufficientRetention, ParentNotFound
@@ -32,8 +33,9 @@ from tests.engine.harness import Setup, ask, make_engine, request
 from tests.engine.paged_fake import expected_tokens
 
 SETUP = Setup(num_blocks=120, num_host_blocks=60, num_lease_blocks=60, num_file_blocks=4000)
-_CHECKED = 12  # leases that a run continues before it makes new ones
+_CHECKED, _CHECKED_UNPROMISED = 6, 3  # leases that a run continues before it makes new ones
 _CLIENTS = 4
+_MOST_LINES = 40
 
 
 def main() -> int:
@@ -42,11 +44,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="writes the figures there")
     parser.add_argument("--folder", type=Path, help="keeps leases and figures there, and goes on from them")
-    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)  # the process that is killed
     given = parser.parse_args()
-    if given.serve is not None:
-        asyncio.run(_serve(given.serve, random.Random(given.seed)))
-        return 0
     with tempfile.TemporaryDirectory() as folder:
         figures = crashes(given.kills, given.seed, given.folder or Path(folder))
     print("\n".join(f"{name:<24}{value}" for name, value in figures.items()))
@@ -65,7 +63,8 @@ def crashes(kills: int, seed: int, folder: Path) -> dict[str, int]:
         figures |= json.loads(kept.read_text())
     for number in range(figures["kills"], kills + 1):
         draw = random.Random(seed + number)
-        told = _run(folder, seed + number, None if number == kills else draw.uniform(0.0, 0.6))
+        moment = None if number == kills else Moment(draw.randint(1, _MOST_LINES), draw.uniform(0.0, 0.3))
+        told = _run(folder, seed + number, moment)
         figures["kills"] += number < kills
         figures["continued"] += told.count("continued")
         figures["found unpromised"] += told.count("unpromised")
@@ -78,49 +77,69 @@ def crashes(kills: int, seed: int, folder: Path) -> dict[str, int]:
     return figures
 
 
-def _run(path: Path, seed: int, seconds: float | None) -> list[str]:
-    """A run that is killed so long after it is ready; None: it ends by itself, once it has looked at all leases."""
-    command = [sys.executable, "-m", "benchmarks.estate_crashes", "--serve", str(path), "--seed", str(seed)]
-    last = {"LAST": "1"} if seconds is None else {}
-    env = {**os.environ, **last}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
-        told = _told(process, seconds)
-    expected = 0 if seconds is None else -signal.SIGKILL
-    if process.returncode != expected:
-        told.append(f"wrong: the run ended with {process.returncode}, not {expected}")
+class Moment(NamedTuple):
+    """Of a kill. Events first, so that a busy machine has as much load behind it as an idle one."""
+
+    lines: int  # that the server has told: it continues, or promises
+    seconds: float  # after that
+
+
+def _run(path: Path, seed: int, end: Moment | None) -> list[str]:
+    """A run that is killed then; None: it ends by itself, once it has looked at all leases."""
+    reading, writing = os.pipe()
+    process = os.fork()  # nothing is imported again: a start costs what a server's does behind its imports
+    if process == 0:
+        os.close(reading)
+        os.dup2(writing, sys.stdout.fileno())
+        _serve_and_exit(path, random.Random(seed), last=end is None)
+    os.close(writing)
+    with os.fdopen(reading) as told_to:
+        told = _told(process, told_to, end)
+    code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    expected = 0 if end is None else -signal.SIGKILL
+    if code != expected:
+        told.append(f"wrong: the run ended with {code}, not {expected}")
     return told
 
 
-def _told(process: subprocess.Popen[str], seconds: float | None) -> list[str]:
-    assert process.stdout is not None
-    told = [process.stdout.readline().strip()]
+def _told(process: int, told_to: TextIO, end: Moment | None) -> list[str]:
+    told = [told_to.readline().strip()]
     if told[0] != "ready":
         return [f"wrong: the server did not start ({told[0]!r})"]
-    if seconds is not None:
-        told.append(process.stdout.readline().strip())  # it continues or promises: there is load
-        time.sleep(seconds)
-        process.send_signal(signal.SIGKILL)
-    return told + process.stdout.read().splitlines()
+    if end is not None:
+        told += [told_to.readline().strip() for _ in range(end.lines)]
+        time.sleep(end.seconds)
+        os.kill(process, signal.SIGKILL)
+    return told + told_to.read().splitlines()
 
 
 # --- the process that is killed ------------------------------------------------------------------------------------
 
 
-async def _serve(path: Path, draw: random.Random) -> None:
+def _serve_and_exit(path: Path, draw: random.Random, *, last: bool) -> NoReturn:
+    try:
+        asyncio.run(_serve(path, draw, last=last))
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+async def _serve(path: Path, draw: random.Random, *, last: bool) -> None:
     engine, _ = make_engine(SETUP)
     await engine.open_files(Shelf(path / "estates"), 5.0)
     print("ready", flush=True)
     promised = [json.loads(line) for line in (path / "promised").read_text().splitlines() if line.endswith("}")]
-    known, last = {one["id"]: one for one in promised}, "LAST" in os.environ
+    known = {one["id"]: one for one in promised}
     some = promised if last else draw.sample(promised, min(_CHECKED, len(promised)))
     for one in some:
         await _continue(engine, one, draw, path)
-    for entry in engine.records("t"):
-        if entry.grade == "stored" and entry.id not in known:
-            kept = engine.retention.find("t", entry.id).kept[0]
-            await _continue(engine, {"id": entry.id, "tokens": kept.tokens.to_list(), "extra": True}, draw, path)
+    others = [e.id for e in engine.records("t") if e.grade == "stored" and e.id not in known]
+    for name in others if last else draw.sample(others, min(_CHECKED_UNPROMISED, len(others))):
+        kept = engine.retention.find("t", name).kept[0]
+        await _continue(engine, {"id": name, "tokens": kept.tokens.to_list(), "extra": True}, draw, path)
     if last:
-        os._exit(0)
+        return
     gone = _gone(path)
     earlier = [one for one in promised if one["id"] not in gone]
     await asyncio.gather(*(_load(engine, draw, path, earlier) for _ in range(_CLIENTS)))

@@ -1,11 +1,12 @@
 """How soon a child of a leased parent has its first token, by where the lease is, beside computing the parent again.
 
     python -m benchmarks.estate_first_token [--tokens 4000] [--model DIR] [--device cpu] [--folder DIR]
-    python -m benchmarks.estate_first_token --shape llama-3.1-8b --tokens 16000       # random weights, on a GPU
+    python -m benchmarks.estate_first_token --shape llama-3.1-8b --tokens 16000 --kv-cache-gb 12    # on a GPU
 
 A prompt is leased into files. Its children are timed, each with a suffix of its own: the lease is on the disk, of which
 the operating system has no copy; in files of which it has one; in the host's memory; and nowhere, under a salt of their
-own, so that nothing is inherited. Bytes per second stand beside those of reading the same files alone.
+own, so that nothing is inherited. Bytes per second stand beside those of reading the same files alone. `--shape` takes
+random weights.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ async def _measure(given: argparse.Namespace, folder: Path) -> dict[str, tuple[f
         load_format="auto" if given.shape is None else "dummy",
         estate_dir=str(files),
         durable_wait=120.0,
+        max_model_len=given.tokens + 64,
         kv_cache_gb=given.kv_cache_gb,
         host_cache_gb=given.host_cache_gb,
     )
@@ -71,20 +73,23 @@ async def _measure(given: argparse.Namespace, folder: Path) -> dict[str, tuple[f
         before = await _lease(engine, given.tokens)
         num_bytes = sum(file.stat().st_size for file in (files / "blocks").iterdir())
         print(f"{len(before)} tokens, {num_bytes / 1e6:.0f} MB", flush=True)
-        ways: dict[str, Callable[[], None]] = {
-            "from the host": lambda: _move_to_host(engine),
-            "from files, cached": lambda: _let_go(engine),
-            "from the disk": lambda: _let_go(engine, files),
+        ways: dict[str, tuple[str, Callable[[], None]]] = {
+            "from the host": ("host", lambda: _move_to_host(engine)),
+            "from files, cached": ("file", lambda: _let_go(engine)),
+            "from the disk": ("file", lambda: _let_go(engine, files)),
         }
         figures, tokens = {}, set()
-        for name, prepare in ways.items():
-            timed = [await _child(engine, before, prepare, i) for i in range(given.repeats)]
+        for name, (source, prepare) in ways.items():
+            timed = [await _child(engine, before, prepare, source, i) for i in range(given.repeats)]
             tokens.add(tuple(token for _, token in timed))
             seconds = statistics.median(seconds for seconds, _ in timed)
             figures[name] = seconds, num_bytes / 1e6 / seconds
+        assert len(tokens) == 1, f"the tokens of children differ: {tokens}"
         timed = [await _whole(engine, before, i) for i in range(given.repeats)]
-        tokens.add(tuple(token for _, token in timed))
-        assert len(tokens) == 1, f"the tokens differ: {tokens}"
+        same = tokens == {tuple(token for _, token in timed)}
+        # In bfloat16 a step of other sizes rounds otherwise, and random weights have many likeliest tokens.
+        assert same or engine.info.dtype != "float32", f"the tokens differ from those of {timed}"
+        print(f"recomputed tokens are {'the same' if same else 'others'} ({engine.info.dtype})", flush=True)
         figures["recomputed"] = statistics.median(seconds for seconds, _ in timed), 0.0
     finally:
         await engine.stop()
@@ -132,12 +137,12 @@ def _uncache(files: Path) -> None:
 
 
 async def _child(
-    engine: AsyncEngine, before: tuple[int, ...], prepare: Callable[[], None], number: int
+    engine: AsyncEngine, before: tuple[int, ...], prepare: Callable[[], None], source: str, number: int
 ) -> tuple[float, int]:
     prepare()
     terms = Terms(lineage=Lineage("parent", 0, len(before)), keep_record=False)
     asked = _request(f"child-{number}", (*before, 5, 6 + number), terms)
-    return await _timed(engine, asked, computed=3)
+    return await _timed(engine, asked, computed=3, source=source)
 
 
 async def _whole(engine: AsyncEngine, before: tuple[int, ...], number: int) -> tuple[float, int]:
@@ -145,12 +150,14 @@ async def _whole(engine: AsyncEngine, before: tuple[int, ...], number: int) -> t
     return await _timed(engine, asked, computed=len(before) + 2)
 
 
-async def _timed(engine: AsyncEngine, asked: Request, computed: int) -> tuple[float, int]:
+async def _timed(engine: AsyncEngine, asked: Request, computed: int, source: str | None = None) -> tuple[float, int]:
     began, first, token = time.perf_counter(), 0.0, -1
     async for delta in engine.generate(asked):
         first = first or time.perf_counter() - began
         for choice in delta.choices:
             token = choice.token_ids[-1] if choice.token_ids else token
+        if delta.inheritance is not None:
+            assert delta.inheritance.source == source, delta.inheritance
         if delta.usage is not None:
             assert delta.usage.prompt_tokens - delta.usage.cached_tokens == computed, delta.usage
     return first, token
@@ -164,9 +171,11 @@ def _reading(files: Path, *, cached: bool) -> float:
     """Seconds that reading the blocks alone takes."""
     if not cached:
         _uncache(files)
-    began = time.perf_counter()
+    began, into = time.perf_counter(), bytearray(8 << 20)
     for file in (files / "blocks").iterdir():
-        file.read_bytes()
+        with open(file, "rb", buffering=0) as opened:
+            while opened.readinto(into):
+                pass
     return time.perf_counter() - began
 
 
