@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,7 @@ from bequest.engine.work.desk import Drafter
 from bequest.engine.work.kinds import KINDS, KindClass
 
 if TYPE_CHECKING:
+    from bequest.engine.runner.kept_weights import KeptWeights
     from bequest.engine.runner.prepare import Prepared
 
 log = logging.getLogger("bequest.start")
@@ -261,15 +263,16 @@ def _runner_of(config: EngineConfig, path: Path, prepared: Prepared) -> Runner:
         return prepared.runner
     from bequest.engine.runner.sleeping import SleepingRunner
 
-    sizes = _sizes(config, prepared)
-    return SleepingRunner(prepared.runner, prepared.num_blocks, lambda: _built_again(config, path, sizes))
+    sizes, weights = _sizes(config, prepared), prepared.weights
+    build = partial(_built_again, config, path, sizes, weights)
+    return SleepingRunner(prepared.runner, prepared.num_blocks, build, weights)
 
 
-def _built_again(config: EngineConfig, path: Path, sizes: CacheSizes) -> Runner:
+def _built_again(config: EngineConfig, path: Path, sizes: CacheSizes, weights: KeptWeights | None) -> Runner:
     """A runner of the same sizes, or larger ones, which nobody will use. Raises MemoryError."""
     rows = -(-sizes.num_blocks // len(sizes.windows))
     try:
-        prepared = _prepare(replace(config, num_blocks=rows), path)
+        prepared = _prepare(replace(config, num_blocks=rows), path, weights)
     except ModelError as error:
         raise MemoryError(str(error)) from None
     slots = 0 if prepared.states is None else prepared.states.num_slots
@@ -313,7 +316,7 @@ def _check_draft_tokens(draft_model: str, text: TextBundle) -> None:
         raise ModelError(f"draft_model={draft_model} has other tokens than the model; take one of the same family")
 
 
-def _prepare(config: EngineConfig, path: Path) -> Prepared:
+def _prepare(config: EngineConfig, path: Path, weights: KeptWeights | None = None) -> Prepared:
     """In a worker thread, and torch is imported here: the server's own modules must not."""
     started = time.perf_counter()
     from bequest.engine._C import with_cuda
@@ -323,4 +326,4 @@ def _prepare(config: EngineConfig, path: Path) -> Prepared:
     from bequest.engine.runner.prepare import prepare
 
     log.info("libraries: %.2f s", time.perf_counter() - started)
-    return prepare(config, path)
+    return prepare(config, path, weights)

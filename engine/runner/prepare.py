@@ -28,6 +28,7 @@ from bequest.engine.models.load import LoadedModel, load_model
 from bequest.engine.runner.cpu import CpuRunner
 from bequest.engine.runner.cuda_sizes import mixed_ladder
 from bequest.engine.runner.encoder_info import max_encoder_len
+from bequest.engine.runner.kept_weights import KeptWeights
 from bequest.engine.runner.memory import (
     GIB,
     CachePlan,
@@ -110,10 +111,12 @@ class Prepared:
     max_num_seqs: int = 1  # as in SchedulerLimits
     states: StateSizes | None = None  # of a model with recurrent layers
     adapters: AdapterSource = NO_ADAPTERS
+    weights: KeptWeights | None = None  # of a GPU
 
 
-def prepare(config: EngineConfig, path: Path) -> Prepared:
-    return _prepare_cuda(config, path) if _use_cuda(config) else _prepare_cpu(config, path)
+def prepare(config: EngineConfig, path: Path, weights: KeptWeights | None = None) -> Prepared:
+    """`weights`: of a GPU's runner that was put away."""
+    return _prepare_cuda(config, path, weights) if _use_cuda(config) else _prepare_cpu(config, path)
 
 
 @contextmanager
@@ -195,7 +198,7 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
     )
 
 
-def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
+def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None) -> Prepared:
     from bequest.engine.runner.cuda import CudaRunner, RunnerLimits
     from bequest.engine.runner.cuda_adapters import make_adapters, source_of
 
@@ -206,7 +209,8 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
     with phase("device"):
         memory = _DeviceMemory.measure(device)
     with phase("weights"):
-        loaded = _load_cuda(config, path, device, memory)
+        kept = None if weights is None else weights.bring_back()
+        loaded = kept or _load_cuda(config, path, device, memory)
     wish = _wish(config, loaded)
     memory_of_states = plan_states(state_wish(config, loaded, wish), _left_beside_weights(config, device))
     recurrent = memory_of_states.allocate(device)
@@ -250,6 +254,7 @@ def _prepare_cuda(config: EngineConfig, path: Path) -> Prepared:
         max_num_seqs=memory_of_states.max_num_seqs,
         states=memory_of_states.sizes,
         adapters=source_of(config, loaded, adapters),
+        weights=KeptWeights(loaded, device) if kept is None else weights,
     )
 
 

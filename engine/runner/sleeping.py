@@ -1,7 +1,8 @@
 """A runner that can give its memory back: it is put away, and built again when it wakes. Device thread only.
 
-What leases hold waits in the host's memory meanwhile, as bytes, and goes back to the same numbers. Everything else that
-a runner has comes from the model's files, or was told to it: catalogues and adapters, which are told again.
+What leases hold waits in the host's memory meanwhile, as bytes, and goes back to the same numbers. So do weights of a
+GPU (kept_weights.py); a CPU reads its own from the files again. Everything else that a runner has was told to it:
+catalogues and adapters, which are told again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bequest.engine.runner.kept_weights import KeptWeights
 from bequest.engine.types import IntArray, MaskSource, PendingStep, Runner, StepMoves, StepPlan, StepResult
 from bequest.engine.types.adapter import AdapterWeights
 from bequest.engine.types.blocks import (
@@ -48,11 +50,15 @@ class _Kept:
 
 
 class SleepingRunner:
-    def __init__(self, runner: Runner, num_blocks: int, build: Callable[[], Runner]) -> None:
-        """`num_blocks`: of its cache. `build`: another one with as many blocks and states; raises MemoryError."""
+    def __init__(
+        self, runner: Runner, num_blocks: int, build: Callable[[], Runner], weights: KeptWeights | None = None
+    ) -> None:
+        """`num_blocks`: of its cache. `build`: another one with as many blocks and states, of these weights where
+        there are any; raises MemoryError."""
         self._most_through = min(_MOST_THROUGH, num_blocks - 1)
         self._awake: Runner | None = runner
         self._build = build
+        self._weights = weights
         self._masks: MaskSource | None = None
         self._catalogues: dict[int, Catalogue] = {}
         self._adapters: dict[int, AdapterWeights] = {}
@@ -77,17 +83,13 @@ class SleepingRunner:
         self._kept = _Kept(kept, blocks, host, states)
         self._runner.close()
         self._awake = None
-        _collect()
+        self._collect()
         return max(0, used - _used_bytes())
 
     def wake(self) -> None:
         kept = self._kept
         assert kept is not None and self._awake is None, "it is awake"
-        try:
-            runner = self._build()
-        except torch.cuda.OutOfMemoryError as error:
-            _collect()
-            raise MemoryError(str(error)) from None
+        runner = self._built()
         self._awake = runner
         if self._masks is not None:
             runner.connect(self._masks)
@@ -97,6 +99,20 @@ class SleepingRunner:
             runner.register_adapter(handle, weights)
         self._restore(runner, kept)
         self._kept = None
+
+    def _built(self) -> Runner:
+        """Raises MemoryError."""
+        try:
+            return self._build()
+        except (torch.cuda.OutOfMemoryError, MemoryError) as error:
+            why = str(error)
+        self._collect()  # behind the exception, whose frames refer to what is to be collected
+        raise MemoryError(why)
+
+    def _collect(self) -> None:
+        if self._weights is not None:
+            self._weights.put_away()
+        _collect()
 
     def _restore(self, runner: Runner, kept: _Kept) -> None:
         """Blocks of the host first: they pass through blocks of the device, all of which are free."""
@@ -192,6 +208,8 @@ def _collect() -> None:
 
 
 def _used_bytes() -> int:
-    """Of this process, on the device and here."""
+    """Of this process, on the GPU if it has one, else here."""
+    if torch.cuda.is_initialized():
+        return torch.cuda.memory_reserved()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") + (torch.cuda.memory_reserved() if torch.cuda.is_initialized() else 0)
+    return pages * os.sysconf("SC_PAGE_SIZE")
