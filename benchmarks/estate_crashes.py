@@ -130,26 +130,23 @@ async def _serve(path: Path, draw: random.Random, *, last: bool) -> None:
     await engine.open_files(Shelf(path / "estates"), 5.0)
     print("ready", flush=True)
     promised = [json.loads(line) for line in (path / "promised").read_text().splitlines() if line.endswith("}")]
-    known = {one["id"]: one for one in promised}
-    some = promised if last else draw.sample(promised, min(_CHECKED, len(promised)))
+    known, gone = {one["id"]: one for one in promised}, _gone(path)
+    earlier = [one for one in promised if one["id"] not in gone]
+    some = earlier if last else draw.sample(earlier, min(_CHECKED, len(earlier)))
     for one in some:
-        await _continue(engine, one, draw, path)
+        await _continue(engine, one, draw)
     others = [e.id for e in engine.records("t") if e.grade == "stored" and e.id not in known]
     for name in others if last else draw.sample(others, min(_CHECKED_UNPROMISED, len(others))):
         kept = engine.retention.find("t", name).kept[0]
-        await _continue(engine, {"id": name, "tokens": kept.tokens.to_list(), "extra": True}, draw, path)
+        await _continue(engine, {"id": name, "tokens": kept.tokens.to_list(), "extra": True}, draw)
     if last:
         return
-    gone = _gone(path)
-    earlier = [one for one in promised if one["id"] not in gone]
     await asyncio.gather(*(_load(engine, draw, path, earlier) for _ in range(_CLIENTS)))
 
 
-async def _continue(engine: AsyncEngine, one: dict[str, object], draw: random.Random, path: Path) -> None:
+async def _continue(engine: AsyncEngine, one: dict[str, object], draw: random.Random) -> None:
     """A child of a lease; it may be durable itself."""
     assert isinstance(one["tokens"], list)
-    if one.get("forgotten") or (_gone(path) & {one["id"]}):
-        return
     suffix = [draw.randrange(10, 60) for _ in range(draw.randint(1, 9))]
     tokens = [*one["tokens"], *suffix]
     params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)

@@ -39,7 +39,11 @@ from bequest.engine.types.adapter import AdapterWeights
 from bequest.engine.types.estate import NO_NOTES, Notes
 from bequest.engine.types.image import MOST_TURNED
 from bequest.engine.types.recurrent import StateSizes
+from bequest.engine.types.store_url import parse_store_url
+from bequest.engine.vault.mooncake import MooncakeStore, StoreUnusable
+from bequest.engine.vault.objects import ObjectShelf
 from bequest.engine.vault.shelf import Shelf
+from bequest.engine.vault.shelving import Shelving
 from bequest.engine.watching.observation import Observer
 from bequest.engine.work.desk import Drafter
 from bequest.engine.work.kinds import KINDS, KindClass
@@ -167,13 +171,23 @@ async def build_engine(
     return Built(engine, text)
 
 
-def _open_shelf(config: EngineConfig) -> Shelf | None:
+def _open_shelf(config: EngineConfig) -> Shelving | None:
+    if config.estate_store is not None:
+        return _open_store(config.estate_store)
     if config.estate_dir is None:
         return None
     try:
         return Shelf(Path(config.estate_dir))
     except OSError as error:
         raise ModelError(f"estate_dir={config.estate_dir}: {error.strerror}") from None
+
+
+def _open_store(given: str) -> Shelving:
+    url = parse_store_url(given)
+    try:
+        return ObjectShelf(MooncakeStore(url), url.name)
+    except StoreUnusable as error:
+        raise ModelError(f"estate_store={given}: {error}") from None
 
 
 def _limits(config: EngineConfig, prepared: Prepared, tuning: Tuning) -> SchedulerLimits:
@@ -234,7 +248,7 @@ def _sizes(config: EngineConfig, prepared: Prepared) -> CacheSizes:
 
 
 def _file_blocks(config: EngineConfig, prepared: Prepared) -> int:
-    if config.estate_dir is None:
+    if not config.keeps_estates:
         return 0
     return int(config.estate_gb * 2**30) // prepared.runner.block_layout.num_bytes
 

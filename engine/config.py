@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from bequest.engine.types.speculation import parse_speculative
+from bequest.engine.types.store_url import parse_store_url
 
 # What --reasoning-parser and --tool-call-parser take (engine/dialects).
 ReasoningParser = Literal[
@@ -157,6 +158,9 @@ class EngineConfig:
         "continue from the middle; default: 4096, of recurrent layers as many as have keys and values of that size",
     )
     estate_dir: str | None = option(None, "directory for leases that outlive the process")
+    estate_store: str | None = option(
+        None, "a store for leases that servers share, instead: mooncake://MASTER:PORT, see docs/estates.md"
+    )
     estate_gb: float = option(10.0, "how much they may take there, in GiB")
     warm_estates: bool = option(
         False, "what requests without a lease leave goes there, too, where leases leave room: a cache of prefixes"
@@ -256,13 +260,14 @@ class EngineConfig:
             raise ValueError(f"image_cache_mb must be over 0, not {self.image_cache_mb:g}")
         if self.estate_gb <= 0:
             raise ValueError(f"estate_gb must be over 0, not {self.estate_gb:g}")
+        self._check_store()
         if self.warm_estates and self.estate_dir is None:
             raise ValueError("warm_estates needs estate_dir, the directory that they go to")
         for name in ("durable_wait", "idle_sleep"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name):g}")
-        if self.durable_by_default and self.estate_dir is None:
-            raise ValueError("durable_by_default needs estate_dir: a directory for the leases")
+        if self.durable_by_default and not self.keeps_estates:
+            raise ValueError("durable_by_default needs estate_dir or estate_store: a place for the leases")
         if not 0 < self.default_ttl <= self.max_ttl:
             raise ValueError(
                 f"default_ttl must be over 0, at most max_ttl ({self.max_ttl:g}), not {self.default_ttl:g}"
@@ -272,6 +277,21 @@ class EngineConfig:
             value, least = getattr(self, name), 2 if name == "num_blocks" else 1
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")
+
+    @property
+    def keeps_estates(self) -> bool:
+        """Whether leases can outlive the process."""
+        return self.estate_dir is not None or self.estate_store is not None
+
+    def _check_store(self) -> None:
+        if self.estate_store is None:
+            return
+        if self.estate_dir is not None:
+            raise ValueError("estate_store and estate_dir are two places for the same leases: set one of them")
+        try:
+            parse_store_url(self.estate_store)
+        except ValueError as error:
+            raise ValueError(f"estate_store {error}") from None
 
 
 def check_loras(given: Sequence[str], most: int) -> None:

@@ -25,8 +25,9 @@ from bequest.engine.state.record import Record
 from bequest.engine.timer import Timer
 from bequest.engine.types import Parent, RecordEntry
 from bequest.engine.types.estate import Estate
-from bequest.engine.vault.shelf import Shelf
-from bequest.engine.vault.vault import NoVault, Vault
+from bequest.engine.vault.no_vault import NoVault
+from bequest.engine.vault.shelving import Shelving
+from bequest.engine.vault.vault import Vault
 
 
 class Keeper(ABC):
@@ -56,6 +57,11 @@ class Keeper(ABC):
         left = None if deadline is None else max(0.0, deadline - self._clock())
         await _ended(record, reference, left, self._death)
         return self.parent(tenant, record.id)
+
+    async def seek(self, tenant: str, reference: str) -> None:
+        """A lease that another server has put into the store is known from now on, if there is one."""
+        await self._vault.seek(tenant, reference)
+        self._timer.arm()
 
     async def reach(self, tenant: str, reference: str, choice: int) -> None:
         """Returns when the bytes of a choice are at hand, if they are in files. Raises ParentLost."""
@@ -114,7 +120,7 @@ class Keeper(ABC):
         self._timer.arm()
         return record_id
 
-    async def open_files(self, shelf: Shelf, wait: float, *, warm: bool = False) -> None:
+    async def open_files(self, shelf: Shelving, wait: float, *, warm: bool = False) -> None:
         """Keeps leases in files from now on; those of earlier processes are found. `wait`, `warm`: as in Vault."""
         self._vault = self.scheduler.cache.filed.files = Vault(
             shelf,

@@ -60,6 +60,9 @@ class EngineLike(Protocol):
     async def parent_ended(self, tenant: str, reference: str, deadline: float | None) -> Parent:
         """Waits until it does not run any more; raises DeadlineExceeded, or ParentFailed if nothing came of it."""
 
+    async def seek(self, tenant: str, reference: str) -> None:
+        """A lease that another server has put into the store is known from now on, if there is one."""
+
     async def reach(self, tenant: str, reference: str, choice: int) -> None:
         """Returns when the bytes of a choice are at hand, if they are in files; raises ParentLost."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import secrets
 
 import msgspec
 
@@ -12,8 +13,7 @@ from bequest.engine.types.estate import Manifest
 
 _MAGIC = b"BQLEASE1"
 _DIGEST_BYTES = 32
-
-
+_MARK_CHARS = 32
 _WARM = ".warm"  # ends the names of those that are no leases
 _FILE_NAME = re.compile(r"[0-9a-f]{32}(-[0-9a-f]{32})?")
 
@@ -29,6 +29,23 @@ def file_name(manifest: Manifest) -> str:
 def mark_of(tenant: str, reference: str) -> str:
     """Neither a tenant nor an id is fit to be a part of a path."""
     return hashlib.blake2b(f"{tenant}\0{reference}".encode(), digest_size=16).hexdigest()
+
+
+def new_segment(owner: str, now: float) -> str:
+    """A name for bytes that the lease of this mark writes; it tells whose they are, and since when."""
+    return f"{owner}{int(now):010x}{secrets.token_hex(8)}"
+
+
+def owner_of(segment: str) -> str:
+    return segment[:_MARK_CHARS]
+
+
+def made_at(segment: str) -> float:
+    """Seconds since 1970."""
+    try:
+        return float(int(segment[_MARK_CHARS : _MARK_CHARS + 10], 16))
+    except ValueError:
+        return 0.0
 
 
 def marks_in(name: str) -> list[str]:

@@ -18,9 +18,8 @@ import logging
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +28,7 @@ from bequest.engine.errors import InvalidEstate
 from bequest.engine.types.blocks import BlockBytes
 from bequest.engine.types.estate import Manifest, StoredBlock
 from bequest.engine.vault import manifest as manifests
+from bequest.engine.vault.shelving import BrokenBlocks, Found, Keep, Scanned
 
 log = logging.getLogger("bequest.estates")
 
@@ -36,25 +36,12 @@ _COMING = ".new"  # ends the names of manifests that are not there yet
 _TORN_SECONDS = 30 * 86400.0  # that a broken manifest is kept: nobody knows any more when its lease was to end
 
 
-class BrokenBlocks(Exception):
-    """Bytes of a lease are gone, or not those that were written."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A lease of an earlier process."""
-
-    manifest: Manifest
-    lost: bool  # its manifest is whole, but blocks are missing
-
-
-@dataclass(frozen=True, slots=True)
-class Scanned:
-    found: list[Found]
-    torn: frozenset[str]  # marks of leases whose manifests are broken: they were promised, and are lost
-
-
 class Shelf:
+    """A Shelving."""
+
+    name = "the disk"
+    is_shared = False
+
     def __init__(self, path: Path) -> None:
         """Raises OSError if the directory cannot be used, or another server uses it."""
         self._blocks, self._leases = path / "blocks", path / "leases"
@@ -88,6 +75,10 @@ class Shelf:
                 path.unlink()
             raise
         return sums
+
+    def share(self, segments: Sequence[str], parent: Manifest, child: str) -> bool:
+        """Who uses the directory alone need not say so: its books hold them."""
+        return True
 
     def publish(self, manifest: Manifest) -> None:
         """The lease is there from now on, or it is as it was before. Raises OSError. REQUIRES: its blocks were put"""
@@ -134,7 +125,7 @@ class Shelf:
                 raise BrokenBlocks("the bytes of a block have changed since they were written")
         return content
 
-    def scan(self, keep: Callable[[Manifest], str | None]) -> Scanned:
+    def scan(self, keep: Keep) -> Scanned:
         """The leases that are there; `keep` says why one is not wanted. Others, and bytes that no lease has, go. A
         manifest that is broken stays for a while: whoever was promised its lease hears that it is lost."""
         found: list[Found] = []
@@ -160,6 +151,10 @@ class Shelf:
         wanted = {block.segment for one in found for block in one.manifest.blocks}
         self.remove(path.name for path in self._blocks.iterdir() if path.name not in wanted)
         return Scanned(found, frozenset(torn))
+
+    def find(self, tenant: str, reference: str, keep: Keep) -> Found | None:
+        """Nobody else writes here: what there is was found at the start."""
+        return None
 
     def _lacks(self, manifest: Manifest) -> bool:
         """Whether blocks of it are missing, as far as the sizes of files tell."""

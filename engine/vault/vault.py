@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,8 +30,8 @@ from bequest.engine.types import Delta, Retain, Retained
 from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.types.blocks import BlockBytes
 from bequest.engine.types.estate import NO_BLOCK, ChoiceBytes, Estate, Manifest, StoredBlock
-from bequest.engine.vault.manifest import mark_of
-from bequest.engine.vault.shelf import BrokenBlocks, Found, Shelf
+from bequest.engine.vault.manifest import mark_of, new_segment
+from bequest.engine.vault.shelving import BrokenBlocks, Found, Keep, Shelving
 
 log = logging.getLogger("bequest.estates")
 
@@ -47,7 +46,7 @@ _Send = Callable[[Delta], None]
 class Vault:
     def __init__(
         self,
-        shelf: Shelf,
+        shelf: Shelving,
         desk: EstateDesk,
         retention: Retention,
         *,
@@ -83,8 +82,36 @@ class Vault:
 
     async def open(self) -> None:
         """Lists the leases of earlier processes."""
-        identity = await self._desk.identity("")
-        now, wall = self._clock(), self._retention.wall()
+        keep = await self._keep()
+        scanned = await asyncio.get_running_loop().run_in_executor(self._writer, self._shelf.scan, keep)
+        self._retention.is_torn = lambda tenant, reference: mark_of(tenant, reference) in scanned.torn
+        for one in scanned.found:
+            self._restore(one)
+        if scanned.found:
+            log.info("%d leases of earlier processes are here", len(scanned.found) - len(self._warm))
+
+    async def seek(self, tenant: str, reference: str) -> None:
+        """A lease that another server has put into the store since then is known from now on, if there is one."""
+        if not self._shelf.is_shared or self._retention.get(tenant, reference) is not None:
+            return
+        keep = await self._keep()
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.run_in_executor(self._readers, self._shelf.find, tenant, reference, keep)
+        except OSError as error:
+            log.warning("%s was not asked for %s: %s", self._shelf.name, reference, error.strerror)
+            return
+        if found is None or self._retention.get(tenant, found.manifest.deed.id) is not None:
+            return
+        name = found.manifest.deed.name
+        if name is not None and self._retention.get(tenant, name) is not None:  # who has it here keeps it
+            deed = replace(found.manifest.deed, name=None)
+            found = replace(found, manifest=replace(found.manifest, deed=deed))
+        self._restore(found)
+
+    async def _keep(self) -> Keep:
+        """Leases of this engine's model that have not expired."""
+        identity, wall = await self._desk.identity(""), self._retention.wall()
         adapters = {ref.identity: ref for ref in self._desk.adapters.refs}
 
         def why_not(manifest: Manifest) -> str | None:
@@ -95,22 +122,19 @@ class Vault:
                 return f"it is of another model: {', '.join(differs)}"
             return "it has expired" if manifest.expires_at <= wall else None
 
-        scanned = await asyncio.get_running_loop().run_in_executor(self._writer, self._shelf.scan, why_not)
-        self._retention.is_torn = lambda tenant, reference: mark_of(tenant, reference) in scanned.torn
-        found = scanned.found
-        for one in found:
-            try:
-                origin = self._desk.notes.from_bytes(one.manifest.deed.origin)
-            except InvalidEstate as error:
-                log.warning("the conversation of %s is lost: %s", one.manifest.deed.id, error)
-                origin = None
-            adapter = adapters.get(one.manifest.deed.identity.adapter)
-            if one.manifest.warm:
-                self._restore_warm(one, adapter)
-                continue
-            self._retention.restore(one.manifest, origin, adapter, lost=one.lost, now=now)
-        if found:
-            log.info("%d leases of earlier processes are here", len(found) - len(self._warm))
+        return why_not
+
+    def _restore(self, one: Found) -> None:
+        try:
+            origin = self._desk.notes.from_bytes(one.manifest.deed.origin)
+        except InvalidEstate as error:
+            log.warning("the conversation of %s is lost: %s", one.manifest.deed.id, error)
+            origin = None
+        adapter = self._desk.adapters.find_identity(one.manifest.deed.identity.adapter)
+        if one.manifest.warm:
+            self._restore_warm(one, adapter)
+        else:
+            self._retention.restore(one.manifest, origin, adapter, lost=one.lost, now=self._clock())
 
     def _restore_warm(self, one: Found, adapter: AdapterRef | None) -> None:
         self._retention.books.hold(segments_of(one.manifest), sizes_of(one.manifest))
@@ -123,7 +147,7 @@ class Vault:
 
     async def _store_warm(self, record: Record, leaving: Leaving) -> str | None:
         """Why it is not on the disk; None: it is. Until then it does not count: leases need not wait for it."""
-        segment, books = secrets.token_hex(16), self._retention.books
+        segment, books = self._new_segment(record), self._retention.books
         num_blocks = len(leaving.entries) + len(leaving.states) * self._desk.rows_of_state
         try:
             if not books.reserve(record, num_blocks):
@@ -226,16 +250,18 @@ class Vault:
         try:
             identity = await self._desk.identity(record.tenant)
             leaving = self._desk.leave(record)
-            borrowed = self._blocks_of_parent(record, leaving)
         except EngineError as error:
             self._retention.books.settle(record)
             return error.message
+        borrowed = self._blocks_of_parent(record, leaving)
         segments = list(dict.fromkeys(block.segment for block in borrowed.values()))
         self._retention.books.hold(segments)
         try:
+            if not await self._share(record, segments):
+                borrowed = {}
             fresh = [entry for entry in leaving.entries if entry not in borrowed]
             deed = leaving.deed(identity, self._desk.notes)
-            segment = secrets.token_hex(16)
+            segment = self._new_segment(record)
             written = await self._write(record, leaving, fresh, segment)
             blocks = borrowed | dict(zip(fresh, written, strict=False))
             states = written[len(fresh) :]
@@ -247,7 +273,7 @@ class Vault:
             )
             return await self._publish(record, manifest, {segment: len(written)} if written else {})
         except OSError as error:
-            return f"the disk failed: {error.strerror}"
+            return f"{self._shelf.name} failed: {error.strerror}"
         except _NoRoomError as error:
             return str(error)
         except EngineError as error:
@@ -256,6 +282,19 @@ class Vault:
             leaving.close()
             self._retention.books.settle(record)
             self._remove(self._retention.books.let_go(segments))
+
+    async def _share(self, record: Record, segments: list[str]) -> bool:
+        """Whether the segments of its parent stay for it. Raises OSError."""
+        lineage = record.identity.lineage
+        parent = None if lineage is None else self._retention.get(record.tenant, lineage.parent)
+        if not segments or parent is None or parent.stored is None:
+            return not segments
+        mark = mark_of(record.tenant, record.id)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._writer, self._shelf.share, segments, parent.stored, mark)
+
+    def _new_segment(self, record: Record) -> str:
+        return new_segment(mark_of(record.tenant, record.id), self._retention.wall())
 
     async def _write(self, record: Record, leaving: Leaving, entries: list[int], segment: str) -> list[StoredBlock]:
         """The blocks of a new segment: of entries, then of the states."""
@@ -267,7 +306,7 @@ class Vault:
         if not self._retention.books.fits(record, num_blocks):
             raise _NoRoomError("files have no room for it")
         if self._backlog and self._backlog + num_bytes > _MOST_BACKLOG:
-            raise _NoRoomError("the disk is too slow for what is written")
+            raise _NoRoomError(f"{self._shelf.name} is too slow for what is written")
         self._backlog += num_bytes
         try:
             pieces = await self._desk.read(entries, _PIECE_BYTES)
@@ -332,7 +371,9 @@ class Vault:
         try:
             self._shelf.publish(manifest)
         except OSError as error:
-            log.warning("the new end of the lease %s is not on the disk: %s", manifest.deed.id, error.strerror)
+            log.warning(
+                "the new end of the lease %s is not in %s: %s", manifest.deed.id, self._shelf.name, error.strerror
+            )
 
     # --- reading -------------------------------------------------------------------------------------------------
 
@@ -438,30 +479,6 @@ class Vault:
     def _unload(self, key: _Key) -> None:
         if (content := self._loaded.pop(key, None)) is not None:
             self._num_loaded -= content.nbytes
-
-
-class NoVault:
-    """Of an engine that keeps no leases in files."""
-
-    def deliver(self, record: Record | None, delta: Delta, retain: Retain | None, send: _Send) -> None:
-        send(delta)
-
-    def abort(self, request_id: str) -> None: ...
-
-    def update(self, record: Record) -> None: ...
-
-    def prefetch(self, record: Record) -> None: ...
-
-    def close(self) -> None: ...
-
-    async def flush(self, end: float) -> None: ...
-
-    async def settled(self) -> None: ...
-
-    async def reach(self, record: Record, choice: int) -> None: ...
-
-    async def take_out(self, record: Record) -> Estate | None:
-        return None
 
 
 class _NoRoomError(Exception):

@@ -242,6 +242,7 @@ async def _parent(context: Context, terms: AskTerms, reference: str, place: int 
 
 
 async def _known_parent(context: Context, terms: AskTerms, reference: str, place: int | str | None) -> Parent:
+    await context.engine.seek(terms.tenant, reference)
     if place in (None, "end", "last"):
         return await context.engine.parent_ended(terms.tenant, reference, terms.deadline)
     return context.engine.parent(terms.tenant, reference)

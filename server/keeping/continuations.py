@@ -13,6 +13,7 @@ from bequest.engine.types import RecordEntry
 from bequest.server.access.marks import TENANT
 from bequest.server.asks import leases
 from bequest.server.context import CONTEXT
+from bequest.server.interfaces import EngineLike
 from bequest.server.transport.intake import read_with_nulls
 from bequest.server.transport.replies import json_response
 from bequest.server.wire import fields
@@ -35,8 +36,8 @@ async def list_records(request: web.Request) -> web.Response:
 
 
 async def retrieve(request: web.Request) -> web.Response:
-    engine = request.app[CONTEXT].engine
-    return json_response(entry_object(engine.record(request[TENANT], request.match_info["id"])))
+    engine, tenant, reference = await _sought(request)
+    return json_response(entry_object(engine.record(tenant, reference)))
 
 
 async def change(request: web.Request) -> web.Response:
@@ -50,8 +51,9 @@ async def change(request: web.Request) -> web.Response:
     if "ttl" not in body:
         raise missing("ttl", "`ttl` is missing: send a number of seconds, or null to end the lease.")
     ttl = None if body["ttl"] is None else leases.check_ttl(body["ttl"], context.leases, "ttl")
+    engine, tenant, reference = await _sought(request)
     try:
-        return json_response(entry_object(context.engine.set_ttl(request[TENANT], request.match_info["id"], ttl)))
+        return json_response(entry_object(engine.set_ttl(tenant, reference, ttl)))
     except (InsufficientRetention, RetentionTooLarge) as error:
         failed = from_engine(error)
         failed.param = "ttl"  # which asks for here what `retain` asks for elsewhere
@@ -60,14 +62,21 @@ async def change(request: web.Request) -> web.Response:
 
 async def prefetch(request: web.Request) -> web.Response:
     """The bytes of a lease in files are read before its children come."""
-    entry = request.app[CONTEXT].engine.prefetch(request[TENANT], request.match_info["id"])
-    return json_response(entry_object(entry), status=202)
+    engine, tenant, reference = await _sought(request)
+    return json_response(entry_object(engine.prefetch(tenant, reference)), status=202)
 
 
 async def delete(request: web.Request) -> web.Response:
     """Clients send a Content-Type here, and no body."""
-    forgotten = request.app[CONTEXT].engine.forget(request[TENANT], request.match_info["id"])
-    return json_response({"id": forgotten, "object": "continuation", "deleted": True})
+    engine, tenant, reference = await _sought(request)
+    return json_response({"id": engine.forget(tenant, reference), "object": "continuation", "deleted": True})
+
+
+async def _sought(request: web.Request) -> tuple[EngineLike, str, str]:
+    """The engine, which knows what the path names if the store does; the tenant, and the name."""
+    engine, tenant, reference = request.app[CONTEXT].engine, request[TENANT], request.match_info["id"]
+    await engine.seek(tenant, reference)
+    return engine, tenant, reference
 
 
 def entry_object(entry: RecordEntry) -> dict[str, Any]:

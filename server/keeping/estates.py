@@ -43,6 +43,7 @@ class _EstateBody:
 async def export(http: web.Request) -> web.StreamResponse:
     context, tenant, reference = http.app[CONTEXT], http[TENANT], http.match_info["id"]
     check_permission(http[CALLER], "estates")
+    await context.engine.seek(tenant, reference)
     record = context.engine.record(tenant, reference)
     headers = {"Content-Disposition": f'attachment; filename="{record.id}.safetensors"'}
     if http.method == "HEAD":

@@ -25,7 +25,8 @@ from bequest.engine.errors import (
 )
 from bequest.engine.types import Request, Retain, SamplingParams
 from bequest.engine.vault import manifest as manifests
-from bequest.engine.vault.shelf import BrokenBlocks, Shelf
+from bequest.engine.vault.shelf import Shelf
+from bequest.engine.vault.shelving import BrokenBlocks
 from tests.engine.harness import Answer, Setup, ask, ask_all, request, running, until
 from tests.engine.paged_fake import expected_tokens
 from tests.engine.test_estates import child_of, params

@@ -145,6 +145,9 @@ class FakeRecords:
     def parent(self, tenant: str, reference: str) -> Parent:
         return self.find(tenant, reference).parent()
 
+    async def seek(self, tenant: str, reference: str) -> None:
+        """It has no store."""
+
     async def reach(self, tenant: str, reference: str, choice: int) -> None:
         """It has no files."""
 
