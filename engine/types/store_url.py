@@ -41,4 +41,4 @@ def parse_store_url(given: str) -> StoreUrl:
     metrics = options.pop("metrics", "9003")
     if not metrics.isdecimal() or not 0 < int(metrics) < 65536:
         raise ValueError(f"has a metrics port that is none: {metrics}")
-    return StoreUrl(parts.hostname, port, name, int(metrics), **options)  # type: ignore[arg-type]
+    return StoreUrl(parts.hostname, port, name, int(metrics), **options)

@@ -98,7 +98,8 @@ SENTENCES = {
     "parent_failed": "The request '{reference}' ended before anything was computed; send the whole prompt.",
     "parent_lost": "The lease '{id}' was kept in files, which are lost or broken: it cannot be continued. Send the "
     "whole prompt, or send it along as `continuation_fallback`.",
-    "no_files": "`retain.durable` needs a server that keeps leases in files: start it with --estate-dir.",
+    "no_files": "`retain.durable` needs a server that keeps leases in files: start it with --estate-dir "
+    "or --estate-store.",
     "not_for_files": "`retain.durable` is for prompts without images: leave it out.",
     "lease_too_large_for_files": "`retain.durable` would keep up to {needed} blocks in files, which may hold {budget} "
     "at most (--estate-gb); set a smaller max_tokens.",
