@@ -1,4 +1,4 @@
-"""Chains of layers in float8 and in bfloat16, side by side: µs of a layer without its attention, in a graph.
+"""Chains of layers in bfloat16, float8 and int4, side by side: µs of a layer without its attention, in a graph.
 
 python -m benchmarks.gpu_quantised [--json FILE]
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from bequest.engine.kernels import cuda_chain
+from bequest.engine.kernels import cuda_chain, cuda_int4
 from bequest.engine.kernels.cuda_chain import Head, Product, Tail
 from bequest.engine.kernels.cuda_linear import RowNorm
 from bequest.engine.kernels.kv_format import FP8
@@ -22,29 +22,32 @@ NUM_LAYERS, REPEATS = 32, 20
 DEVICE = torch.device("cuda")
 
 
-def product(outputs: int, depth: int, *, in_codes: bool) -> Product:
-    if not in_codes:
+def product(outputs: int, depth: int, bits: int) -> Product:
+    if bits == 16:
         return Product(torch.randn(outputs, depth, device=DEVICE).mul_(depth**-0.5).bfloat16())
-    codes = torch.randint(0, 120, (outputs, depth), dtype=torch.uint8, device=DEVICE).view(FP8)
-    return Product(codes, None, torch.full((outputs,), 1e-4, device=DEVICE))
+    if bits == 8:
+        codes = torch.randint(0, 120, (outputs, depth), dtype=torch.uint8, device=DEVICE).view(FP8)
+        return Product(codes, None, torch.full((outputs,), 1e-4, device=DEVICE))
+    codes = torch.randint(0, 16, (outputs, depth), dtype=torch.uint8, device=DEVICE)
+    scales = torch.full((outputs, depth // cuda_int4.GROUP), 0.2 * depth**-0.5, device=DEVICE)
+    return cuda_int4.pack(codes, scales, torch.full_like(scales, 8)).product(None, None)
 
 
-def layer(shape: tuple[int, int, int, int], *, in_codes: bool) -> tuple[Tail, Head]:
+def layer(shape: tuple[int, int, int, int], bits: int) -> tuple[Tail, Head]:
     attended, hidden, inner, outputs = shape
     norm = RowNorm(torch.ones(hidden, dtype=torch.bfloat16, device=DEVICE), 1e-5)
-    made = {"in_codes": in_codes}
     tail = Tail(
-        product(hidden, attended, **made),
+        product(hidden, attended, bits),
         norm,
-        product(2 * inner, hidden, **made),
+        product(2 * inner, hidden, bits),
         "silu",
-        product(hidden, inner, **made),
+        product(hidden, inner, bits),
     )
-    return tail, Head(norm, product(outputs, hidden, **made))
+    return tail, Head(norm, product(outputs, hidden, bits))
 
 
-def microseconds(shape: tuple[int, int, int, int], num_tokens: int, *, in_codes: bool) -> float:
-    layers = [layer(shape, in_codes=in_codes) for _ in range(NUM_LAYERS)]
+def microseconds(shape: tuple[int, int, int, int], num_tokens: int, bits: int) -> float:
+    layers = [layer(shape, bits) for _ in range(NUM_LAYERS)]
     scratch = cuda_chain.make_scratch(DEVICE)
     attended = torch.randn(num_tokens, shape[0], device=DEVICE).bfloat16()
     residual = torch.randn(num_tokens, shape[1], device=DEVICE).bfloat16()
@@ -76,16 +79,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rows = []
-    print(f"{'shape':6} {'rows':>4} {'bfloat16, µs':>13} {'float8, µs':>11} {'ratio':>6} {'float8, TB/s':>13}")
+    print(f"{'shape':6} {'rows':>4} {'bits':>4} {'µs':>8} {'TB/s':>6} {'of bfloat16':>12}")
     for name, shape in SHAPES.items():
         attended, hidden, inner, outputs = shape
-        num_codes = hidden * attended + 3 * inner * hidden + outputs * hidden
+        values = hidden * attended + 3 * inner * hidden + outputs * hidden
         for num_tokens in (1, 4):
-            plain = microseconds(shape, num_tokens, in_codes=False)
-            codes = microseconds(shape, num_tokens, in_codes=True)
-            speed = num_codes / codes / 1e6
-            print(f"{name:6} {num_tokens:4} {plain:13.2f} {codes:11.2f} {plain / codes:6.2f} {speed:13.2f}")
-            rows.append({"shape": name, "rows": num_tokens, "bfloat16_us": plain, "float8_us": codes})
+            times = {bits: microseconds(shape, num_tokens, bits) for bits in (16, 8, 4)}
+            for bits, taken in times.items():
+                read = values * (bits / 8 + (4 / cuda_int4.GROUP if bits == 4 else 0))
+                ratio = times[16] / taken
+                print(f"{name:6} {num_tokens:4} {bits:4} {taken:8.2f} {read / taken / 1e6:6.2f} {ratio:12.2f}")
+                rows.append({"shape": name, "rows": num_tokens, "bits": bits, "us": taken})
     if args.json:
         args.json.write_text(json.dumps(rows))
 

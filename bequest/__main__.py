@@ -1,21 +1,8 @@
-"""The command `bequest`, and `python -m bequest`: `cluster` runs servers, and everything else is a server's own."""
+"""`python -m bequest`: the same as the command `bequest`."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["cluster"]:
-        from bequest.cluster.command import main as cluster
-
-        sys.exit(cluster(arguments[1:]))
-    from bequest.server.__main__ import main as serve
-
-    serve(arguments)
-
+from bequest.server.__main__ import main
 
 if __name__ == "__main__":
     main()

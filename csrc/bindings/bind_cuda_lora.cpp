@@ -2,6 +2,9 @@
 
 #ifdef BEQUEST_WITH_CUDA
 
+#include <algorithm>
+#include <vector>
+
 #include "bindings/cuda_tensors.h"
 #include "ops/cuda/lora.h"
 
@@ -14,37 +17,55 @@ inline constexpr auto fields_of<cuda::LoraTiles> =
     std::tuple(&cuda::LoraTiles::rows, &cuda::LoraTiles::tiles, &cuda::LoraTiles::num_tiles);
 
 // A product's slots are made once: they are an object.
+cuda::LoraSite make_site(const std::tuple<Address, Address, Address, Address>& slots,
+                         const std::vector<int32_t>& ends,
+                         const std::tuple<int64_t, int64_t, int64_t, int64_t>& sizes) {
+  const auto [a, b, ranks, scales] = slots;
+  const auto [num_slots, most_rank, in_features, out_features] = sizes;
+  check(!ends.empty() && ends.size() <= cuda::kMostLoraParts, "a site of adapters: parts");
+  cuda::LoraSite site{.a = pointer<const void>(a),
+                      .b = pointer<const void>(b),
+                      .ranks = pointer<const int32_t>(ranks),
+                      .scales = pointer<const float>(scales),
+                      .ends = {},
+                      .num_slots = num_slots,
+                      .num_parts = static_cast<int64_t>(ends.size()),
+                      .most_rank = most_rank,
+                      .in_features = in_features,
+                      .out_features = out_features};
+  std::ranges::copy(ends, site.ends);
+  return site;
+}
+
 void bind_cuda_lora(py::module_& m) {
   py::class_<cuda::LoraSite>(m, "CudaLoraSite")
-      .def(py::init([](const std::tuple<Address, Address>& matrices,
-                       const std::tuple<Address, Address, Address>& parts,
-                       const std::tuple<int64_t, int64_t, int64_t, int64_t>& sizes) {
-             const auto [a, b] = matrices;
-             const auto [ranks, scales, ends] = parts;
-             const auto [num_parts, most_rank, in_features, out_features] = sizes;
-             return cuda::LoraSite{.a = pointer<const void>(a),
-                                   .b = pointer<const void>(b),
-                                   .ranks = pointer<const int32_t>(ranks),
-                                   .scales = pointer<const float>(scales),
-                                   .ends = pointer<const int32_t>(ends),
-                                   .num_parts = num_parts,
-                                   .most_rank = most_rank,
-                                   .in_features = in_features,
-                                   .out_features = out_features};
-           }),
-           py::arg("matrices"), py::arg("parts"), py::arg("sizes"));
+      .def(py::init(&make_site), py::arg("slots"), py::arg("ends"), py::arg("sizes"));
   m.def(
-      "cuda_add_lora",
-      [](Address x, Address y, Address shrunk, const cuda::LoraSite& site, const cuda::LoraTiles& tiles,
-         Address stream) {
-        cuda::add_lora({.x = pointer<const void>(x),
-                        .y = pointer<void>(y),
-                        .shrunk = pointer<float>(shrunk),
-                        .site = site,
-                        .tiles = tiles},
-                       stream_of(stream));
+      "cuda_lora_shrink",
+      [](Address x, Address shrunk, int64_t num_rows, const cuda::LoraSite& site,
+         const cuda::LoraTiles& tiles, Address stream) {
+        cuda::lora_shrink({.x = pointer<const void>(x),
+                           .shrunk = pointer<float>(shrunk),
+                           .num_rows = num_rows,
+                           .site = site,
+                           .tiles = tiles},
+                          stream_of(stream));
       },
-      py::arg("x"), py::arg("y"), py::arg("shrunk"), py::arg("site"), py::arg("tiles"), py::arg("stream"));
+      py::arg("x"), py::arg("shrunk"), py::arg("num_rows"), py::arg("site"), py::arg("tiles"),
+      py::arg("stream"));
+  m.def(
+      "cuda_lora_expand",
+      [](Address y, Address shrunk, int64_t num_rows, const cuda::LoraSite& site,
+         const cuda::LoraTiles& tiles, Address stream) {
+        cuda::lora_expand({.y = pointer<void>(y),
+                           .shrunk = pointer<const float>(shrunk),
+                           .num_rows = num_rows,
+                           .site = site,
+                           .tiles = tiles},
+                          stream_of(stream));
+      },
+      py::arg("y"), py::arg("shrunk"), py::arg("num_rows"), py::arg("site"), py::arg("tiles"),
+      py::arg("stream"));
 }
 
 }  // namespace bequest

@@ -9,6 +9,7 @@
 #include "ops/cuda/activation.h"
 #include "ops/cuda/float8_rows.h"
 #include "ops/cuda/gather.h"
+#include "ops/cuda/int4_rows.h"
 #include "ops/cuda/late_copy.h"
 #include "ops/cuda/logprobs.h"
 #include "ops/cuda/norm.h"
@@ -171,8 +172,22 @@ void skinny_chain(const Matrix& attended, Address residual, const ChainTail& tai
                       .next_qkv = head.qkv,
                       .qkv = head.out,
                       .tap = head.norm.tap.value_or(HiddenTap{}),
-                      .scratch = pointer<void>(scratch)},
+                      .scratch = pointer<void>(scratch),
+                      .deltas = tail.deltas.value_or(ChainDeltas{}).params()},
                      stream_of(stream));
+}
+
+// `finish`: as that of skinny_linear.
+void chained_linear(const Matrix& x, const cuda::ChainProduct& product, Address out,
+                    const std::pair<int, int>& finish, Address scratch, Address stream) {
+  cuda::chained_linear({.num_tokens = static_cast<int>(x.rows),
+                        .x = x.data,
+                        .product = product,
+                        .result = cuda::SkinnyResult(finish.first),
+                        .activation = Activation(finish.second),
+                        .out = pointer<void>(out),
+                        .scratch = pointer<void>(scratch)},
+                       stream_of(stream));
 }
 
 void bind_products(py::module_& m) {
@@ -192,9 +207,22 @@ void bind_products(py::module_& m) {
   m.def("cuda_skinny_chain", &skinny_chain, py::arg("attended"), py::arg("residual"), py::arg("tail"),
         py::arg("head"), py::arg("scratch"), py::arg("stream"));
   m.def("cuda_can_chain", &cuda::can_chain, py::arg("attended"), py::arg("hidden"), py::arg("inner"),
-        py::arg("in_codes"));
+        py::arg("bits"));
   m.def("cuda_can_chain_experts", &cuda::can_chain_experts, py::arg("attended"), py::arg("hidden"),
         py::arg("inner"), py::arg("num_experts"), py::arg("num_chosen"), py::arg("has_shared"));
+  m.def("cuda_can_chain_deltas", &cuda::can_chain_deltas, py::arg("attended"), py::arg("hidden"),
+        py::arg("inner"), py::arg("most_rank"));
+  m.def("cuda_can_chain_linear", &cuda::can_chain_linear, py::arg("in_features"), py::arg("bits"));
+  m.def("cuda_chained_linear", &chained_linear, py::arg("x"), py::arg("product"), py::arg("out"),
+        py::arg("finish"), py::arg("scratch"), py::arg("stream"));
+  m.def(
+      "cuda_int4_rows",
+      [](const cuda::ChainProduct& product, int64_t pitch, Address out, Address stream) {
+        cuda::int4_rows({product.weight, product.groups, pointer<void>(out), product.out_features,
+                         product.in_features, pitch},
+                        stream_of(stream));
+      },
+      py::arg("product"), py::arg("pitch"), py::arg("out"), py::arg("stream"));
   m.attr("cuda_chain_scratch_bytes") = cuda::kChainScratchBytes;
 }
 

@@ -102,7 +102,7 @@ inline constexpr auto fields_of<TappedNorm> =
 template <>
 inline constexpr auto fields_of<cuda::ChainProduct> =
     std::tuple(&cuda::ChainProduct::weight, &cuda::ChainProduct::bias, &cuda::ChainProduct::out_features,
-               &cuda::ChainProduct::in_features, &cuda::ChainProduct::scales);
+               &cuda::ChainProduct::in_features, &cuda::ChainProduct::scales, &cuda::ChainProduct::groups);
 template <>
 inline constexpr auto fields_of<cuda::ChainNorm> =
     std::tuple(&cuda::ChainNorm::weight, &cuda::ChainNorm::eps, &cuda::ChainNorm::offset);
@@ -112,6 +112,22 @@ inline constexpr auto fields_of<cuda::ChainExperts> = std::tuple(
     &cuda::ChainExperts::router, &cuda::ChainExperts::num_chosen, &cuda::ChainExperts::renormalises,
     &cuda::ChainExperts::factor, &cuda::ChainExperts::shared_up, &cuda::ChainExperts::shared_down);
 
+// The slots of tokens, and what they hold for each product; None: nothing.
+struct ChainDeltas {
+  const int32_t* slots;
+  std::optional<cuda::LoraSite> output, gate_up, down, next_qkv;
+
+  cuda::ChainDeltas params() const {
+    const cuda::LoraSite none{};
+    return {slots, output.value_or(none), gate_up.value_or(none), down.value_or(none),
+            next_qkv.value_or(none)};
+  }
+};
+template <>
+inline constexpr auto fields_of<ChainDeltas> =
+    std::tuple(&ChainDeltas::slots, &ChainDeltas::output, &ChainDeltas::gate_up, &ChainDeltas::down,
+               &ChainDeltas::next_qkv);
+
 // What a layer does behind its attention, and what the next one does before its own.
 struct ChainTail {
   cuda::ChainProduct output;
@@ -120,11 +136,12 @@ struct ChainTail {
   Activation activation;
   cuda::ChainProduct down;
   std::optional<cuda::ChainExperts> experts;
+  std::optional<ChainDeltas> deltas;
 };
 template <>
 inline constexpr auto fields_of<ChainTail> =
     std::tuple(&ChainTail::output, &ChainTail::norm, &ChainTail::gate_up, &ChainTail::activation,
-               &ChainTail::down, &ChainTail::experts);
+               &ChainTail::down, &ChainTail::experts, &ChainTail::deltas);
 
 struct ChainHead {
   TappedNorm norm;

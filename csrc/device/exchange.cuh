@@ -40,6 +40,11 @@ __device__ __forceinline__ void load_relaxed(uint32_t (&words)[4], const uint32_
                : "l"(from)
                : "memory");
 }
+__device__ __forceinline__ uint64_t load_relaxed(const uint64_t* from) {
+  uint64_t word;
+  asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
+  return word;
+}
 __device__ __forceinline__ void load_relaxed(uint64_t (&words)[2], const void* from) {
   asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
                : "=l"(words[0]), "=l"(words[1])

@@ -1,6 +1,8 @@
 """Kernels for a GPU, only where with_cuda. Addresses are of device memory unless said otherwise; `stream` is a
 cudaStream_t."""
 
+from collections.abc import Sequence
+
 from .sampling import BeamOutput, BeamStep, Logits, LogprobOutput
 from .structs import Blocks, Heads, HiddenTap, LayerCache, Norm, ScoreRule
 from .work_list import AttentionWork
@@ -11,14 +13,17 @@ HeadNorm = tuple[int, int, float, float]  # weights [D] of queries and keys, eps
 RmsWeight = tuple[int, float, float]  # weight [H], eps, what is added to the weight
 Rotation = tuple[int, int, int]  # positions [T], cosines and sines [P, R] or 0, R
 Preparation = tuple[HeadNorm | None, Rotation, int, LayerCache | None]  # the third are slots [T]
-Product = tuple[int, int, int, int, int]  # weight [N, K], bias [N] or 0, N, K, scales [N] of float8 or 0
+# Weight [N, K], bias [N] or 0, N, K, scales [N] of float8 or 0, groups of codes of 4 bits or 0 (skinny_chain.h)
+Product = tuple[int, int, int, int, int, int]
 SampledRows = tuple[int, int, int]  # rows [N], positions [N], drafts [N] or 0: nothing was drafted
 Sampled = tuple[int, int]  # tokens [N], which of them are bad [N]
 TappedNorm = tuple[int, float, HiddenTap | None]  # weight [K], eps
 # Router, experts of a row, whether they count 1 together, factor, gate and up and down of one that all rows take.
 ChainExperts = tuple[Product, int, bool, float, Product, Product]
+# The slots [T] of tokens; what slots hold for output, gate and up, down, and the next layer's qkv.
+ChainDeltas = tuple[int, CudaLoraSite | None, CudaLoraSite | None, CudaLoraSite | None, CudaLoraSite | None]
 # Output, norm, gate and up, activation, down; with experts gate and up and down are those of one of them.
-ChainTail = tuple[Product, tuple[int, float, float], Product, int, Product, ChainExperts | None]
+ChainTail = tuple[Product, tuple[int, float, float], Product, int, Product, ChainExperts | None, ChainDeltas | None]
 ChainHead = tuple[TappedNorm, float, Product, int]  # norm and its offset, what follows, where that goes
 ExpertSizes = tuple[int, int, int]  # T, K of E experts to each, E
 ExpertRouting = tuple[int, int, int, int, int, bool, float]  # csrc/ops/cuda/expert_route.h
@@ -39,10 +44,16 @@ def cuda_skinny_linear(
     x: Matrix, product: Product, out: int, finish: tuple[int, int], norm: TappedNorm | None, stream: int
 ) -> None: ...  # `finish`: a SkinnyResult (csrc/ops/cuda/skinny_linear.h) and its activation
 def cuda_float8_rows(x: Matrix, codes: int, scales: int, stream: int) -> None: ...
-def cuda_can_chain(attended: int, hidden: int, inner: int, in_codes: bool) -> bool: ...
+def cuda_can_chain(attended: int, hidden: int, inner: int, bits: int) -> bool: ...
 def cuda_can_chain_experts(
     attended: int, hidden: int, inner: int, num_experts: int, num_chosen: int, has_shared: bool
 ) -> bool: ...
+def cuda_can_chain_deltas(attended: int, hidden: int, inner: int, most_rank: int) -> bool: ...
+def cuda_can_chain_linear(in_features: int, bits: int) -> bool: ...
+def cuda_chained_linear(
+    x: Matrix, product: Product, out: int, finish: tuple[int, int], scratch: int, stream: int
+) -> None: ...
+def cuda_int4_rows(product: Product, pitch: int, out: int, stream: int) -> None: ...
 def cuda_skinny_chain(
     attended: Matrix, residual: int, tail: ChainTail, head: ChainHead | None, scratch: int, stream: int
 ) -> None: ...
@@ -55,12 +66,13 @@ def cuda_expert_summed(
     x: int, matrices: ExpertMatrices, choice: ExpertChoice, products: int, out: int, stream: int
 ) -> None: ...
 
-class CudaLoraSite:  # a, b; ranks, scales, ends; P, R, K, N (csrc/ops/cuda/lora.h)
-    def __init__(self, matrices: tuple[int, int], parts: tuple[int, int, int], sizes: tuple[int, ...]) -> None: ...
+class CudaLoraSite:  # a, b, ranks, scales; ends [P]; slots, R, K, N (csrc/ops/cuda/lora.h)
+    def __init__(self, slots: tuple[int, ...], ends: Sequence[int], sizes: tuple[int, ...]) -> None: ...
 
 LoraTiles = tuple[int, int, int]  # rows, tiles, the number of these
 
-def cuda_add_lora(x: int, y: int, shrunk: int, site: CudaLoraSite, tiles: LoraTiles, stream: int) -> None: ...
+def cuda_lora_shrink(x: int, shrunk: int, num_rows: int, site: CudaLoraSite, tiles: LoraTiles, stream: int) -> None: ...
+def cuda_lora_expand(y: int, shrunk: int, num_rows: int, site: CudaLoraSite, tiles: LoraTiles, stream: int) -> None: ...
 
 # Copies inside the cache by pairs in device memory, between two by pairs in the host's.
 def cuda_copy_blocks(cache: Blocks, block_bytes: int, pairs: int, num_pairs: int, stream: int) -> None: ...

@@ -6,6 +6,7 @@ each of inner size I.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,27 +16,44 @@ from bequest.engine import _C
 from bequest.engine.kernels import cuda
 from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
 from bequest.engine.kernels.cuda_linear import RowNorm
+from bequest.engine.kernels.cuda_lora import SiteSlots
 from bequest.engine.kernels.hidden_tap import tap_arguments
 from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.kernels.streams import current_stream
 
 MOST_CHAINED_ROWS = 4  # csrc/model/cuda/skinny_chain.h
 _BF16 = torch.bfloat16
+_MOST_DELTA_PARTS = 3  # csrc/model/cuda/skinny_chain_deltas.cuh
 _BF16_CODE = 1  # csrc/core/dtype.h
-_NO_PRODUCT = (0, 0, 0, 0, 0)
+_NO_PRODUCT = (0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    weight: Tensor  # [N, K] bfloat16, or float8_e4m3fn with scales; of experts [E, N, K]
+    # [N, K] bfloat16, float8_e4m3fn with scales, or codes of 4 bits [N, K / 2] with groups; of experts [E, N, K]
+    weight: Tensor
     bias: Tensor | None = None  # [N]
     scales: Tensor | None = None  # [N] float32
+    site: int | None = None  # the number that adapters know it by
+    groups: Tensor | None = None  # engine.kernels.cuda_int4
+
+    @property
+    def bits(self) -> int:
+        """Of a weight."""
+        return 4 if self.groups is not None else 16 if self.scales is None else 8
+
+    @property
+    def in_features(self) -> int:
+        return self.weight.shape[-1] * (2 if self.groups is not None else 1)
 
     def arguments(self, outputs: int, depth: int, *num_experts: int) -> _C.Product:
         bias = 0 if self.bias is None else cuda.address_of(self.bias, _BF16, outputs)
+        if self.groups is not None:
+            codes = cuda.address_of(self.weight, torch.uint8, outputs, depth // 2)
+            return codes, bias, outputs, depth, 0, cuda.address_of(self.groups, torch.int32, *self.groups.shape)
         dtype = _BF16 if self.scales is None else FP8
         scales = 0 if self.scales is None else cuda.address_of(self.scales, torch.float32, outputs)
-        return (cuda.address_of(self.weight, dtype, *num_experts, outputs, depth), bias, outputs, depth, scales)
+        return (cuda.address_of(self.weight, dtype, *num_experts, outputs, depth), bias, outputs, depth, scales, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +98,40 @@ class Tail:
         return MOST_CHAINED_ROWS if self.choice is None else 1
 
 
+@dataclass(frozen=True, slots=True)
+class Deltas:
+    """What the adapters of rows add to products."""
+
+    slots: Tensor  # [T] int32 of each row, -1: none
+    sites: Mapping[int, SiteSlots]
+
+    def fits(self, product: Product) -> bool:
+        found = None if product.site is None else self.sites.get(product.site)
+        return found is None or len(found.shape.ends) <= _MOST_DELTA_PARTS
+
+    def arguments(self, num_tokens: int, tail: Tail, head: Head | None) -> _C.ChainDeltas:
+        def at(product: Product) -> _C.CudaLoraSite | None:
+            found = None if product.site is None else self.sites.get(product.site)
+            return None if found is None else found.site
+
+        slots = cuda.address_of(self.slots[:num_tokens], torch.int32, num_tokens)
+        following = None if head is None else at(head.qkv)
+        return slots, at(tail.output), at(tail.gate_up), at(tail.down), following
+
+
 def make_scratch(device: torch.device) -> Tensor:
     """For chains of one stream."""
     return torch.zeros(_C.cuda_chain_scratch_bytes, dtype=torch.uint8, device=device)
 
 
-def has_kernel(attended: int, hidden: int, inner: int, *, in_codes: bool = False) -> bool:
-    """Whether there is a kernel for a few rows of a model of these sizes: A, H and I; `in_codes`: of float8."""
-    return _C.cuda_can_chain(attended, hidden, inner, in_codes)
+def has_kernel(attended: int, hidden: int, inner: int, *, bits: int = 16) -> bool:
+    """Whether there is a kernel for a few rows of a model of these sizes: A, H and I; bits: of a weight"""
+    return _C.cuda_can_chain(attended, hidden, inner, bits)
+
+
+def has_delta_kernel(attended: int, hidden: int, inner: int, most_rank: int) -> bool:
+    """The same of weights in numbers beside adapters in slots of this rank, rounded."""
+    return _C.cuda_can_chain_deltas(attended, hidden, inner, most_rank)
 
 
 def has_expert_kernel(sizes: tuple[int, int, int], num_experts: int, top_k: int, *, has_shared: bool) -> bool:
@@ -99,13 +143,20 @@ def can_chain(attended: Tensor, down: Tensor) -> bool:
     """Whether there is a kernel for rows [T, A] of a model whose down is [H, I]."""
     if attended.dtype is not torch.bfloat16 or not 0 < attended.shape[0] <= MOST_CHAINED_ROWS:
         return False
-    return has_kernel(attended.shape[1], down.shape[0], down.shape[1], in_codes=down.dtype is FP8)
+    return has_kernel(attended.shape[1], down.shape[0], down.shape[1], bits=8 if down.dtype is FP8 else 16)
 
 
-def run(attended: Tensor, residual: Tensor, tail: Tail, head: Head | None, scratch: Tensor) -> Tensor | None:
+def run(
+    attended: Tensor,
+    residual: Tensor,
+    tail: Tail,
+    head: Head | None,
+    scratch: Tensor,
+    deltas: Deltas | None = None,
+) -> Tensor | None:
     """residual [T, H] += all that the tail makes of attended [T, A]; the projection [T, Q] of the next layer's head."""
     num_tokens, depth = attended.shape
-    hidden, inner = residual.shape[1], tail.down.weight.shape[-1]
+    hidden, inner = residual.shape[1], tail.down.in_features
     leading = tail.down.weight.shape[:-2]  # E, where there are experts
     qkv: Tensor | None = None
     following = None
@@ -125,6 +176,7 @@ def run(attended: Tensor, residual: Tensor, tail: Tail, head: Head | None, scrat
             ACTIVATION_CODES[tail.activation],
             tail.down.arguments(hidden, inner, *leading),
             None if tail.choice is None else tail.choice.arguments(hidden, inner),
+            None if deltas is None else deltas.arguments(num_tokens, tail, head),
         ),
         following,
         cuda.address_of(scratch, torch.uint8, _C.cuda_chain_scratch_bytes),

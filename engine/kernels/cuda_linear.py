@@ -134,7 +134,7 @@ def _multiply(
         normed = (cuda.address_of(norm.weight, _BF16, depth), norm.eps, tap)
     _C.cuda_skinny_linear(
         (cuda.address_of(x, _BF16, num_tokens, depth), num_tokens, depth, _BF16_CODE),
-        (cuda.address_of(weight, stored, num_outputs, depth), bias_address, num_outputs, depth, scales_address),
+        (cuda.address_of(weight, stored, num_outputs, depth), bias_address, num_outputs, depth, scales_address, 0),
         cuda.address_of(out, _BF16, num_tokens, num_outputs // 2 if result == _GATE else num_outputs),
         (result, ACTIVATION_CODES[activation]),
         normed,

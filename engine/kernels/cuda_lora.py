@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from bequest.engine.types import IntArray
 TILE_ROWS = 16  # csrc/ops/cuda/lora.h, as what follows
 _RANKS = 16
 _MOST_PARTS = 8
+_PIECE = 1024
 _BF16 = torch.bfloat16
 
 
@@ -52,12 +53,16 @@ class SiteSlots:
         self._b = torch.zeros(num_slots, *chunks, dtype=_BF16, device=device)
         self._ranks = torch.zeros(num_slots, parts, dtype=torch.int32, device=device)
         self._scales = torch.zeros(num_slots, parts, dtype=torch.float32, device=device)
-        self._ends = torch.tensor(shape.ends, dtype=torch.int32, device=device)
         self._site = _C.CudaLoraSite(
-            (self._a.data_ptr(), self._b.data_ptr()),
-            (self._ranks.data_ptr(), self._scales.data_ptr(), self._ends.data_ptr()),
-            (parts, most_rank, shape.in_features, shape.out_features),
+            (self._a.data_ptr(), self._b.data_ptr(), self._ranks.data_ptr(), self._scales.data_ptr()),
+            shape.ends,
+            (num_slots, most_rank, shape.in_features, shape.out_features),
         )
+
+    @property
+    def site(self) -> _C.CudaLoraSite:
+        """As kernels take it, as long as this object lives."""
+        return self._site
 
     @property
     def nbytes(self) -> int:
@@ -82,17 +87,22 @@ class SiteSlots:
 
     def add(self, x: Tensor, y: Tensor, tiles: LoraTiles) -> None:
         """To the product y [T, N] of x [T, K], in place."""
-        num_rows, shape = x.shape[0], self.shape
-        width = len(shape.ends) * self._most_rank
-        shrunk = torch.empty(num_rows, width, dtype=torch.float32, device=x.device)
-        _C.cuda_add_lora(
-            address_of(x, _BF16, num_rows, shape.in_features),
-            address_of(y, _BF16, num_rows, shape.out_features),
-            shrunk.data_ptr(),
-            self._site,
-            (tiles.rows.data_ptr(), tiles.tiles.data_ptr(), tiles.num_tiles),
-            current_stream(),
-        )
+        self.expand(self.shrink(x, tiles), y, tiles)
+
+    def shrink(self, x: Tensor, tiles: LoraTiles) -> Tensor:
+        """What `expand` takes of x [T, K]."""
+        num_rows, depth = x.shape[0], self.shape.in_features
+        width = len(self.shape.ends) * self._most_rank
+        shrunk = torch.empty(-(-depth // _PIECE), num_rows, width, dtype=torch.float32, device=x.device)
+        rows = address_of(x, _BF16, num_rows, depth)
+        _C.cuda_lora_shrink(rows, shrunk.data_ptr(), num_rows, self._site, tiles.arguments, current_stream())
+        return shrunk
+
+    def expand(self, shrunk: Tensor, y: Tensor, tiles: LoraTiles) -> None:
+        """y [T, N] gets what its rows' slots add."""
+        num_rows = y.shape[0]
+        rows = address_of(y, _BF16, num_rows, self.shape.out_features)
+        _C.cuda_lora_expand(rows, shrunk.data_ptr(), num_rows, self._site, tiles.arguments, current_stream())
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +112,29 @@ class LoraTiles:
     rows: Tensor  # [T] int32
     tiles: Tensor  # [at least num_tiles, 3] int32
     num_tiles: int
+
+    @property
+    def arguments(self) -> _C.LoraTiles:
+        return self.rows.data_ptr(), self.tiles.data_ptr(), self.num_tiles
+
+
+class LoraRows:
+    """Of a step, as products are told (AdapterRows of engine.layers): which rows have one is known to the device
+    alone."""
+
+    def __init__(self, sites: Mapping[int, SiteSlots], tiles: LoraTiles, slots: Tensor, most_rank: int) -> None:
+        """slots [T] int32: of each row, -1 for none; most_rank: rounded"""
+        self.sites, self.slots, self.most_rank = sites, slots, most_rank
+        self._tiles = tiles
+
+    def is_at(self, site: int) -> bool:
+        return site in self.sites
+
+    def add(self, site: int, x: Tensor, y: Tensor) -> None:
+        self.sites[site].add(x, y, self._tiles)
+
+    def finished(self, site: int, fused: Callable[[], Tensor], plain: Callable[[], Tensor]) -> Tensor:
+        return plain()
 
 
 def most_tiles(num_tokens: int, num_slots: int) -> int:

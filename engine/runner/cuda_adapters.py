@@ -23,9 +23,17 @@ from bequest.engine.adapters.load import loader_of
 from bequest.engine.config import EngineConfig
 from bequest.engine.errors import InvalidAdapter, ModelError
 from bequest.engine.kernels.cpu_lora import LoraPart
-from bequest.engine.kernels.cuda_lora import LoraTiles, SiteShape, SiteSlots, most_tiles, rounded_rank, write_tiles
+from bequest.engine.kernels.cuda_lora import (
+    LoraRows,
+    LoraTiles,
+    SiteShape,
+    SiteSlots,
+    most_tiles,
+    rounded_rank,
+    write_tiles,
+)
 from bequest.engine.kernels.streams import record
-from bequest.engine.layers.step_adapters import Finish, StepAdapters
+from bequest.engine.layers.step_adapters import StepAdapters
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.loaded import LoadedModel
 from bequest.engine.models.reader import Matrix
@@ -87,8 +95,9 @@ class CudaAdapters:
     def __init__(self, matrices: Mapping[str, Matrix], num_slots: int, max_rank: int, device: torch.device) -> None:
         """Without slots none can be loaded, and steps are told nothing."""
         self.num_slots = num_slots
+        self._most_rank = rounded_rank(max_rank)
         self._sites = {
-            site: SiteSlots(shape, num_slots, rounded_rank(max_rank), device)
+            site: SiteSlots(shape, num_slots, self._most_rank, device)
             for site, shape in _shapes(matrices).items()
             if shape.has_kernel and num_slots
         }
@@ -150,6 +159,7 @@ class CudaAdapters:
         if not self.num_slots:
             return []
         return [
+            Field("lora_slots", (max_tokens,), torch.int32),
             Field("lora_rows", (max_tokens,), torch.int32),
             Field("lora_tiles", (most_tiles(max_tokens, self.num_slots), 3), torch.int32),
         ]
@@ -159,12 +169,14 @@ class CudaAdapters:
         if not size.adapted:
             return
         num_tiles = most_tiles(size.num_tokens, self.num_slots)
+        arrays["lora_slots"][: size.num_tokens] = _NO_SLOT
         if batch is None or batch.adapters is None:
             arrays["lora_tiles"][:num_tiles] = 0
             return
         of_handle = {handle: placed.slot for handle, placed in self._placed.items()}
         slots = np.asarray([of_handle.get(handle, _NO_SLOT) for handle in batch.adapters.tolist()], np.int32)
         of_rows = np.repeat(slots, np.diff(batch.query_start))
+        arrays["lora_slots"][: len(of_rows)] = of_rows
         write_tiles(of_rows, arrays["lora_rows"], arrays["lora_tiles"], num_tiles)
 
     def bind(self, size: StepSize, staged: Callable[[str], Tensor]) -> StepAdapters | None:
@@ -172,23 +184,8 @@ class CudaAdapters:
         if not size.adapted:
             return None
         tiles = LoraTiles(staged("lora_rows"), staged("lora_tiles"), most_tiles(size.num_tokens, self.num_slots))
-        return StepAdapters(CudaLoraRows(self._sites, tiles), size.num_tokens)
-
-
-class CudaLoraRows:
-    """AdapterRows: which rows have one is known to the device alone."""
-
-    def __init__(self, sites: Mapping[int, SiteSlots], tiles: LoraTiles) -> None:
-        self._sites, self._tiles = sites, tiles
-
-    def is_at(self, site: int) -> bool:
-        return site in self._sites
-
-    def add(self, site: int, x: Tensor, y: Tensor) -> None:
-        self._sites[site].add(x, y, self._tiles)
-
-    def finished(self, site: int, fused: Finish, plain: Finish) -> Tensor:
-        return plain()
+        rows = LoraRows(self._sites, tiles, staged("lora_slots"), self._most_rank)
+        return StepAdapters(rows, size.num_tokens)
 
 
 def _shapes(matrices: Mapping[str, Matrix]) -> dict[int, SiteShape]:

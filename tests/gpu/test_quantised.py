@@ -118,7 +118,7 @@ def test_codes_beside_numbers_are_refused() -> None:
     attended, residual = inputs(sizes, 1)
     with pytest.raises(RuntimeError, match="some weights are in codes"):
         cuda_chain.run(attended, residual, mixed, None, make_scratch())
-    assert not cuda_chain.has_kernel(512, 768, 512, in_codes=True)
+    assert not cuda_chain.has_kernel(512, 768, 512, bits=8)
 
 
 # --- single products ------------------------------------------------------------------------------------------------

@@ -193,8 +193,9 @@ def test_chains_in_a_graph(num_tokens: int) -> None:
 
 
 def test_what_cannot_be_chained() -> None:
-    assert _C.cuda_can_chain(2048, 1024, 3072, False) and _C.cuda_can_chain(4096, 4096, 14336, True)
-    assert not _C.cuda_can_chain(2048, 1000, 3072, False) and not _C.cuda_can_chain(8192, 8192, 1 << 16, False)
+    assert all(_C.cuda_can_chain(4096, 4096, 14336, bits) for bits in (4, 8, 16))
+    assert _C.cuda_can_chain(2048, 1024, 3072, 16) and not _C.cuda_can_chain(2048, 1024, 512, 4)
+    assert not _C.cuda_can_chain(2048, 1000, 3072, 16) and not _C.cuda_can_chain(8192, 8192, 1 << 16, 16)
     sizes = SIZES[0]
     attended, residual = inputs(sizes, 5)
     down = make_layers(sizes).tail.down.weight

@@ -22,6 +22,7 @@
 #include "device/tensor_core.cuh"
 #include "model/cuda/skinny_chain.cuh"
 #include "model/cuda/skinny_chain_choice.cuh"
+#include "model/cuda/skinny_chain_deltas.cuh"
 #include "model/cuda/skinny_chain_results.cuh"
 #include "model/cuda/skinny_chain_rows.cuh"
 #include "model/cuda/skinny_chain_weights.cuh"
@@ -33,15 +34,16 @@ namespace {
 
 __device__ __forceinline__ void sync_consumers() { sync_threads<1, kConsumers>(); }
 
-// A lane's x for a stage. Of codes it has two neighbours of 16 bytes for each access to the weights.
-template <bool kCodes>
+// A lane's x for a stage. Of codes it has two or four neighbours of 16 bytes for each access to the weights.
+template <Form kForm>
 struct Row {
-  uint2 of[kStageUnits<kCodes>];
+  uint2 of[kStageUnits<kForm>];
 
   __device__ __forceinline__ void load(uint32_t from) {
+    constexpr int kPacked = packed(kForm);
 #pragma unroll
-    for (int i = 0; i < kStageUnits<kCodes>; ++i)
-      of[i] = load_8(from + (kCodes ? i / 2 * (2 * kSliceBytes) + i % 2 * 16 : i * kSliceBytes));
+    for (int i = 0; i < kStageUnits<kForm>; ++i)
+      of[i] = load_8(from + i / kPacked * (kPacked * kSliceBytes) + i % kPacked * 16);
   }
 };
 
@@ -53,14 +55,14 @@ struct Row {
 struct TileSum {
   float of[2][4] = {};  // two, so that a product need not wait for the one before it
 
-  __device__ __forceinline__ void add(const Weights& w, const Row<false>& x) {
+  __device__ __forceinline__ void add(const Weights<Form::kNumbers>& w, const Row<Form::kNumbers>& x) {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s)
       multiply_accumulate(of[s % 2], {w.of[s].x, w.of[s].y, w.of[s].z, w.of[s].w}, x.of[s].x, x.of[s].y);
   }
 
   // The 16 codes that a lane reads become 16 numbers, twice what it reads of numbers.
-  __device__ __forceinline__ void add(const Weights& w, const Row<true>& x) {
+  __device__ __forceinline__ void add(const Weights<Form::kFloat8>& w, const Row<Form::kFloat8>& x) {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
       const uint32_t codes[4] = {w.of[s].x, w.of[s].y, w.of[s].z, w.of[s].w};
@@ -74,14 +76,30 @@ struct TileSum {
     }
   }
 
+  // A lane's 32 codes of a step are of one group, and so are those of the lanes that share its row.
+  __device__ __forceinline__ void add(const Weights<Form::kInt4>& w, const Row<Form::kInt4>& x) {
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      const CodeGroup group(w.groups[s]);
+      const uint32_t codes[4] = {w.of[s].x, w.of[s].y, w.of[s].z, w.of[s].w};
+      float sums[2][4] = {};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        uint32_t a[4];
+        int4_to_f16(codes[i], group, a);
+        multiply_accumulate_f16(sums[i % 2], a, x.of[4 * s + i].x, x.of[4 * s + i].y);
+      }
+      of[s % 2][0] += group.scale * ((sums[0][0] + sums[1][0]) + (sums[0][3] + sums[1][3]));
+    }
+  }
+
   __device__ __forceinline__ float total() const { return (of[0][0] + of[1][0]) + (of[0][3] + of[1][3]); }
 };
 
 // step(now, next) `count` times, where the next of one is the now of the other; at the end what is taken for
 // the next round, if anything is left, is in `even`.
-template <class Step>
-__device__ __forceinline__ void in_turns(int count, const int& left, Weights& even, Weights& odd,
-                                         const Step& step) {
+template <class W, class Step>
+__device__ __forceinline__ void in_turns(int count, const int& left, W& even, W& odd, const Step& step) {
 #pragma unroll 1
   for (;;) {
     step(even, odd);
@@ -94,15 +112,15 @@ __device__ __forceinline__ void in_turns(int count, const int& left, Weights& ev
 
 // The sums of `count` tiles of the next stages, of which `left` are left in the phase and the first is in
 // `even`. x: this lane's; to: of its row, and of its token if it has one
-template <bool kCodes>
-__device__ __forceinline__ void multiply_tiles(RingEnd& ring, int count, int chunks, uint32_t x_begin,
-                                               bool has_token, float* to, int& left, Weights& even,
-                                               Weights& odd) {
-  constexpr int kStageBytesOfX = kStageUnits<kCodes> * kSliceBytes;
-  Row<kCodes> x;
+template <Form kForm>
+__device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, int chunks, uint32_t x_begin,
+                                               bool has_token, float* to, int& left, Weights<kForm>& even,
+                                               Weights<kForm>& odd) {
+  constexpr int kStageBytesOfX = kStageUnits<kForm> * kSliceBytes;
+  Row<kForm> x;
   x.load(x_begin);
   if (chunks == 1) {
-    const auto step = [&](const Weights& now, Weights& next) {
+    const auto step = [&](const Weights<kForm>& now, Weights<kForm>& next) {
       if (--left > 0) ring.take(next);
       TileSum sum;
       sum.add(now, x);
@@ -115,7 +133,7 @@ __device__ __forceinline__ void multiply_tiles(RingEnd& ring, int count, int chu
   const uint32_t x_end = x_begin + chunks * kStageBytesOfX;
   uint32_t x_at = x_begin;
   TileSum sum;
-  const auto step = [&](const Weights& now, Weights& next) {
+  const auto step = [&](const Weights<kForm>& now, Weights<kForm>& next) {
     if (--left > 0) ring.take(next);
     sum.add(now, x);
     ring.give_back(now);
@@ -134,7 +152,8 @@ __device__ __forceinline__ void multiply_tiles(RingEnd& ring, int count, int chu
 // Stages x of gate and up, and then chooses the experts: weights come when these are known. A CTA without a
 // tile here needs them for its tiles of down.
 template <int kPerLane>
-__device__ __forceinline__ void await_experts(const Arguments& a, const RowStager<1, true, false>& rows,
+__device__ __forceinline__ void await_experts(const Arguments& a,
+                                              const RowStager<1, true, Form::kNumbers>& rows,
                                               const View& view, LaunchNumber launch, int warp, int lane,
                                               Fixed& fixed) {
   float squares[1] = {};
@@ -144,70 +163,119 @@ __device__ __forceinline__ void await_experts(const Arguments& a, const RowStage
   sync_consumers();
 }
 
+template <class A>
+inline constexpr bool kIsAdapted = std::is_same_v<A, AdaptedArguments>;
+
+// Where the sums of a round go: [2, T, kWarps, kPartPitch], in turns.
+template <int T>
+class RoundSums {
+ public:
+  __device__ explicit RoundSums(uint8_t* parts) : of_round_(reinterpret_cast<float*>(parts)) {}
+
+  __device__ __forceinline__ const float* get() const { return of_round_; }
+  // Of a lane's row and token.
+  __device__ __forceinline__ float* place(int warp, int lane) const {
+    return of_round_ + (lane % 4 * kWarps + warp) * kPartPitch + row_of_lane(lane);
+  }
+  __device__ __forceinline__ void turn() {
+    of_round_ += to_other_;
+    to_other_ = -to_other_;
+  }
+
+ private:
+  float* of_round_;
+  int to_other_ = T * kWarps * kPartPitch;
+};
+
+// The x of a phase, when it is there, and the sums of its squares.
+template <int T, bool kHasExperts, Form kForm>
+__device__ __forceinline__ void stage(const RowStager<T, kHasExperts, kForm>& rows, const View& view,
+                                      LaunchNumber launch, int warp, int lane,
+                                      float (&shared_squares)[kMostChainedRows][kWarps]) {
+  float squares[T] = {};
+  if (view.from == nullptr)
+    rows.stage_attended(view.units, view.chunks);
+  else
+    rows.stage_published(view, view.units, view.chunks, view.gain, launch, squares);
+  if (view.gain >= 0) store_squares(squares, warp, lane, shared_squares);
+}
+
 // By the warps that multiply. kPerLane: experts that a lane looks at to choose; 0: there are none
-template <int T, int kPerLane, bool kCodes>
-__device__ __forceinline__ void multiply(const Arguments& a, const Places& places, uint8_t* shared,
+template <int T, int kPerLane, Form kForm, class A>
+__device__ __forceinline__ void multiply(const A& a, const Places& places, uint8_t* shared,
                                          LaunchNumber launch) {
   Fixed& fixed = *reinterpret_cast<Fixed*>(shared + places.fixed);
-  const int lane = kept(threadIdx.x % kWarp), warp = kept(threadIdx.x / kWarp);
+  const int lane = kept(threadIdx.x % kWarp), warp = kept(threadIdx.x / kWarp), thread = warp * kWarp + lane;
   constexpr bool kHasExperts = kPerLane > 0;
   using Order = Order<kHasExperts>;
-  const RowStager<T, kHasExperts, kCodes> rows(a, shared + places.rows, shared + places.gains, warp, lane);
-  RingEnd ring(fixed.ring, shared_address(shared) + lane_in_stage(warp, lane), lane, a.stages);
+  const RowStager<T, kHasExperts, kForm> rows(a, shared + places.rows, shared + places.gains, warp, lane);
+  RingEnd<kForm> ring(fixed.ring, shared_address(shared), warp, lane, a.stages);
   // Columns beyond the last row of x are the last; nobody stores what becomes of them.
   const uint32_t row_at = shared_address(shared + places.rows) + min(lane / 8, T - 1) * a.row_pitch +
-                          lane % 4 * (kCodes ? 32 : 16) + lane / 4 % 2 * 8;
-  constexpr int kPartsSize = T * kWarps * kPartPitch;
-  // parts: [2, T, kWarps, kPartPitch]; of_round: those of the current round
-  float* of_round = reinterpret_cast<float*>(shared + places.parts);
-  int to_other = kPartsSize;
+                          lane % 4 * (16 * packed(kForm)) + lane / 4 % 2 * 8;
+  RoundSums<T> sums(shared + places.parts);
   // Loops stay loops: most of the time of so short a kernel can go into fetching its instructions.
 #pragma unroll 1
   for (int i = 0; i < a.num_phases; ++i) {
     const View& view = fixed.views[i];
-    const int units = view.units, chunks = view.chunks, end = view.end, gain = view.gain;
+    const int chunks = view.chunks, end = view.end;
     int tile = view.first;
-    auto& shared_squares = fixed.squares[i];
-    const bool has_staged = kHasExperts && i == Order::kGate;
+    auto& squares = fixed.squares[i];
+    const PhaseDeltas<T, A> deltas(a, *reinterpret_cast<SharedDeltas*>(shared + places.deltas), i);
+    const bool has_staged = (kHasExperts && i == Order::kGate) || deltas.has_tile();
     if constexpr (kHasExperts)
       if (has_staged) await_experts<kPerLane>(a, rows, view, launch, warp, lane, fixed);
-    if (tile == end) continue;
-    const uint32_t x_begin = row_at + warp * (chunks * kStageUnits<kCodes> * kSliceBytes);
-    Weights even, odd;
-    ring.take(even);                   // the first ones, before x is there
+    if (tile == end && !deltas.has_tile()) continue;
+    const uint32_t x_begin = row_at + warp * (chunks * kStageUnits<kForm> * kSliceBytes);
+    Weights<kForm> even, odd;
+    ring.take(even);  // the first ones, before x is there
+    if (deltas.has_tile()) {
+      stage(rows, view, launch, warp, lane, squares);
+      int left = chunks;
+      multiply_tiles<kForm>(ring, 1, chunks, x_begin, lane % 4 < T, sums.place(warp, lane), left, even, odd);
+      sync_consumers();
+      deltas.publish(sums.get(), norm_scale(view, squares, deltas.token()), launch, thread);
+      sums.turn();
+      if (tile == end) continue;
+      ring.take(even);
+    }
     int left = (end - tile) * chunks;  // stages
 #pragma unroll 1
     do {
       const int count = min(kRoundTiles, end - tile);
-      float* to = of_round + (lane % 4 * kWarps + warp) * kPartPitch + row_of_lane(lane);
-      const Element<kCodes> element(view, T, tile, count, warp * kWarp + lane);
-      if (tile == view.first && !has_staged) {
-        float squares[T] = {};
-        if (view.from == nullptr)
-          rows.stage_attended(units, chunks);
-        else
-          rows.stage_published(view, units, chunks, gain, launch, squares);
-        if (gain >= 0) store_squares(squares, warp, lane, shared_squares);
-      }
-      multiply_tiles<kCodes>(ring, count, chunks, x_begin, lane % 4 < T, to, left, even, odd);
+      Element<kForm, kIsAdapted<A>> element(view, T, tile, count, thread);
+      deltas.ask(element, view);
+      if (tile == view.first && !has_staged) stage(rows, view, launch, warp, lane, squares);
+      float* const to = sums.place(warp, lane);
+      multiply_tiles<kForm>(ring, count, chunks, x_begin, lane % 4 < T, to, left, even, odd);
+      if (tile == view.first) deltas.collect(launch, thread);
       sync_consumers();
       if (warp < T * (kPlaces / kWarp))
-        element.store(view, a.activation, of_round, shared_squares, launch,
+        element.store(view, a.activation, sums.get(), squares, launch,
                       i == Order::kDown && a.tap.ring_rows != nullptr ? &a.tap : nullptr,
-                      kHasExperts ? fixed.chosen.counts : nullptr);
-      of_round += to_other;
-      to_other = -to_other;
+                      kHasExperts ? fixed.chosen.counts : nullptr, deltas.shrunk());
+      sums.turn();
       tile += kRoundTiles;
     } while (tile < end);
   }
 }
 
 // By the thread that asks for weights.
-template <int kPerLane>
-__device__ __forceinline__ void read_weights(const Arguments& a, Fixed& fixed, uint32_t ring_at) {
+template <int kPerLane, Form kForm, class A>
+__device__ __forceinline__ void read_weights(const A& a, Fixed& fixed, const SharedDeltas& deltas,
+                                             uint32_t ring_at) {
   using Order = Order<(kPerLane > 0)>;
-  Reader reader(a, fixed.ring, ring_at);
-  if constexpr (kPerLane == 0) {
+  Reader<kForm> reader(a, fixed.ring, ring_at);
+  if constexpr (kIsAdapted<A>) {
+#pragma unroll 1
+    for (int i = 0; i < a.num_phases; ++i) {
+      if (deltas.tiles[i].row >= 0) reader.read_rows(fixed.views[i].chunks, a.a[i], deltas.tiles[i].row);
+      reader.read(fixed.views[i], a.weights[i]);
+    }
+  } else if constexpr (kForm == Form::kInt4) {
+#pragma unroll 1
+    for (int i = 0; i < a.num_phases; ++i) reader.read(fixed.views[i], a.weights[i], a.groups[i]);
+  } else if constexpr (kPerLane == 0) {
 #pragma unroll 1
     for (int i = 0; i < a.num_phases; ++i) reader.read(fixed.views[i], a.weights[i]);
   } else {
@@ -221,12 +289,16 @@ __device__ __forceinline__ void read_weights(const Arguments& a, Fixed& fixed, u
   }
 }
 
-template <int T, int kPerLane, bool kCodes>
-__global__ __launch_bounds__(kThreads, 2) void skinny_chain_kernel(const __grid_constant__ Arguments a) {
+// With adapters, or groups, it has more to hold than registers for two of it on a multiprocessor.
+template <int T, int kPerLane, Form kForm, class A>
+__global__ __launch_bounds__(kThreads, kIsAdapted<A> || kForm == Form::kInt4
+                                           ? 1
+                                           : 2) void skinny_chain_kernel(const __grid_constant__ A a) {
   extern __shared__ __align__(1024) uint8_t shared[];
   using Order = Order<(kPerLane > 0)>;
-  const Places places(a.stages, T, a.row_pitch, a.gain_bytes);
+  const Places places(kForm, a.stages, T, a.row_pitch, a.gain_bytes, a.delta_bytes);
   Fixed& fixed = *reinterpret_cast<Fixed*>(shared + places.fixed);
+  SharedDeltas& deltas = *reinterpret_cast<SharedDeltas*>(shared + places.deltas);
   if (a.lets_next_in_early) let_next_start();
   if (threadIdx.x == kConsumers) {
 #pragma unroll 1
@@ -239,59 +311,73 @@ __global__ __launch_bounds__(kThreads, 2) void skinny_chain_kernel(const __grid_
   }
   if (threadIdx.x < a.num_phases)
     fixed.views[threadIdx.x] = View::of(a.phases[threadIdx.x], threadIdx.x < Order::kNext ? 0 : 1);
+  if constexpr (kIsAdapted<A>) {
+    const unsigned phase = threadIdx.x - kWarp;
+    if (phase < static_cast<unsigned>(a.num_phases)) deltas.tiles[phase] = tile_of(a, a.deltas[phase]);
+  }
   __syncthreads();
   if (threadIdx.x >= kConsumers) {
     if (threadIdx.x > kConsumers) return;
-    read_weights<kPerLane>(a, fixed, shared_address(shared));
+    read_weights<kPerLane, kForm>(a, fixed, deltas, shared_address(shared));
     let_next_start();
     return;
   }
-  stage_gain<kCodes>(a.phases[Order::kGate], shared + places.gains);
+  stage_gain<kForm>(a.phases[Order::kGate], shared + places.gains);
   if (a.num_phases > Order::kNext)
-    stage_gain<kCodes>(a.phases[Order::kNext], shared + places.gains + a.gain_bytes);
+    stage_gain<kForm>(a.phases[Order::kNext], shared + places.gains + a.gain_bytes);
+  if constexpr (kIsAdapted<A>) stage_ranks(a, deltas);
   sync_consumers();
   wait_for_previous();
   uint32_t* launches = a.launches + blockIdx.x;
   const LaunchNumber launch(__ldcg(launches));
-  multiply<T, kPerLane, kCodes>(a, places, shared, launch);
+  multiply<T, kPerLane, kForm>(a, places, shared, launch);
   sync_consumers();  // all have read the number
   if (threadIdx.x == 0) *launches = launch.get();
 }
 
-template <int T, int kPerLane, bool kCodes>
-void launch_rows(const Arguments& a, int grid, Stream stream) {
-  const Places places(a.stages, T, a.row_pitch, a.gain_bytes);
+template <int T, int kPerLane, Form kForm, class A>
+void launch_rows(const A& a, int grid, Stream stream) {
+  constexpr auto kKernel = skinny_chain_kernel<T, kPerLane, kForm, A>;
+  const Places places(kForm, a.stages, T, a.row_pitch, a.gain_bytes, a.delta_bytes);
   const LaunchShape shape{.grid = static_cast<unsigned>(grid),
                           .block = kThreads,
                           .shared_bytes = static_cast<size_t>(places.total),
                           .overlaps_previous = true};
   // The room beside it is for other kernels, not for a cache that it does not use.
-  check_cuda(cudaFuncSetAttribute(skinny_chain_kernel<T, kPerLane, kCodes>,
-                                  cudaFuncAttributePreferredSharedMemoryCarveout,
+  check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                   cudaSharedmemCarveoutMaxShared));
-  launch(skinny_chain_kernel<T, kPerLane, kCodes>, shape, stream, a);
+  launch(kKernel, shape, stream, a);
 }
 
-template <bool kCodes>
-void launch_of(const Arguments& a, int grid, Stream stream) {
+template <Form kForm, class A>
+void launch_of(const A& a, int grid, Stream stream) {
   switch (a.num_tokens) {
     case 1:
-      return launch_rows<1, 0, kCodes>(a, grid, stream);
+      return launch_rows<1, 0, kForm>(a, grid, stream);
     case 2:
-      return launch_rows<2, 0, kCodes>(a, grid, stream);
+      return launch_rows<2, 0, kForm>(a, grid, stream);
     case 3:
-      return launch_rows<3, 0, kCodes>(a, grid, stream);
+      return launch_rows<3, 0, kForm>(a, grid, stream);
     default:
-      return launch_rows<4, 0, kCodes>(a, grid, stream);
+      return launch_rows<4, 0, kForm>(a, grid, stream);
   }
 }
 
 }  // namespace
 
-void launch_chain(const Arguments& a, bool in_codes, int grid, Stream stream) {
-  if (a.num_experts > kMostRouted / 2) return launch_rows<1, kMostRouted / kWarp, false>(a, grid, stream);
-  if (a.num_experts > 0) return launch_rows<1, kMostRouted / kWarp / 2, false>(a, grid, stream);
-  in_codes ? launch_of<true>(a, grid, stream) : launch_of<false>(a, grid, stream);
+void launch_chain(const Arguments& a, Form form, int grid, Stream stream) {
+  constexpr Form kNumbers = Form::kNumbers;
+  if (a.num_experts > kMostRouted / 2) return launch_rows<1, kMostRouted / kWarp, kNumbers>(a, grid, stream);
+  if (a.num_experts > 0) return launch_rows<1, kMostRouted / kWarp / 2, kNumbers>(a, grid, stream);
+  form == Form::kFloat8 ? launch_of<Form::kFloat8>(a, grid, stream) : launch_of<kNumbers>(a, grid, stream);
+}
+
+void launch_adapted_chain(const AdaptedArguments& a, int grid, Stream stream) {
+  launch_of<Form::kNumbers>(a, grid, stream);
+}
+
+void launch_grouped_chain(const GroupedArguments& a, int grid, Stream stream) {
+  launch_of<Form::kInt4>(a, grid, stream);
 }
 
 }  // namespace chain

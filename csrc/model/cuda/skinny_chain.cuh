@@ -19,9 +19,17 @@ inline constexpr int kSteps = kStageDepth / kUnit;      // accesses of a lane to
 // Codes become float16 in one instruction for two of them, bfloat16 in four. So x is float16 beside them,
 // scaled down: what is too large for that, from 2^20 on, stays the largest.
 inline constexpr float kBesideCodes = 1.0f / 16;
-// Units of k in a stage: a code takes one byte where a number takes two.
-template <bool kCodes>
-inline constexpr int kStageUnits = kCodes ? 2 * kSteps : kSteps;
+
+// What weights are kept in: numbers, e4m3, or codes of 4 bits in groups of 128 along k.
+enum class Form { kNumbers, kFloat8, kInt4 };
+
+// Values of a weight that lie where one number does.
+constexpr int packed(Form form) { return form == Form::kNumbers ? 1 : form == Form::kFloat8 ? 2 : 4; }
+constexpr int stage_units(Form form) { return kSteps * packed(form); }  // of k
+template <Form kForm>
+inline constexpr int kStageUnits = stage_units(kForm);
+// Behind the codes of a stage, what its groups are scaled by: a word for each of 8 rows and 32 groups.
+constexpr int ring_bytes(Form form) { return kStageBytes + (form == Form::kInt4 ? kGroupBytes : 0); }
 inline constexpr int kRoundTiles = 8;  // whose sums wait in shared memory for their end
 inline constexpr int kPlaces = kRoundTiles * kTile;
 inline constexpr int kPartPitch = kPlaces + 4;  // floats; warps that are read at once lie in different banks
@@ -88,6 +96,7 @@ struct Arguments {
   CUtensorMap shared[2];             // of the expert that every row takes: gate and up, down
   Phase phases[kMostPhases];
   int num_phases, num_tokens, num_experts, num_chosen, stages, in_flight, row_pitch, gain_bytes;
+  int delta_bytes;  // of shared memory for what adapters add
   bool lets_next_in_early, renormalises, has_shared;
   float factor;
   const Word* logits;  // [E / 2] in sectors: the router's
@@ -167,26 +176,38 @@ struct Fixed {
 
 // Where things lie in dynamic shared memory.
 struct Places {
-  int rows, gains, fixed, parts, total;
+  int rows, gains, fixed, parts, deltas, total;
 
-  __host__ __device__ Places(int stages, int num_tokens, int row_pitch, int gain_bytes) {
-    rows = stages * kStageBytes;
+  __host__ __device__ Places(Form form, int stages, int num_tokens, int row_pitch, int gain_bytes,
+                             int delta_bytes) {
+    rows = stages * ring_bytes(form);
     gains = rows + num_tokens * row_pitch;  // two of gain_bytes
     fixed = gains + 2 * gain_bytes;
     parts = fixed + static_cast<int>(sizeof(Fixed));
-    total = parts + 2 * num_tokens * kWarps * kPartPitch * 4;  // [2, T, kWarps, kPartPitch]
+    deltas = parts + 2 * num_tokens * kWarps * kPartPitch * 4;  // [2, T, kWarps, kPartPitch]
+    total = deltas + delta_bytes;
   }
 };
 
 // A row of x, and a gain, in shared memory: for each warp its 32 of each unit, filled up to whole stages. Of
-// codes a lane reads 16 of a row at once, so that two units are one: a warp has 64 neighbours of each 512.
-// The slice of 32 values that lies at a warp's place for a unit:
-template <bool kCodes>
+// codes a lane reads 16 or 32 of a row at once, so that two or four units are one: a warp has 64 neighbours
+// of each 512, or 128 of each 1024. The slice of 32 values that lies at a warp's place for a unit:
+template <Form kForm>
 __device__ __forceinline__ int slice_of(int unit, int warp) {
-  return kCodes ? unit / 2 * (2 * kWarps) + 2 * warp + unit % 2 : unit * kWarps + warp;
+  constexpr int kPacked = packed(kForm);
+  return unit / kPacked * (kPacked * kWarps) + kPacked * warp + unit % kPacked;
 }
 
+// Of weights in groups.
+struct GroupedArguments : Arguments {
+  CUtensorMap groups[kMostPhases];  // see group_map
+};
+
+struct AdaptedArguments;
+
 // REQUIRES: as many CTAs as the chip has room for at once.
-void launch_chain(const Arguments& a, bool in_codes, int grid, Stream stream);
+void launch_chain(const Arguments& a, Form form, int grid, Stream stream);
+void launch_adapted_chain(const AdaptedArguments& a, int grid, Stream stream);
+void launch_grouped_chain(const GroupedArguments& a, int grid, Stream stream);
 
 }  // namespace bequest::cuda::chain

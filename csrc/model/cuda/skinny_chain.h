@@ -9,19 +9,25 @@
 
 #include "device/stream.h"
 #include "ops/activation.h"
+#include "ops/cuda/lora.h"
+#include "ops/cuda/skinny_linear.h"
 #include "ops/hidden_tap.h"
 
 namespace bequest::cuda {
 
 inline constexpr int kMostChainedRows = 4;
+inline constexpr int kMostChainedRank = 64;  // of adapters
 inline constexpr size_t kChainScratchBytes = 2 << 20;
 
 struct ChainProduct {
-  const void* weight;  // [N, K] bfloat16, or e4m3 where there are scales; contiguous, aligned to 16 bytes
-  const void* bias;    // [N] bfloat16, or null
+  // [N, K] bfloat16, e4m3 where there are scales, or codes of 4 bits where there are groups: bytes [N, K / 2]
+  // in the order that int4_to_f16 takes. Contiguous, aligned to 16 bytes
+  const void* weight;
+  const void* bias;  // [N] bfloat16, or null
   int64_t out_features;
   int64_t in_features;
-  const float* scales;  // [N]: what each row of codes is multiplied by; null: the weight is in numbers
+  const float* scales;     // [N]: what each row of e4m3 is multiplied by, or null
+  const uint32_t* groups;  // [N, K / 128 filled up to a multiple of 32]: see CodeGroup; or null
 };
 
 // A root-mean-square norm of the residual.
@@ -42,6 +48,12 @@ struct ChainExperts {
   ChainProduct shared_down;  // [H, I]
 };
 
+// What adapters add to the products; of a site without `a` nothing.
+struct ChainDeltas {
+  const int32_t* slots;  // [T]: the adapter of each token, -1: none; null: no token has one
+  LoraSite output, gate_up, down, next_qkv;
+};
+
 struct SkinnyChainParams {
   int num_tokens;        // T
   const void* attended;  // [T, A] bfloat16, contiguous, aligned to 16 bytes
@@ -57,18 +69,41 @@ struct SkinnyChainParams {
   void* qkv;              // [T, Q] bfloat16
   HiddenTap tap;          // of the residual before next_norm; not `store_output`
   void* scratch;          // [kChainScratchBytes], zero before the first launch, of one stream at a time
+  ChainDeltas deltas;
 };
 
-// Whether there is a kernel for these sizes, for any T up to kMostChainedRows; `in_codes`: of weights in
-// e4m3.
-bool can_chain(int64_t attended, int64_t hidden, int64_t inner, bool in_codes);
+// Whether there is a kernel for these sizes, for any T up to kMostChainedRows; bits: of a weight, 16, 8 or 4
+bool can_chain(int64_t attended, int64_t hidden, int64_t inner, int bits);
 
 // The same of one row and experts of this inner size.
 bool can_chain_experts(int64_t attended, int64_t hidden, int64_t inner, int64_t num_experts,
                        int64_t num_chosen, bool has_shared);
 
-// A row's result depends on the row alone. REQUIRES: 1 <= T <= kMostChainedRows; can_chain; all
-// weights are in numbers, or all are in codes; with experts T = 1, can_chain_experts, and no codes.
+// The same with adapters in slots of this rank, of products that are up to three matrices; not with experts
+// or codes.
+bool can_chain_deltas(int64_t attended, int64_t hidden, int64_t inner, int64_t most_rank);
+
+// A row's result depends on the row alone, and on whether there are slots. REQUIRES: 1 <= T <=
+// kMostChainedRows; can_chain; all weights are in one format; with experts T = 1,
+// can_chain_experts, and no codes; with slots can_chain_deltas, no experts and no codes.
 void skinny_chain(const SkinnyChainParams& p, Stream stream);
+
+// One product by the kernel of the chain, without a norm: of codes in groups, which no other kernel
+// multiplies.
+struct ChainedLinearParams {
+  int num_tokens;  // T
+  const void* x;   // [T, K] bfloat16, contiguous, aligned to 16 bytes
+  ChainProduct product;
+  SkinnyResult result;
+  Activation activation;  // of kGate
+  void* out;              // [T, N] bfloat16; kGate: [T, N / 2]
+  void* scratch;          // as that of chains, of the same stream
+};
+
+// Whether there is a kernel for rows of K values, for any T up to kMostChainedRows; bits: of a weight
+bool can_chain_linear(int64_t in_features, int bits);
+
+// REQUIRES: 1 <= T <= kMostChainedRows; can_chain_linear
+void chained_linear(const ChainedLinearParams& p, Stream stream);
 
 }  // namespace bequest::cuda

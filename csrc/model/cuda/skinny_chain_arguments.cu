@@ -5,6 +5,7 @@
 #include "device/current_device.cuh"
 #include "device/launch.cuh"
 #include "model/cuda/skinny_chain.cuh"
+#include "model/cuda/skinny_chain_deltas.cuh"
 #include "ops/cuda/skinny_linear.cuh"
 
 namespace bequest::cuda {
@@ -13,9 +14,11 @@ namespace {
 
 // Numbers of launches take the scratch's first bytes.
 constexpr int64_t kMostBlocks = 256;
+constexpr int64_t kDeltaWords = kMostChainedRows * kTokenShrunk;  // of a phase
 constexpr int kRowPad = 64;  // bytes: two rows that are read at once lie in different banks
 constexpr int kMostSharedBytes = 226 * 1024;
-constexpr int kFewestStages = 4;
+// A stage of codes of 4 bits has as many values as four of numbers.
+constexpr int fewest_stages(Form form) { return form == Form::kInt4 ? 3 : 4; }
 
 // How much of the weights is on its way, and how much waits in shared memory for its rows.
 struct Depth {
@@ -29,21 +32,27 @@ struct Depth {
 constexpr Depth kSmallLayer{6, 2, false}, kLargeLayer{10, 3, true};
 constexpr int64_t kLargeShare = 64;  // stages that a CTA has of a layer
 
-int stage_units(bool in_codes) { return in_codes ? kStageUnits<true> : kStageUnits<false>; }
+Form form_of(const ChainProduct& product) {
+  if (product.groups != nullptr) return Form::kInt4;
+  return product.scales != nullptr ? Form::kFloat8 : Form::kNumbers;
+}
 
-int chunks_of(int64_t depth, bool in_codes) {
-  return static_cast<int>(ceil_div(depth / kUnit, stage_units(in_codes)));
+int bits_of(Form form) { return 16 / packed(form); }
+Form form_of_bits(int bits) { return bits == 16 ? Form::kNumbers : bits == 8 ? Form::kFloat8 : Form::kInt4; }
+
+int chunks_of(int64_t depth, Form form) {
+  return static_cast<int>(ceil_div(depth / kUnit, stage_units(form)));
 }
 
 // Of a row of x, filled up to whole stages.
-int padded_bytes(int chunks, bool in_codes) { return chunks * stage_units(in_codes) * kUnit * 2; }
+int padded_bytes(int chunks, Form form) { return chunks * stage_units(form) * kUnit * 2; }
 
-Depth depth_of(const Arguments& a) {
+Depth depth_of(const Arguments& a, Form form) {
   int64_t share = 0;
   for (int i = 0; i < a.num_phases; ++i) share += (a.phases[i].tiles_each + 1) * a.phases[i].chunks;
   const Depth wish = share < kLargeShare && a.num_experts == 0 ? kSmallLayer : kLargeLayer;
-  const int beside = Places(0, a.num_tokens, a.row_pitch, a.gain_bytes).total;
-  return {std::min(wish.stages, (kMostSharedBytes - beside) / kStageBytes), wish.in_flight,
+  const int beside = Places(form, 0, a.num_tokens, a.row_pitch, a.gain_bytes, a.delta_bytes).total;
+  return {std::min(wish.stages, (kMostSharedBytes - beside) / ring_bytes(form)), wish.in_flight,
           wish.lets_next_in_early};
 }
 
@@ -54,11 +63,14 @@ int64_t num_routed(const ChainExperts& experts) {
 // The kernel's view of the params, put together product by product.
 class Builder {
  public:
-  Builder(const SkinnyChainParams& p, int64_t grid)
-      : experts_(p.experts), grid_(grid), words_(static_cast<uint8_t*>(p.scratch)) {
-    a.launches = static_cast<uint32_t*>(p.scratch);
+  Builder(void* scratch, int64_t grid, const ChainExperts& experts = {})
+      : experts_(experts), grid_(grid), words_(static_cast<uint8_t*>(scratch)) {
+    a.launches = static_cast<uint32_t*>(scratch);
     words_ += kMostBlocks * sizeof(uint32_t);
   }
+
+  // The end of all words; those of deltas may follow.
+  uint8_t* words_end() const { return words_; }
 
   // [kMostChainedRows, width / 2] in sectors
   Word* rows_of_words(int64_t width) {
@@ -68,13 +80,14 @@ class Builder {
   }
 
   Phase& add(const ChainProduct& product, Kind kind) {
-    const bool gated = kind == Kind::kGate, in_codes = product.scales != nullptr;
-    // Two codes lie where one number does.
+    const bool gated = kind == Kind::kGate;
+    const Form form = form_of(product);
+    // Two or four codes lie where one number does.
     a.weights[a.num_phases] =
-        weight_map(product.weight, product.out_features, product.in_features / (in_codes ? 2 : 1), gated);
+        weight_map(product.weight, product.out_features, product.in_features / packed(form), gated);
     return add_phase({.kind = kind,
                       .units = static_cast<int>(product.in_features / kUnit),
-                      .chunks = chunks_of(product.in_features, in_codes),
+                      .chunks = chunks_of(product.in_features, form),
                       .stride = kSteps,
                       .outputs = static_cast<int>(product.out_features / (gated ? 2 : 1)),
                       .bias = product.bias,
@@ -111,7 +124,7 @@ class Builder {
     return a.phases[a.num_phases++];
   }
 
-  const ChainExperts& experts_;
+  const ChainExperts experts_;
   const int64_t grid_;
   uint8_t* words_;
 };
@@ -145,10 +158,58 @@ void add_feed_forward(Builder& builder, const SkinnyChainParams& p, const Word* 
   down.out = static_cast<BFloat16*>(p.residual);
 }
 
-Arguments arguments_of(const SkinnyChainParams& p, int64_t grid) {
+void add_delta(AdaptedArguments& a, int phase, const LoraSite& site, uint8_t* words, int grid) {
+  Delta& delta = a.deltas[phase];
+  delta.site = site;
+  delta.words = reinterpret_cast<uint64_t*>(words) + phase * kDeltaWords;
+  if (site.a == nullptr) return;
+  const Phase& product = a.phases[phase];
+  const int64_t outputs = int64_t{product.outputs} * (product.kind == Kind::kGate ? 2 : 1);
+  check(site.num_parts >= 1 && site.num_parts <= kMostDeltaParts &&
+            site.in_features == product.units * kUnit && site.out_features == outputs &&
+            is_aligned(site.a, 16) && is_aligned(site.b, 16),
+        "skinny_chain: a site that does not fit its product");
+  const int64_t tiles = a.num_tokens * site.num_parts * site.most_rank / kTile;
+  check(site.most_rank % kLoraRanks == 0 && site.most_rank <= kMostChainedRank && tiles <= grid,
+        "skinny_chain: rank");
+  delta.tiles = static_cast<int>(tiles);
+  a.a[phase] = weight_map(site.a, site.num_slots * site.num_parts * site.most_rank, site.in_features, false);
+}
+
+AdaptedArguments adapted(const Arguments& plain, const ChainDeltas& deltas, uint8_t* words, int grid) {
+  AdaptedArguments a{};
+  static_cast<Arguments&>(a) = plain;
+  a.slots = deltas.slots;
+  const LoraSite* sites[kDeltaPhases] = {&deltas.output, &deltas.gate_up, &deltas.down, &deltas.next_qkv};
+  for (int i = 0; i < a.num_phases; ++i) add_delta(a, i, *sites[i], words, grid);
+  return a;
+}
+
+GroupedArguments grouped(const Arguments& plain, std::initializer_list<const ChainProduct*> products) {
+  GroupedArguments a{};
+  static_cast<Arguments&>(a) = plain;
+  const ChainProduct* const* product = products.begin();
+  for (int i = 0; i < a.num_phases; ++i, ++product)
+    a.groups[i] = group_map((*product)->groups, (*product)->out_features, a.phases[i].chunks,
+                            a.phases[i].kind == Kind::kGate);
+  return a;
+}
+
+// What depends on all products together.
+void finish(Arguments& a, int num_tokens, Form form, int64_t normed) {
+  a.num_tokens = num_tokens;
+  for (int i = 0; i < a.num_phases; ++i)
+    a.row_pitch = std::max(a.row_pitch, padded_bytes(a.phases[i].chunks, form) + kRowPad);
+  a.gain_bytes = padded_bytes(chunks_of(normed, form), form);
+  const Depth depth = depth_of(a, form);
+  a.stages = depth.stages;
+  a.in_flight = depth.in_flight;
+  a.lets_next_in_early = depth.lets_next_in_early;
+}
+
+Arguments arguments_of(const SkinnyChainParams& p, Builder& builder) {
   const int64_t hidden = p.output.out_features;
-  const bool in_codes = p.output.scales != nullptr;
-  Builder builder(p, grid);
+  const Form form = form_of(p.output);
   Arguments& a = builder.a;
   Phase& output = builder.add(p.output, Kind::kAdd);
   output.out = static_cast<BFloat16*>(p.residual);
@@ -162,14 +223,8 @@ Arguments arguments_of(const SkinnyChainParams& p, int64_t grid) {
     next.out = static_cast<BFloat16*>(p.qkv);
     a.tap = p.tap;
   }
-  a.num_tokens = p.num_tokens;
-  for (int i = 0; i < a.num_phases; ++i)
-    a.row_pitch = std::max(a.row_pitch, padded_bytes(a.phases[i].chunks, in_codes) + kRowPad);
-  a.gain_bytes = padded_bytes(chunks_of(hidden, in_codes), in_codes);
-  const Depth depth = depth_of(a);
-  a.stages = depth.stages;
-  a.in_flight = depth.in_flight;
-  a.lets_next_in_early = depth.lets_next_in_early;
+  if (p.deltas.slots != nullptr) a.delta_bytes = delta_bytes(p.num_tokens);
+  finish(a, p.num_tokens, form, hidden);
   a.attended = p.attended;
   a.activation = p.activation;
   return a;
@@ -177,10 +232,11 @@ Arguments arguments_of(const SkinnyChainParams& p, int64_t grid) {
 
 void check_params(const SkinnyChainParams& p) {
   const ChainExperts& experts = p.experts;
+  const Form form = form_of(p.output);
   const int64_t attended = p.output.in_features, hidden = p.output.out_features, inner = p.down.in_features;
   if (experts.router.weight != nullptr) {
     const bool has_shared = experts.shared_up.weight != nullptr;
-    check(p.num_tokens == 1 && p.output.scales == nullptr,
+    check(p.num_tokens == 1 && form == Form::kNumbers,
           "skinny_chain: experts are chained for one row, in numbers");
     check(can_chain_experts(attended, hidden, inner, num_routed(experts), experts.num_chosen, has_shared),
           "skinny_chain: experts");
@@ -194,11 +250,11 @@ void check_params(const SkinnyChainParams& p) {
           "skinny_chain: a shared expert of another size");
   } else {
     check(p.num_tokens >= 1 && p.num_tokens <= kMostChainedRows, "skinny_chain: 1 to 4 rows");
-    check(can_chain(attended, hidden, inner, p.output.scales != nullptr), "skinny_chain: sizes");
+    check(can_chain(attended, hidden, inner, bits_of(form)), "skinny_chain: sizes");
     check(p.mlp_norm.offset == 0 && p.next_norm.offset == 0, "skinny_chain: offsets of norms");
   }
   for (const ChainProduct* product : {&experts.router, &p.gate_up, &p.down, &p.next_qkv})
-    check(product->weight == nullptr || (product->scales == nullptr) == (p.output.scales == nullptr),
+    check(product->weight == nullptr || form_of(*product) == form,
           "skinny_chain: some weights are in codes and some are not");
   check(p.gate_up.in_features == hidden && p.gate_up.out_features == 2 * inner &&
             p.down.out_features == hidden &&
@@ -210,6 +266,8 @@ void check_params(const SkinnyChainParams& p) {
         static_cast<const void*>(p.scratch)})
     check(is_aligned(pointer, 16), "skinny_chain: rows and weights are aligned to 16 bytes");
   check(in_range(p.tap) && !p.tap.store_output, "skinny_chain: tap");
+  check(p.deltas.slots == nullptr || (experts.router.weight == nullptr && form == Form::kNumbers),
+        "skinny_chain: adapters are chained beside weights in numbers, without experts");
 }
 
 }  // namespace
@@ -219,24 +277,34 @@ namespace {
 
 // depths: of the products; widths: of what they leave for each other, of all experts together
 bool has_room(std::initializer_list<int64_t> depths, std::initializer_list<int64_t> widths, int64_t longest,
-              int64_t hidden, int num_tokens, bool in_codes) {
+              int64_t hidden, int num_tokens, chain::Form form, bool has_deltas = false) {
   using namespace chain;
   for (const int64_t depth : depths)
-    if (depth < kUnit || depth % (in_codes ? 2 * kUnit : kUnit) != 0) return false;
+    if (depth < kUnit || depth % (packed(form) * kUnit) != 0) return false;
   size_t scratch = kMostBlocks * sizeof(uint32_t);
   for (const int64_t width : widths)
     scratch += static_cast<size_t>(place_of_word(kMostChainedRows * width / 2));
-  const int row = padded_bytes(chunks_of(longest, in_codes), in_codes),
-            gain = padded_bytes(chunks_of(hidden, in_codes), in_codes);
-  const int most = Places(kFewestStages, num_tokens, row + kRowPad, gain).total;
+  if (has_deltas) scratch += kDeltaPhases * kDeltaWords * sizeof(uint64_t);
+  const int row = padded_bytes(chunks_of(longest, form), form),
+            gain = padded_bytes(chunks_of(hidden, form), form);
+  const int beside = has_deltas ? delta_bytes(num_tokens) : 0;
+  const int most = Places(form, fewest_stages(form), num_tokens, row + kRowPad, gain, beside).total;
   return most <= kMostSharedBytes && multiprocessors() <= kMostBlocks && scratch <= kChainScratchBytes;
 }
 
 }  // namespace
 
-bool can_chain(int64_t attended, int64_t hidden, int64_t inner, bool in_codes) {
+bool can_chain(int64_t attended, int64_t hidden, int64_t inner, int bits) {
   return has_room({attended, hidden, inner}, {hidden, inner, hidden}, std::max({attended, hidden, inner}),
-                  hidden, kMostChainedRows, in_codes);
+                  hidden, kMostChainedRows, chain::form_of_bits(bits));
+}
+
+bool can_chain_deltas(int64_t attended, int64_t hidden, int64_t inner, int64_t most_rank) {
+  using namespace chain;
+  const int64_t tiles = kMostChainedRows * kMostDeltaParts * most_rank / kTile;
+  return most_rank <= kMostChainedRank && tiles <= multiprocessors() &&
+         has_room({attended, hidden, inner}, {hidden, inner, hidden}, std::max({attended, hidden, inner}),
+                  hidden, kMostChainedRows, Form::kNumbers, true);
 }
 
 bool can_chain_experts(int64_t attended, int64_t hidden, int64_t inner, int64_t num_experts,
@@ -246,14 +314,45 @@ bool can_chain_experts(int64_t attended, int64_t hidden, int64_t inner, int64_t 
   if (num_experts > kMostRouted || num_experts % 4 != 0 || inner > kStageDepth) return false;
   const int64_t ranks = num_chosen + (has_shared ? 1 : 0), logits = num_experts + (has_shared ? 1 : 0);
   return has_room({attended, hidden, inner}, {hidden, logits, ranks * inner, hidden},
-                  std::max({attended, hidden, ranks * kStageDepth}), hidden, 1, false);
+                  std::max({attended, hidden, ranks * kStageDepth}), hidden, 1, Form::kNumbers);
 }
 
 void skinny_chain(const SkinnyChainParams& p, Stream stream) {
   using namespace chain;
   check_params(p);
   const int grid = multiprocessors();
-  launch_chain(arguments_of(p, grid), p.output.scales != nullptr, grid, stream);
+  Builder builder(p.scratch, grid, p.experts);
+  const Arguments a = arguments_of(p, builder);
+  if (p.deltas.slots != nullptr)
+    return launch_adapted_chain(adapted(a, p.deltas, builder.words_end(), grid), grid, stream);
+  const Form form = form_of(p.output);
+  if (form == Form::kInt4)
+    return launch_grouped_chain(grouped(a, {&p.output, &p.gate_up, &p.down, &p.next_qkv}), grid, stream);
+  launch_chain(a, form, grid, stream);
+}
+
+bool can_chain_linear(int64_t in_features, int bits) {
+  return has_room({in_features}, {}, in_features, 0, kMostChainedRows, chain::form_of_bits(bits));
+}
+
+void chained_linear(const ChainedLinearParams& p, Stream stream) {
+  using namespace chain;
+  const Form form = form_of(p.product);
+  check(p.num_tokens >= 1 && p.num_tokens <= kMostChainedRows, "chained_linear: 1 to 4 rows");
+  check(can_chain_linear(p.product.in_features, bits_of(form)), "chained_linear: sizes");
+  check(is_aligned(p.x, 16) && is_aligned(p.product.weight, 16) && is_aligned(p.product.groups, 16),
+        "chained_linear: rows and weights are aligned to 16 bytes");
+  const int grid = multiprocessors();
+  Builder builder(p.scratch, grid);
+  const bool gated = p.result == SkinnyResult::kGate, adds = p.result == SkinnyResult::kAdd;
+  Phase& phase = builder.add(p.product, gated ? Kind::kGate : adds ? Kind::kAdd : Kind::kStore);
+  phase.out = static_cast<BFloat16*>(p.out);
+  Arguments& a = builder.a;
+  finish(a, p.num_tokens, form, 0);
+  a.attended = p.x;
+  a.activation = p.activation;
+  if (form == Form::kInt4) return launch_grouped_chain(grouped(a, {&p.product}), grid, stream);
+  launch_chain(a, form, grid, stream);
 }
 
 }  // namespace bequest::cuda

@@ -4,6 +4,7 @@
 #include "device/reductions.cuh"
 #include "device/vectors.cuh"
 #include "model/cuda/skinny_chain.cuh"
+#include "model/cuda/skinny_chain_deltas.cuh"
 #include "model/cuda/skinny_chain_rows.cuh"
 #include "ops/cuda/activation.cuh"
 #include "ops/cuda/hidden_tap.cuh"
@@ -29,8 +30,15 @@ __device__ __forceinline__ float sum_of_warps(const Of& of) {
   return sums[0];
 }
 
+// What the norm of a token's x comes to; 1 without one. squares: [kMostChainedRows, kWarps]
+__device__ __forceinline__ float norm_scale(const View& view, const float (*squares)[kWarps], int token) {
+  if (view.gain < 0) return 1;
+  const float square = sum_of_warps([&](int warp) { return squares[token][warp]; });
+  return rsqrtf(square / static_cast<float>(view.units * kUnit) + view.eps);
+}
+
 // A thread's element of a round: [kMostChainedRows, kPlaces] of them.
-template <bool kCodes>
+template <Form kForm, bool kDeltas>
 class Element {
  public:
   // Asks for what is added. tile, count: of the round.
@@ -50,7 +58,8 @@ class Element {
       bias_ = view.bias[output_];
       if (gated) other_ = view.bias[output_ + view.outputs];
     }
-    if constexpr (kCodes) {
+    if constexpr (kForm == Form::kInt4) scale_ = other_scale_ = 1 / kBesideCodes;
+    if constexpr (kForm == Form::kFloat8) {
       scale_ = __ldg(view.scales + output_) / kBesideCodes;
       if (gated) other_scale_ = __ldg(view.scales + output_ + view.outputs) / kBesideCodes;
     }
@@ -58,20 +67,28 @@ class Element {
     if (view.kind == Kind::kAdd) other_ = {__ldcg(reinterpret_cast<const uint16_t*>(out_))};
   }
 
+  // Asks for what adapters need.
+  __device__ __forceinline__ void ask(const View& view, const LoraSite& site, const SharedDeltas& shared,
+                                      int phase) {
+    const int up = view.kind == Kind::kGate ? output_ + view.outputs : -1;
+    if (exists_) delta_.ask(site, shared, phase, token_, output_, up);
+  }
+
   // parts: [T, kWarps, kPartPitch], the warps' sums; squares: [kMostChainedRows, kWarps]; tap: or null;
-  // counts: of experts, whose results a gated product has; or null
+  // counts: of experts, whose results a gated product has; or null; shrunk: of what was asked for
   __device__ __forceinline__ void store(const View& view, Activation activation, const float* parts,
                                         const float (*squares)[kWarps], LaunchNumber launch,
-                                        const HiddenTap* tap, const float* counts) const {
+                                        const HiddenTap* tap, const float* counts,
+                                        const float* shrunk) const {
     const float* part = parts + token_ * (kWarps * kPartPitch) + place_;
-    float scale = 1;
-    if (view.gain >= 0) {
-      const float square = sum_of_warps([&](int warp) { return squares[token_][warp]; });
-      scale = rsqrtf(square / static_cast<float>(view.units * kUnit) + view.eps);
-    }
-    float y = rounded<BFloat16>(total(part) * (scale * scale_) + widen(bias_));
+    const float scale = norm_scale(view, squares, token_);
+    float y = total(part) * (scale * scale_) + widen(bias_);
+    if constexpr (kDeltas) y += delta_.output(shrunk, token_);
+    y = rounded<BFloat16>(y);
     if (view.kind == Kind::kGate) {
-      const float up = rounded<BFloat16>(total(part + kTile / 2) * (scale * other_scale_) + widen(other_));
+      float up = total(part + kTile / 2) * (scale * other_scale_) + widen(other_);
+      if constexpr (kDeltas) up += delta_.up(shrunk, token_);
+      up = rounded<BFloat16>(up);
       y = gate(activation, y, up);
       if (counts != nullptr && exists_) y *= counts[output_ / view.part];
     } else {
@@ -96,6 +113,7 @@ class Element {
   // As they come: who converts them waits for them. Other: what is added, or the bias of up.
   BFloat16 bias_{}, other_{};
   float scale_ = 1, other_scale_ = 1;  // of the row's codes, and of up's
+  ElementDelta<kDeltas> delta_;
 };
 
 }  // namespace bequest::cuda::chain

@@ -36,16 +36,16 @@ __device__ __forceinline__ void store_word(Word* p, uint32_t values, uint32_t la
 }
 
 // Two values of x as the tensor cores take them.
-template <bool kCodes>
+template <Form kForm>
 __device__ __forceinline__ uint32_t entering(uint32_t x) {
-  if constexpr (!kCodes) return x;
+  if constexpr (kForm == Form::kNumbers) return x;
   return pack_f16(__uint_as_float(x << 16) * kBesideCodes, __uint_as_float(x & 0xffff0000u) * kBesideCodes);
 }
 
 // The same of x · gain, their squares added to `square`.
-template <bool kCodes>
+template <Form kForm>
 __device__ __forceinline__ uint32_t entering(uint32_t x, uint32_t gain, float& square) {
-  if constexpr (!kCodes) return weighted(x, gain, square);
+  if constexpr (kForm == Form::kNumbers) return weighted(x, gain, square);
   const float low = __uint_as_float(x << 16), high = __uint_as_float(x & 0xffff0000u);
   square += low * low;
   square += high * high;
@@ -54,15 +54,15 @@ __device__ __forceinline__ uint32_t entering(uint32_t x, uint32_t gain, float& s
 }
 
 // The gain of a norm, in the order of a row of x.
-template <bool kCodes>
+template <Form kForm>
 __device__ __forceinline__ void stage_gain(const Phase& phase, uint8_t* to) {
-  const int padded = phase.chunks * kStageUnits<kCodes>, pitch = padded * kSliceBytes;
+  const int padded = phase.chunks * kStageUnits<kForm>, pitch = padded * kSliceBytes;
 #pragma unroll 1
   for (int i = threadIdx.x; i < padded * (kUnit / 8); i += kConsumers) {  // 16 bytes each
     const int unit = i / (kUnit / 8), warp = i % (kUnit / 8) / 4;
     uint4 gain = make_uint4(0, 0, 0, 0);
     if (unit < phase.units)
-      gain = __ldg(static_cast<const uint4*>(phase.gain) + slice_of<kCodes>(unit, warp) * 4 + i % 4);
+      gain = __ldg(static_cast<const uint4*>(phase.gain) + slice_of<kForm>(unit, warp) * 4 + i % 4);
     *reinterpret_cast<uint4*>(to + warp * pitch + unit * kSliceBytes + i % 4 * 16) = gain;
   }
 }
@@ -79,7 +79,7 @@ __device__ __forceinline__ void store_squares(float (&squares)[T], int warp, int
 
 // The 16 bytes that a lane multiplies at once lie in the order in which the tensor cores take them: their
 // first and third word, then the others.
-template <int T, bool kHasExperts, bool kCodes>
+template <int T, bool kHasExperts, Form kForm>
 class RowStager {
  public:
   // rows: [T, row_pitch]; gains: [2, gain_bytes]
@@ -89,9 +89,9 @@ class RowStager {
   // x as the kernel before has stored it.
   __device__ __forceinline__ void stage_attended(int units, int chunks) const {
     constexpr int kGroup = 8;  // units; a lane has 16 bytes of each group
-    const int padded = chunks * kStageUnits<kCodes>, row_bytes = units * kUnit * 2;
+    const int padded = chunks * kStageUnits<kForm>, row_bytes = units * kUnit * 2;
     const auto* from = static_cast<const uint8_t*>(a_.attended) +
-                       slice_of<kCodes>(lane_ / 4, warp_) * kSliceBytes + lane_ % 4 * 16;
+                       slice_of<kForm>(lane_ / 4, warp_) * kSliceBytes + lane_ % 4 * 16;
     uint8_t* to = rows_ + warp_ * padded * kSliceBytes + lane_ * 16;
 #pragma unroll 1
     for (int unit = lane_ / 4; unit < padded; unit += kGroup) {
@@ -101,9 +101,8 @@ class RowStager {
         if (unit < units) x[t] = __ldcg(reinterpret_cast<const uint4*>(from + t * row_bytes));
 #pragma unroll
       for (int t = 0; t < T; ++t)
-        *reinterpret_cast<uint4*>(to + t * a_.row_pitch) = {
-            entering<kCodes>(x[t].x), entering<kCodes>(x[t].z), entering<kCodes>(x[t].y),
-            entering<kCodes>(x[t].w)};
+        *reinterpret_cast<uint4*>(to + t * a_.row_pitch) = {entering<kForm>(x[t].x), entering<kForm>(x[t].z),
+                                                            entering<kForm>(x[t].y), entering<kForm>(x[t].w)};
       from += kGroup * kUnit * 2;
       to += kGroup * kSliceBytes;
     }
@@ -122,10 +121,10 @@ class RowStager {
       stride = view.stride;
       if (stride < kSteps) limit = lane_ / 8 < stride ? chunks * kSteps : 0;
     }
-    const int lane_unit = lane_ / 8, padded = chunks * kStageUnits<kCodes>;
+    const int lane_unit = lane_ / 8, padded = chunks * kStageUnits<kForm>;
     const int slice = warp_ * padded * kSliceBytes;
     const uint8_t* from = reinterpret_cast<const uint8_t*>(x) +
-                          slice_of<kCodes>(lane_unit, warp_) * (kUnitBytes / kWarps) +
+                          slice_of<kForm>(lane_unit, warp_) * (kUnitBytes / kWarps) +
                           lane_ % 8 / 2 * kSectorPitch + lane_ % 2 * 16;
     // Of its 16 bytes an even lane has the first two words, an odd one the others.
     uint8_t* to = rows_ + slice + lane_ / 2 * 16 + lane_ % 2 * 4;
@@ -144,13 +143,13 @@ class RowStager {
           const uint32_t first = words[b][t].x, second = words[b][t].z;
           uint2 values;
           if (gain < 0)
-            values = make_uint2(entering<kCodes>(first), entering<kCodes>(second));
+            values = make_uint2(entering<kForm>(first), entering<kForm>(second));
           else if constexpr (kHasExperts)
             values = make_uint2(offset_weighted(first, factor.x, squares[t], view.offset),
                                 offset_weighted(second, factor.y, squares[t], view.offset));
           else
-            values = make_uint2(entering<kCodes>(first, factor.x, squares[t]),
-                                entering<kCodes>(second, factor.y, squares[t]));
+            values = make_uint2(entering<kForm>(first, factor.x, squares[t]),
+                                entering<kForm>(second, factor.y, squares[t]));
           auto* at = reinterpret_cast<uint32_t*>(to + t * a_.row_pitch + b * kSteps * kSliceBytes);
           at[0] = values.x;
           at[2] = values.y;
@@ -164,7 +163,8 @@ class RowStager {
   }
 
  private:
-  static_assert(!kCodes || (kSteps % 2 == 0 && !kHasExperts), "units that are one are read at once");
+  static_assert(kForm == Form::kNumbers || (kSteps % packed(kForm) == 0 && !kHasExperts),
+                "units that are one are read at once");
   static constexpr int kBatch = T == 1 ? 4 : T == 2 ? 2 : 1;  // groups of kSteps units that are read at once
   static constexpr int kUnitBytes = place_of_word(kUnit / 2);
 

@@ -11,10 +11,24 @@ namespace bequest::cuda::chain {
 
 // Asks for all weights of a CTA in the order in which multiply() takes them. No more is asked for at once
 // than keeps the memory busy: rows of x would wait behind it. By one thread.
+template <Form kForm>
 class Reader {
  public:
   __device__ Reader(const Arguments& a, Ring& ring, uint32_t ring_at)
       : a_(a), ring_(ring), ring_at_(ring_at), policy_(read_once_policy()) {}
+
+  // With what groups are scaled by.
+  __device__ void read(const View& view, const CUtensorMap& map, const CUtensorMap& groups) {
+    const int rows = view.kind == Kind::kGate ? kTile / 2 : kTile;
+#pragma unroll 1
+    for (int tile = view.first; tile < view.end; ++tile)
+#pragma unroll 1
+      for (int chunk = 0; chunk < view.chunks; ++chunk) {
+        make_room();
+        copy_grouped_stage(map, groups, place(), ring_.full[at_.index], tile * rows, chunk, policy_);
+        advance();
+      }
+  }
 
   __device__ void read(const View& view, const CUtensorMap& map) {
     const int rows = view.kind == Kind::kGate ? kTile / 2 : kTile;
@@ -26,6 +40,16 @@ class Reader {
         copy_stage(map, place(), ring_.full[at_.index], tile * rows, chunk * kStageLines, policy_);
         advance();
       }
+  }
+
+  // One tile, whose rows begin with `row`.
+  __device__ void read_rows(int chunks, const CUtensorMap& map, int row) {
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      make_room();
+      copy_stage(map, place(), ring_.full[at_.index], row, chunk * kStageLines, policy_);
+      advance();
+    }
   }
 
   // Of the chosen experts' matrices: a tile of gate and up is one expert's, one of down has a stage of each.
@@ -59,7 +83,7 @@ class Reader {
     }
     if (asked_ >= a_.stages) ring_.empty[at_.index].wait(at_.parity ^ 1);
   }
-  __device__ __forceinline__ uint32_t place() const { return ring_at_ + at_.index * kStageBytes; }
+  __device__ __forceinline__ uint32_t place() const { return ring_at_ + at_.index * ring_bytes(kForm); }
   __device__ __forceinline__ void advance() {
     at_.advance(a_.stages);
     ++asked_;
@@ -74,35 +98,52 @@ class Reader {
 };
 
 // A lane's weights of a stage, on their way from the ring into the tensor cores.
+template <Form kForm>
 struct Weights {
   uint4 of[kSteps];
   int stage;
 };
+template <>
+struct Weights<Form::kInt4> {
+  uint4 of[kSteps];
+  int stage;
+  uint32_t groups[kSteps];
+};
 
+template <Form kForm>
 class RingEnd {
  public:
-  __device__ RingEnd(Ring& ring, uint32_t lane_at, int lane, int stages)
-      : ring_(ring), lane_at_(lane_at), lane_(lane), stages_(stages) {}
+  __device__ RingEnd(Ring& ring, uint32_t ring_at, int warp, int lane, int stages)
+      : ring_(ring),
+        lane_at_(ring_at + lane_in_stage(warp, lane)),
+        groups_at_(ring_at + kStageBytes + lane_in_groups(warp, lane)),
+        lane_(lane),
+        stages_(stages) {}
 
   // The next stage, when it is there.
-  __device__ __forceinline__ void take(Weights& w) {
+  __device__ __forceinline__ void take(Weights<kForm>& w) {
     w.stage = at_.index;
     ring_.full[at_.index].wait(at_.parity);
-    const uint32_t from = lane_at_ + at_.index * kStageBytes;
+    const uint32_t from = lane_at_ + at_.index * ring_bytes(kForm);
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) w.of[s] = load_16(from + s * kStepBytes);
+    if constexpr (kForm == Form::kInt4) {
+      const uint32_t groups = groups_at_ + at_.index * ring_bytes(kForm);
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) w.groups[s] = load_4(groups ^ (s * 32));
+    }
     at_.advance(stages_);
   }
 
   // They are in registers: their place can be filled again.
-  __device__ __forceinline__ void give_back(const Weights& w) {
+  __device__ __forceinline__ void give_back(const Weights<kForm>& w) {
     __syncwarp();
     if (lane_ == 0) ring_.empty[w.stage].arrive();
   }
 
  private:
   Ring& ring_;
-  const uint32_t lane_at_;
+  const uint32_t lane_at_, groups_at_;
   const int lane_, stages_;
   RingCursor at_;
 };

@@ -9,16 +9,18 @@
 namespace bequest::cuda {
 
 inline constexpr int kMostLoraParts = 8;
-inline constexpr int kLoraRows = 16;   // of a tile, at most
-inline constexpr int kLoraRanks = 16;  // ranks are rounded up to a multiple, with zeros
+inline constexpr int kLoraRows = 16;     // of a tile, at most
+inline constexpr int kLoraRanks = 16;    // ranks are rounded up to a multiple, with zeros
+inline constexpr int kLoraPiece = 1024;  // of A's depth
 
 // What all slots hold for one product, whose matrix is P matrices of a checkpoint, one under the other.
 struct LoraSite {
-  const void* a;         // [slots, P, R, K] bfloat16
-  const void* b;         // [slots, R / 16, N, 16] bfloat16
-  const int32_t* ranks;  // [slots, P], rounded up; 0: nothing is added to this part
-  const float* scales;   // [slots, P]
-  const int32_t* ends;   // [P]: the column behind each part, a multiple of 8
+  const void* a;                 // [slots, P, R, K] bfloat16
+  const void* b;                 // [slots, R / 16, N, 16] bfloat16
+  const int32_t* ranks;          // [slots, P], rounded up; 0: nothing is added to this part
+  const float* scales;           // [slots, P]
+  int32_t ends[kMostLoraParts];  // [P]: the column behind each part, a multiple of 8
+  int64_t num_slots;
   int64_t num_parts;     // P
   int64_t most_rank;     // R, a multiple of 16
   int64_t in_features;   // K, a multiple of 32
@@ -33,16 +35,29 @@ struct LoraTiles {
   int64_t num_tiles;
 };
 
-struct LoraParams {
-  const void* x;  // [T, K] bfloat16
-  void* y;        // [T, N] bfloat16, added to
-  float* shrunk;  // [T, P R]: scratch
+// Pieces of A's depth, each summed apart.
+constexpr int64_t lora_pieces(int64_t in_features) { return (in_features + kLoraPiece - 1) / kLoraPiece; }
+
+struct LoraShrinkParams {
+  const void* x;     // [T, K] bfloat16
+  float* shrunk;     // [pieces, T, P R]
+  int64_t num_rows;  // T
+  LoraSite site;
+  LoraTiles tiles;
+};
+
+struct LoraExpandParams {
+  void* y;              // [T, N] bfloat16, added to
+  const float* shrunk;  // what lora_shrink has left
+  int64_t num_rows;     // T
   LoraSite site;
   LoraTiles tiles;
 };
 
 // Each row of y gets scale · B (A x), summed in float32; the product with A is rounded to bfloat16. A row's
-// bits do not depend on which others are there.
-void add_lora(const LoraParams& p, Stream stream);
+// bits do not depend on which others are there. Slots and tiles are read before the kernel ahead has ended:
+// they are there when a step begins.
+void lora_shrink(const LoraShrinkParams& p, Stream stream);
+void lora_expand(const LoraExpandParams& p, Stream stream);
 
 }  // namespace bequest::cuda

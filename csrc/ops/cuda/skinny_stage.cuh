@@ -51,6 +51,28 @@ inline CUtensorMap expert_weight_map(const void* weight, int64_t num_experts, in
   return detail::stage_map(weight, 5, num_experts, out_features, in_features, gated);
 }
 
+// What the groups of codes of 4 bits are scaled by: a word for each row and 128 of k, rows filled up to whole
+// stages of 4096. A stage has 32 words of each of its rows; the 16-byte piece p of row r lies at piece p ^ r.
+inline constexpr int kStageGroups = 32;
+inline constexpr int kGroupBytes = kStageRows * kStageGroups * 4;
+
+inline CUtensorMap group_map(const void* groups, int64_t out_features, int64_t chunks, bool gated) {
+  const cuuint64_t halves = gated ? 2 : 1, rows = static_cast<cuuint64_t>(out_features) / halves;
+  const cuuint64_t pitch = static_cast<cuuint64_t>(chunks) * kStageGroups * 4;
+  const cuuint64_t sizes[] = {kStageGroups, rows, halves, static_cast<cuuint64_t>(chunks)};
+  const cuuint64_t strides[] = {pitch, rows * pitch, kStageGroups * 4};
+  const cuuint32_t box[] = {kStageGroups, static_cast<cuuint32_t>(kStageRows / halves),
+                            static_cast<cuuint32_t>(halves), 1};
+  const cuuint32_t steps[] = {1, 1, 1, 1};
+  CUtensorMap map;
+  const CUresult result =
+      tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT32, 4, const_cast<void*>(groups), sizes, strides,
+                           box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  check(result == CUDA_SUCCESS, "the driver refused the tensor map of a weight's groups");
+  return map;
+}
+
 // Asks for the stage that begins with row `row` (of each half, of a gated product) and line `line`; its
 // bytes complete on `arrived`. By one thread.
 __device__ __forceinline__ void copy_stage(const CUtensorMap& map, uint32_t to, PhaseBarrier& arrived,
@@ -63,6 +85,15 @@ __device__ __forceinline__ void copy_expert_stage(const CUtensorMap& map, uint32
                                                   int2 row_and_line, int expert, uint64_t policy) {
   arrived.arrive_expecting(kStageBytes);
   copy_box(map, to, arrived, {0, row_and_line.x, 0, row_and_line.y}, expert, policy);
+}
+
+// The same with what its groups are scaled by, behind its codes.
+__device__ __forceinline__ void copy_grouped_stage(const CUtensorMap& map, const CUtensorMap& groups,
+                                                   uint32_t to, PhaseBarrier& arrived, int row, int chunk,
+                                                   uint64_t policy) {
+  arrived.arrive_expecting(kStageBytes + kGroupBytes);
+  copy_box(map, to, arrived, {0, row, 0, chunk * kStageLines}, policy);
+  copy_box(groups, to + kStageBytes, arrived, {0, row, 0, chunk}, policy);
 }
 
 // --- a lane's part of a stage, where kStageWarps warps divide each 256 of k
@@ -79,6 +110,13 @@ __device__ __forceinline__ int row_of_lane(int lane) { return lane / 8 | (lane /
 __device__ __forceinline__ uint32_t lane_in_stage(int warp, int lane) {
   const int row = row_of_lane(lane), piece = warp % 2 * 4 + lane % 4;
   return (warp / 2 * kStageRows + row) * kLineBytes + (piece ^ row) * 16;
+}
+
+// Where the words of a lane's groups lie behind the codes of a stage: that of step s at this place ^ (s *
+// 32). REQUIRES: stages are aligned to 1024 bytes
+__device__ __forceinline__ uint32_t lane_in_groups(int warp, int lane) {
+  const int row = row_of_lane(lane);
+  return row * (kStageGroups * 4) + (warp / 4 ^ row) * 16 + warp % 4 * 4;
 }
 
 }  // namespace bequest::cuda

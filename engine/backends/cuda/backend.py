@@ -7,12 +7,14 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from bequest.engine.backends.cuda import int4
 from bequest.engine.backends.cuda.chain import ChainCompiler
 from bequest.engine.backends.cuda.experts import DenseExperts, check_experts, place_experts
 from bequest.engine.backends.cuda.ops import CudaOps
 from bequest.engine.backends.cuda.weights import DenseWeight
+from bequest.engine.kernels import cuda_chain
 from bequest.engine.kernels.kv_format import FP8
-from bequest.engine.layers.codes import Codes, Float8Rows
+from bequest.engine.layers.codes import Codes, Float8Rows, IntegerRows
 from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.program import Stack, compile_layers
 from bequest.engine.layers.spec import LayerSpec
@@ -28,7 +30,8 @@ class CudaBackend:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.ops = CudaOps()
-        self._chain = ChainCompiler(self.ops, device)
+        self._scratch = cuda_chain.make_scratch(device)
+        self._chain = ChainCompiler(self.ops, self._scratch)
 
     def head_sizes(self, dtype: torch.dtype) -> tuple[int, ...]:
         return (64, 128, 256) if dtype is torch.bfloat16 else ()
@@ -49,7 +52,11 @@ class CudaBackend:
         return (Float8Rows,) if dtype is torch.bfloat16 else ()
 
     def quantised_weight(self, matrices: Sequence[Codes], bias: Tensor | None) -> Weight | None:
-        """Float8 with a scale for each row; what is scaled by blocks of columns becomes bfloat16."""
+        """Codes of 4 bits in groups of 128, and float8 with a scale for each row; others become bfloat16."""
+        integers = [part for part in matrices if isinstance(part, IntegerRows)]
+        if len(integers) == len(matrices):
+            packed = int4.packed(integers, self.device)
+            return None if packed is None else int4.Int4Weight(packed, bias, self.ops, self._scratch)
         rows = [part for part in matrices if isinstance(part, Float8Rows) and part.scales.shape[1] == 1]
         num_outputs = sum(len(part.codes) for part in rows)
         if len(rows) < len(matrices) or num_outputs % _SCALED_UNIT or rows[0].codes.shape[1] % _SCALED_UNIT:

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from bequest.engine.backends.cuda.experts import DenseExperts
+from bequest.engine.backends.cuda.int4 import Int4Weight
 from bequest.engine.backends.cuda.weights import DenseWeight, row_norm
 from bequest.engine.kernels import cuda_chain
+from bequest.engine.kernels.cuda_lora import LoraRows
+from bequest.engine.layers.adapted import adapted
 from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.ops import Ops
 from bequest.engine.layers.parts import Norm
@@ -19,6 +22,7 @@ from bequest.engine.layers.plain import PlainProgram
 from bequest.engine.layers.spec import Attention, DeltaNet, Experts, FeedForward, LayerSpec, Sublayer
 from bequest.engine.layers.start import StartRows
 from bequest.engine.layers.step import LayerStep
+from bequest.engine.layers.step_adapters import StepAdapters
 from bequest.engine.layers.stream import Stream
 from bequest.engine.layers.weight import Weight
 
@@ -28,9 +32,10 @@ class ChainCompiler:
 
     name = "chained"
 
-    def __init__(self, ops: Ops, device: torch.device) -> None:
+    def __init__(self, ops: Ops, scratch: Tensor) -> None:
+        """scratch: of this device's chains"""
         self._ops = ops
-        self._scratch = cuda_chain.make_scratch(device)
+        self._scratch = scratch
 
     def refusal(self, layer: LayerSpec) -> str | None:
         formats = {weight.format for weight in layer.weights}
@@ -56,18 +61,15 @@ class ChainCompiler:
 
 
 def _is_chained(weight: Weight) -> bool:
-    return type(weight) is DenseWeight and weight.matrix.dtype is not torch.float32
+    return type(weight) is Int4Weight or (type(weight) is DenseWeight and weight.matrix.dtype is not torch.float32)
 
 
 def _refusal_of_dense(layer: LayerSpec, mixer: Attention, feed_forward: FeedForward) -> str | None:
     if any(sublayer.before is not None and sublayer.before.offset for sublayer in layer.sublayers):
         return "norms whose weights have an offset"
     down = feed_forward.down
-    in_codes = isinstance(down, DenseWeight) and down.scales is not None
     sizes = (mixer.output.in_features, down.out_features, down.in_features)
-    if not cuda_chain.has_kernel(*sizes, in_codes=in_codes):
-        return "no kernel for these sizes"
-    return None
+    return None if cuda_chain.has_kernel(*sizes, bits=_product(down).bits) else "no kernel for these sizes"
 
 
 def _refusal_of_gate(mixer: Attention | DeltaNet) -> str | None:
@@ -81,7 +83,7 @@ def _refusal_of_gate(mixer: Attention | DeltaNet) -> str | None:
 
 def _refusal_of_experts(mixer: Attention | DeltaNet, experts: Experts) -> str | None:
     routing, shared, down = experts.routing, experts.shared, experts.down
-    if isinstance(mixer.output, DenseWeight) and mixer.output.scales is not None:
+    if _product(mixer.output).bits < 16:
         return "experts beside weights in codes"
     if routing.scoring != "softmax" or routing.bias is not None or routing.num_groups > 1:
         return "a choice of experts other than by a softmax"
@@ -120,13 +122,23 @@ class Link:
 
     index: int
     norm: Norm
-    rows: DenseWeight  # what the mixer begins with
+    rows: Weight  # what the mixer begins with
     mixer: Attention | DeltaNet
     tail: cuda_chain.Tail
 
     def project(self, stream: Stream, step: LayerStep) -> Tensor:
         """What the mixer begins with, by a product of its own."""
-        return self.rows.normed(stream, self.norm, step.tap_of_state(self.index))
+        return adapted(self.rows, step.adapters).normed(stream, self.norm, step.tap_of_state(self.index))
+
+    def takes(self, deltas: cuda_chain.Deltas, most_rank: int) -> bool:
+        """Whether the chain has a kernel for it with these; most_rank: of slots, rounded"""
+        tail = self.tail
+        if tail.choice is not None or tail.down.bits < 16:
+            return False
+        hidden, inner = tail.down.weight.shape
+        products = (tail.output, tail.gate_up, tail.down, _product(self.rows))
+        has_kernel = cuda_chain.has_delta_kernel(tail.output.in_features, hidden, inner, most_rank)
+        return has_kernel and all(deltas.fits(product) for product in products)
 
     def mixed(self, rows: Tensor, ops: Ops, step: LayerStep) -> Tensor:
         """[T, A]"""
@@ -153,20 +165,31 @@ class ChainProgram:
         return stream
 
     def run(self, stream: Stream, step: LayerStep) -> None:
-        """A step of more rows, one of which some rows are read, or one with adapters goes kernel by kernel."""
+        """A step of more rows, or one of which some rows are read, goes kernel by kernel."""
         is_wide = len(step.positions) > self._most_rows
-        if is_wide or step.read is not None or step.adapters is not None:
+        if is_wide or step.read is not None:
             self._plain.run(stream, step)
+        elif step.adapters is None:
+            self._run_chained(stream, step, None)
+        elif (deltas := self._deltas(step.adapters)) is not None:
+            self._run_chained(stream, step, deltas)
         else:
-            self._run_chained(stream, step)
+            self._plain.run(stream, step)
 
-    def _run_chained(self, stream: Stream, step: LayerStep) -> None:
+    def _deltas(self, adapters: StepAdapters) -> cuda_chain.Deltas | None:
+        """None: the chain does not take them."""
+        rows = adapters.rows
+        assert isinstance(rows, LoraRows), "the runner of this backend has made it"
+        deltas = cuda_chain.Deltas(rows.slots, rows.sites)
+        return deltas if all(link.takes(deltas, rows.most_rank) for link in self._links) else None
+
+    def _run_chained(self, stream: Stream, step: LayerStep, deltas: cuda_chain.Deltas | None) -> None:
         rows = self._links[0].project(stream, step)
         residual = stream.state()
         for link, following in pairwise([*self._links, None]):
             assert link is not None
-            mixed = link.mixed(rows, stream.ops, step)
-            projected = cuda_chain.run(mixed, residual, link.tail, _head(link, following, step), self._scratch)
+            mixed, head = link.mixed(rows, stream.ops, step), _head(link, following, step)
+            projected = cuda_chain.run(mixed, residual, link.tail, head, self._scratch, deltas)
             if following is not None:
                 rows = following.project(stream, step) if projected is None else projected
 
@@ -187,20 +210,16 @@ def _linked(layer: LayerSpec) -> Link:
     return Link(layer.index, norms[0], _first_rows(mixer), mixer, _tail(mixer.output, norms[1], mlp))
 
 
-def _first_rows(mixer: Attention | DeltaNet) -> DenseWeight:
+def _first_rows(mixer: Attention | DeltaNet) -> Weight:
     if isinstance(mixer, DeltaNet):
-        weights: list[Weight] = [mixer.rows]
-    else:
-        weights = [mixer.qkv] if mixer.gate is None else [mixer.gate, mixer.qkv]
-    return _joined(weights)
+        return mixer.rows
+    return mixer.qkv if mixer.gate is None else _joined([mixer.gate, mixer.qkv])
 
 
 def _joined(weights: Sequence[Weight]) -> DenseWeight:
     """One matrix of all rows, of which the given weights become parts: it takes no memory of its own."""
     parts = [weight for weight in weights if isinstance(weight, DenseWeight)]
     assert len(parts) == len(weights)
-    if len(parts) == 1:
-        return parts[0]
     whole = DenseWeight(torch.cat([part.matrix for part in parts]), None, parts[0].ops)
     begin = 0
     for part in parts:
@@ -232,5 +251,7 @@ def _expert_product(weights: ExpertWeights) -> cuda_chain.Product:
 
 
 def _product(weight: Weight) -> cuda_chain.Product:
+    if isinstance(weight, Int4Weight):
+        return weight.packed.product(weight.bias, weight.site)
     assert isinstance(weight, DenseWeight)
-    return cuda_chain.Product(weight.matrix, weight.bias, weight.scales)
+    return cuda_chain.Product(weight.matrix, weight.bias, weight.scales, weight.site)

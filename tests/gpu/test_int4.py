@@ -1,0 +1,143 @@
+"""Weights in codes of 4 bits on a GPU: products and chains of them against float32 over the values of the codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from bequest.engine.kernels import cuda_chain, cuda_int4
+from bequest.engine.kernels.cuda_chain import Head, Product, Tail
+from bequest.engine.kernels.cuda_int4 import GROUP, Int4Rows
+from bequest.engine.kernels.cuda_linear import RowNorm
+from tests.gpu.test_engine import BF16_GAP
+from tests.gpu.test_ops import DEVICE, guarded, randn
+from tests.gpu.test_quantised import assert_near_tokens
+from tests.gpu.test_skinny_chain import Layers, Sizes, assert_near, inputs, make_scratch, reference
+from tests.models import tiny_quantised as tiny
+from tests.tiny_models import SHAPE, TINY_MODELS
+
+pytestmark = pytest.mark.gpu
+
+BF16 = torch.bfloat16
+# (A, H, I, Q): fewer tiles than CTAs, several rounds, k of part of a stage of 4096 and of many, odd outputs.
+SIZES = [(1024, 1024, 1024, 8), (1024, 2048, 5120, 1021), (2048, 5120, 9216, 300), (4096, 4096, 14336, 6144)]
+
+
+def draw(outputs: int, depth: int, seed: int) -> tuple[Int4Rows, Tensor]:
+    """Random codes, and what they stand for in float32."""
+    random = torch.Generator(DEVICE).manual_seed(seed)
+    codes = torch.randint(0, 16, (outputs, depth), dtype=torch.uint8, generator=random, device=DEVICE)
+    zeros = torch.randint(0, 17, (outputs, depth // GROUP), dtype=torch.int16, generator=random, device=DEVICE)
+    zeros = torch.where(zeros > 12, 8, zeros)
+    scales = torch.rand(outputs, depth // GROUP, generator=random, device=DEVICE) * 0.3 * depth**-0.5
+    scales = scales.half().float()
+    spread = [part.repeat_interleave(GROUP, 1) for part in (scales, zeros.float())]
+    return cuda_int4.pack(codes, scales, zeros), (codes.float() - spread[1]) * spread[0]
+
+
+def product(outputs: int, depth: int, with_bias: bool, seed: int) -> tuple[Product, Product]:
+    """In codes and in numbers."""
+    rows, values = draw(outputs, depth, seed)
+    bias = randn(outputs, dtype=BF16, seed=seed + 1) if with_bias else None
+    return rows.product(bias, None), Product(values, bias)
+
+
+def make_layers(sizes: Sizes, *, with_bias: bool) -> tuple[Layers, Layers]:
+    """In codes and in numbers."""
+    attended, hidden, inner, outputs = sizes
+    norms = RowNorm(randn(hidden, dtype=BF16, seed=7), 1e-5), RowNorm(randn(hidden, dtype=BF16, seed=12), 1e-6)
+    made = [
+        product(hidden, attended, with_bias, 5),
+        product(2 * inner, hidden, with_bias, 8),
+        product(hidden, inner, with_bias, 10),
+        product(outputs, hidden, with_bias, 13),
+    ]
+    in_codes, in_numbers = (
+        Layers(Tail(output, norms[0], gate_up, "silu", down), Head(norms[1], qkv))
+        for output, gate_up, down, qkv in zip(*made, strict=True)
+    )
+    return in_codes, in_numbers
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 4])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_chain(sizes: Sizes, num_tokens: int, with_bias: bool) -> None:
+    in_codes, in_numbers = make_layers(sizes, with_bias=with_bias)
+    attended, start = inputs(sizes, num_tokens)
+    residual, check = guarded(num_tokens, sizes[1], dtype=BF16)
+    residual.copy_(start)
+    qkv = in_codes.run(attended, residual, make_scratch())
+    expected, expected_qkv = reference(in_numbers, attended, start)
+    assert_near(residual, expected)
+    assert expected_qkv is not None
+    assert_near(qkv, expected_qkv)
+    check()
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_rows_do_not_depend_on_the_batch(sizes: Sizes) -> None:
+    layers, scratch = make_layers(sizes, with_bias=False)[0], make_scratch()
+    attended, start = inputs(sizes, 4)
+    whole = start.clone()
+    whole_qkv = layers.run(attended, whole, scratch)
+    for count in (1, 2, 3):
+        residual = start[-count:].clone()
+        assert torch.equal(layers.run(attended[-count:], residual, scratch), whole_qkv[-count:])
+        assert torch.equal(residual, whole[-count:])
+
+
+# (N, K): few tiles, part of a stage, several stages.
+PRODUCTS = [(8, 1024), (1024, 3072), (6144, 4096), (4096, 14336)]
+
+
+@pytest.mark.parametrize(("outputs", "depth"), PRODUCTS)
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 4, 5, 130])
+def test_products(outputs: int, depth: int, num_tokens: int) -> None:
+    rows, values = draw(outputs, depth, 3)
+    bias, scratch = randn(outputs, dtype=BF16, seed=4), make_scratch()
+    x = randn(num_tokens, depth, dtype=BF16, seed=num_tokens)
+    expected = x.float() @ values.T + bias.float()
+    assert_near(cuda_int4.linear(x, rows, bias, scratch), expected.to(BF16))
+    if not cuda_int4.is_few(x):
+        return
+    gate, up = expected.to(BF16).float().chunk(2, dim=-1)
+    assert_near(cuda_int4.gated_linear(x, rows, bias, "silu", scratch), (F.silu(gate) * up).to(BF16))
+    start = randn(num_tokens, outputs, dtype=BF16, seed=6)
+    residual, check = guarded(num_tokens, outputs, dtype=BF16)
+    residual.copy_(start)
+    cuda_int4.linear_into(x, rows, bias, residual, scratch)
+    assert_near(residual, (start.float() + expected).to(BF16))
+    check()
+
+
+def test_every_code_with_every_zero() -> None:
+    codes = torch.arange(16, dtype=torch.uint8, device=DEVICE).repeat(64, 64)  # [64, 1024]
+    zeros = torch.arange(64, dtype=torch.int16, device=DEVICE)[:, None].expand(64, 8)
+    scales = torch.full((64, 8), 0.5, device=DEVICE)
+    rows = cuda_int4.pack(codes, scales, zeros.contiguous())
+    expected = (codes.float() - zeros.float().repeat_interleave(GROUP, 1)) * 0.5
+    assert torch.equal(cuda_int4.numbers(rows).float(), expected)
+    one = torch.zeros(1, 1024, dtype=BF16, device=DEVICE)
+    for at in range(20):
+        one.zero_()[0, at * 51] = 1
+        assert torch.equal(cuda_int4.linear(one, rows, None, make_scratch())[0].float(), expected[:, at * 51])
+
+
+def test_what_cannot_be_packed() -> None:
+    assert cuda_int4.has_kernel(1024) and cuda_int4.has_kernel(14336) and not cuda_int4.has_kernel(1536)
+    assert cuda_chain.has_kernel(4096, 4096, 14336, bits=4)
+    assert cuda_int4.can_pack(torch.tensor([0, 15])) and not cuda_int4.can_pack(torch.tensor([-1, 64]))
+
+
+@pytest.mark.parametrize("tool", [tiny.awq(128), tiny.gptq(4, 128, symmetric=False), tiny.packed_rows(4, 128)])
+def test_checkpoints(tool: tiny.Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = SHAPE | {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 2}
+    monkeypatch.setitem(TINY_MODELS, "llama-broad", (LlamaForCausalLM, LlamaConfig(**shape)))
+    reference_model = tiny.write("llama-broad", tmp_path, tool)
+    assert_near_tokens(tmp_path, reference_model, BF16_GAP)
