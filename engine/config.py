@@ -125,6 +125,12 @@ class EngineConfig:
         "codes of the layers' weights; auto: as the checkpoint; fp8: made of a checkpoint in numbers when it is "
         "loaded, half of bfloat16's memory, on a GPU",
     )
+    cpu_matmul: Literal["auto", "exact", "fast"] = option(
+        "auto",
+        "how a CPU multiplies weights that stay in the codes of a quantised checkpoint; exact: as the float32 values "
+        "that they stand for; fast: as integers, with activations rounded to 16 bits; auto: fast where the chip has an "
+        "instruction for it (VNNI, dotprod)",
+    )
     max_model_len: int | None = option(None, "longest prompt plus completion, in tokens; default: the model's own")
     max_num_seqs: int = option(256, "most sequences that run at once")
     max_num_batched_tokens: int | None = option(

@@ -143,7 +143,7 @@ class EstateDesk:
         if self._closed is not None:
             raise self._closed
         return EstateIdentity(
-            weights=self._weights, dtype=self._info.dtype, cache=self._device.block_layout, tenant=tenant
+            weights=self._weights, dtype=self._info.arithmetic, cache=self._device.block_layout, tenant=tenant
         )
 
     def _check(self, deed: Deed) -> None:

@@ -37,10 +37,11 @@ void bind_weights(py::module_& m) {
           Unlocked(), py::arg("rows"), py::arg("dtype"), py::arg("first_row"), py::arg("num_rows"))
       .def(
           "pack_quantised",
-          [](const PackedMatrix& self, Address rows, int bits, int64_t first_row, int64_t num_rows) {
-            pack_quantised({pointer<uint8_t>(rows), bits, self.data, first_row, num_rows, self.in_features});
+          [](const PackedMatrix& self, Address rows, int stored, int64_t first_row, int64_t num_rows) {
+            pack_quantised({pointer<uint8_t>(rows), StoredCodes(stored), self.data, first_row, num_rows,
+                            self.in_features});
           },
-          Unlocked(), py::arg("rows"), py::arg("bits"), py::arg("first_row"), py::arg("num_rows"));
+          Unlocked(), py::arg("rows"), py::arg("stored"), py::arg("first_row"), py::arg("num_rows"));
 }
 
 LinearParams product(const Rows& x, const PackedMatrix& weight, Address bias, Address out) {

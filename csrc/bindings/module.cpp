@@ -1,5 +1,6 @@
 #include "bindings/bindings.h"
 #include "core/check.h"
+#include "core/dot.h"
 #include "core/host_memory.h"
 #include "core/isa.h"
 #include "core/threads.h"
@@ -20,6 +21,8 @@ PYBIND11_MODULE(_C, m) {
       [](Address address, size_t bytes) { return populate_pages(pointer<void>(address), bytes); },
       py::call_guard<py::gil_scoped_release>());
   m.def("isa", [] { return isa_name(current_isa()); });
+  m.def("dot", [] { return dot_name(current_dot()); });
+  m.def("dot_is_fused", [] { return is_fused(current_dot()); });
 #ifdef BEQUEST_WITH_CUDA
   m.attr("with_cuda") = true;
 #else

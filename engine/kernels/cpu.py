@@ -27,6 +27,8 @@ from bequest.engine.kernels.cpu_sampler import logprobs as logprobs
 from bequest.engine.kernels.cpu_weights import PackedWeight
 from bequest.engine.kernels.cpu_weights import QuantisedRows as QuantisedRows
 from bequest.engine.kernels.cpu_weights import advise_large_pages as advise_large_pages
+from bequest.engine.kernels.cpu_weights import dot as dot
+from bequest.engine.kernels.cpu_weights import multiplies_integers as multiplies_integers
 from bequest.engine.kernels.cpu_weights import multiplies_tiles as multiplies_tiles
 from bequest.engine.kernels.cpu_weights import pack_quantised as pack_quantised
 from bequest.engine.kernels.cpu_weights import pack_weight as pack_weight

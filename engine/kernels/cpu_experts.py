@@ -6,7 +6,6 @@ Dims: T tokens, E experts, K experts of a token, H hidden, I intermediate, N out
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch import Tensor
 from bequest.engine import _C
 from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
 from bequest.engine.kernels.cpu_weights import (
+    CodeLayout,
     PackedWeight,
     QuantisedRows,
     advise_large_pages,
@@ -51,11 +51,17 @@ class PackedExperts:
 
 
 def _made(
-    num_experts: int, sizes: tuple[int, int], dtype: torch.dtype, bits: Literal[4, 8] | None, *, tiles: bool
+    num_experts: int,
+    sizes: tuple[int, int],
+    dtype: torch.dtype,
+    codes: CodeLayout | None = None,
+    *,
+    tiles: bool = False,
+    fast: bool = False,
 ) -> tuple[Tensor, list[PackedWeight]]:
-    storage = storage_of(*sizes, dtype, bits, tiles=tiles, count=num_experts)
+    storage = storage_of(*sizes, dtype, codes, tiles=tiles, count=num_experts)
     advise_large_pages(storage)
-    return storage, [PackedWeight(*sizes, dtype, bits, tiles, storage=one) for one in storage]
+    return storage, [PackedWeight(*sizes, dtype, codes, tiles, one, fast=fast) for one in storage]
 
 
 def pack_experts(
@@ -68,14 +74,14 @@ def pack_experts(
         if made is None:
             sizes = (sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1])
             tiles = dtype is torch.bfloat16 and multiplies_tiles()
-            made = _made(num_experts, sizes, dtype, None, tiles=tiles)
+            made = _made(num_experts, sizes, dtype, tiles=tiles)
         pack_into(made[1][number - 1], matrices)
     assert made is not None and number == num_experts, (number, num_experts)
     return PackedExperts(*made, bias)
 
 
 def pack_quantised_experts(
-    weights: Iterable[Sequence[QuantisedRows]], num_experts: int, bias: Tensor | None
+    weights: Iterable[Sequence[QuantisedRows]], num_experts: int, bias: Tensor | None, *, fast: bool = False
 ) -> PackedExperts:
     """Of each expert weights [Ni, K] as pack_quantised takes them, all of the same codes."""
     made: tuple[Tensor, list[PackedWeight]] | None = None
@@ -83,7 +89,7 @@ def pack_quantised_experts(
     for number, codes in enumerate(weights, 1):
         if made is None:
             sizes = (sum(part.rows.shape[0] for part in codes), codes[0].in_features)
-            made = _made(num_experts, sizes, torch.float32, codes[0].bits, tiles=False)
+            made = _made(num_experts, sizes, torch.float32, codes[0].stored.layout, fast=fast)
         pack_quantised_into(made[1][number - 1], codes)
     assert made is not None and number == num_experts, (number, num_experts)
     return PackedExperts(*made, bias)

@@ -45,7 +45,7 @@ def norm(weight: Tensor, bias: Tensor | None, eps: float) -> StackNorm:
 def product(weight: PackedWeight, bias: Tensor | None, site: int | None = None) -> StackProduct:
     """[T, K] → [T, N], bias [N] float32. `site`: what adapters know it by."""
     bias_address, number = _address(bias, weight.out_features), _NO_SITE if site is None else site
-    return StackProduct(weight._address, weight._format, bias_address, weight.out_features, weight.in_features, number)
+    return StackProduct(weight._address, weight.number, bias_address, weight.out_features, weight.in_features, number)
 
 
 def experts(

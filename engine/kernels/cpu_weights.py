@@ -16,29 +16,62 @@ STRIP_WIDTH = 32
 TILE_DEPTH = 32  # values of k
 GROUP = 32  # values of a row that share a scale
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
-# Codes of the formats in csrc/ops/cpu/linear.h, and bytes of a panel's group in csrc/ops/cpu/quantised.h.
-_QUANTISED_FORMATS = {4: (2, 320), 8: (3, 576)}
-_TILES = 4
+# Numbers of csrc/ops/cpu/linear.h.
+_TILES = 2
+_FAST = 16
+
+StoredType = Literal["Q4_0", "Q4_1", "Q8_0"]
+
+
+@dataclass(frozen=True, slots=True)
+class CodeLayout:
+    """How kernels keep codes (csrc/ops/cpu/quantised.h)."""
+
+    number: int  # of the format, in csrc/ops/cpu/linear.h
+    bits: int
+    values: int  # of a row in a block
+    panel_bytes: int  # of a block of 16 rows
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCodes:
+    """How a GGUF file holds codes."""
+
+    number: int  # in csrc/ops/cpu/quantised.h
+    block_bytes: int  # of a block of a row
+    layout: CodeLayout
+
+
+_CODES_4, _CODES_8 = CodeLayout(3, 4, GROUP, 320), CodeLayout(4, 8, GROUP, 576)
+STORED_CODES: dict[StoredType, StoredCodes] = {
+    "Q4_0": StoredCodes(0, 18, _CODES_4),
+    "Q4_1": StoredCodes(1, 20, _CODES_4),
+    "Q8_0": StoredCodes(2, 34, _CODES_8),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class QuantisedRows:
-    """A matrix [N, K] as a GGUF file holds it, in groups of 32 values: Q4_1 has codes of 4 bits, Q8_0 of 8."""
+    """A matrix [N, K] as a GGUF file holds it."""
 
-    bits: Literal[4, 8]
-    rows: Tensor  # [N, bytes of K / 32 groups] uint8
+    type: StoredType
+    rows: Tensor  # [N, bytes of K values] uint8
+
+    @property
+    def stored(self) -> StoredCodes:
+        return STORED_CODES[self.type]
 
     @property
     def in_features(self) -> int:
-        return self.rows.shape[1] // (20 if self.bits == 4 else 34) * GROUP
+        return self.rows.shape[1] // self.stored.block_bytes * self.stored.layout.values
 
     @property
     def kind(self) -> tuple[object, ...]:
         """Matrices of the same kind can be one weight."""
-        return (QuantisedRows, self.bits)
+        return (QuantisedRows, self.stored.layout)
 
     def take(self, rows: slice) -> QuantisedRows:
-        return QuantisedRows(self.bits, self.rows[rows])
+        return QuantisedRows(self.type, self.rows[rows])
 
 
 def multiplies_tiles() -> bool:
@@ -46,11 +79,21 @@ def multiplies_tiles() -> bool:
     return _C.isa() == "amx"
 
 
+def multiplies_integers(matmul: Literal["auto", "exact", "fast"]) -> bool:
+    """Whether codes are multiplied as integers: auto, where the chip multiplies and adds these in one instruction."""
+    return matmul == "fast" or (matmul == "auto" and _C.dot_is_fused())
+
+
+def dot() -> str:
+    """The kind of integer dot products in use, as csrc/core/dot.h names them."""
+    return _C.dot()
+
+
 def storage_of(
     out_features: int,
     in_features: int,
     dtype: torch.dtype,
-    bits: Literal[4, 8] | None = None,
+    codes: CodeLayout | None = None,
     *,
     tiles: bool = False,
     count: int = 1,
@@ -58,13 +101,13 @@ def storage_of(
     """Memory [count, …] of so many packed weights [N, K]."""
     num_panels = -(-out_features // PANEL_WIDTH)
     if tiles:
-        assert dtype is torch.bfloat16 and bits is None, (dtype, bits)
+        assert dtype is torch.bfloat16 and codes is None, (dtype, codes)
         num_strips, num_k_tiles = -(-out_features // STRIP_WIDTH), -(-in_features // TILE_DEPTH)
         return torch.empty(count, num_strips, num_k_tiles, 2, PANEL_WIDTH, PANEL_WIDTH, 2, dtype=dtype)
-    if bits is None:
+    if codes is None:
         return torch.empty(count, num_panels, in_features, PANEL_WIDTH, dtype=dtype)
-    assert dtype is torch.float32 and in_features % GROUP == 0, (dtype, in_features)
-    return torch.empty(count, num_panels, in_features // GROUP, _QUANTISED_FORMATS[bits][1], dtype=torch.uint8)
+    assert dtype is torch.float32 and in_features % codes.values == 0, (dtype, in_features)
+    return torch.empty(count, num_panels, in_features // codes.values, codes.panel_bytes, dtype=torch.uint8)
 
 
 def advise_large_pages(tensor: Tensor) -> None:
@@ -75,45 +118,56 @@ def advise_large_pages(tensor: Tensor) -> None:
 class PackedWeight:
     """A weight [N, K] in the layout of the matrix kernel: panels of 16 rows, [ceil(N / 16), …], zero padded.
 
-    A panel is [K, 16] of `dtype`; with `bits` it is K / 32 groups of codes of so many bits, whose values are float32.
+    A panel is [K, 16] of `dtype`; with `codes` it is blocks of these, whose values are float32.
+    `fast` multiplies codes as integers, else they are multiplied as these values.
     With `tiles`, for matrix units, it is strips of 32 rows, [ceil(N / 32), ceil(K / 32), 2, 16, 16, 2] bfloat16.
     """
 
-    __slots__ = ("_address", "_format", "_matrix", "_storage", "bits", "dtype", "in_features", "out_features", "tiles")
+    __slots__ = ("_address", "_matrix", "_storage", "codes", "dtype", "fast", "in_features", "out_features", "tiles")
 
     def __init__(
         self,
         out_features: int,
         in_features: int,
         dtype: torch.dtype,
-        bits: Literal[4, 8] | None = None,
+        codes: CodeLayout | None = None,
         tiles: bool = False,
         storage: Tensor | None = None,
+        *,
+        fast: bool = False,
     ) -> None:
         """`storage` is its memory, if somebody has made that with others' (`storage_of`)."""
         assert out_features >= 1 and in_features >= 1 and dtype in _DTYPE_CODES, (out_features, in_features, dtype)
         self.out_features = out_features
         self.in_features = in_features
         self.dtype = dtype
-        self.bits = bits
+        self.codes = codes
+        self.fast = fast
         self.tiles = tiles
-        self._format = _TILES if tiles else _DTYPE_CODES[dtype] if bits is None else _QUANTISED_FORMATS[bits][0]
         if storage is None:
-            (storage,) = storage_of(out_features, in_features, dtype, bits, tiles=tiles)
+            (storage,) = storage_of(out_features, in_features, dtype, codes, tiles=tiles)
             advise_large_pages(storage)
         self._storage = storage
         self._address = storage.data_ptr()
-        self._matrix = _C.PackedMatrix(self._address, self._format, out_features, in_features)
+        self._matrix = _C.PackedMatrix(self._address, self.number, out_features, in_features)
         self._storage[-1].zero_()
         if tiles and in_features % TILE_DEPTH:
             self._storage[:, -1].zero_()
+
+    @property
+    def number(self) -> int:
+        """Of the format, in csrc/ops/cpu/linear.h."""
+        if self.codes is not None:
+            return self.codes.number + (_FAST if self.fast else 0)
+        assert not self.fast, "numbers are multiplied as they are"
+        return _TILES if self.tiles else _DTYPE_CODES[self.dtype]
 
     @property
     def can_gate(self) -> bool:
         """Whether `gated_linear` takes it."""
         if self.tiles:
             return self.out_features % (2 * STRIP_WIDTH) == 0
-        return self.bits is not None and self.out_features % (2 * PANEL_WIDTH) == 0
+        return self.codes is not None and self.out_features % (2 * PANEL_WIDTH) == 0
 
     @property
     def can_activate(self) -> bool:
@@ -125,7 +179,7 @@ class PackedWeight:
         return self._storage.nbytes
 
     def __repr__(self) -> str:
-        stored = str(self.dtype) if self.bits is None else f"codes of {self.bits} bits"
+        stored = str(self.dtype) if self.codes is None else f"codes of {self.codes.bits} bits"
         stored += " in tiles" if self.tiles else ""
         return f"PackedWeight([{self.out_features}, {self.in_features}], {stored})"
 
@@ -160,22 +214,23 @@ def pack_into(packed: PackedWeight, weights: Sequence[Tensor]) -> None:
     assert first_row == packed.out_features, (first_row, packed)
 
 
-def pack_quantised(weights: Sequence[QuantisedRows]) -> PackedWeight:
-    """Weights [Ni, K] of the same codes stacked along N, kept in these codes: they are the float32 values exactly."""
-    bits, in_features = weights[0].bits, weights[0].in_features
-    packed = PackedWeight(sum(weight.rows.shape[0] for weight in weights), in_features, torch.float32, bits)
+def pack_quantised(weights: Sequence[QuantisedRows], *, fast: bool = False) -> PackedWeight:
+    """Weights [Ni, K] of the same layout stacked along N, kept in these codes: they are the float32 values exactly."""
+    in_features, codes = weights[0].in_features, weights[0].stored.layout
+    num_rows = sum(weight.rows.shape[0] for weight in weights)
+    packed = PackedWeight(num_rows, in_features, torch.float32, codes, fast=fast)
     pack_quantised_into(packed, weights)
     return packed
 
 
 def pack_quantised_into(packed: PackedWeight, weights: Sequence[QuantisedRows]) -> None:
     """Weights [Ni, K] that make up all rows of a packed one."""
-    bits, in_features, first_row = packed.bits, packed.in_features, 0
+    first_row = 0
     for weight in weights:
-        assert weight.bits == bits and weight.in_features == in_features, weight
+        assert weight.stored.layout == packed.codes and weight.in_features == packed.in_features, weight
         assert weight.rows.dtype is torch.uint8 and weight.rows.is_cpu, weight.rows.dtype
         dense = weight.rows.contiguous()
         num_rows = dense.shape[0]
-        packed._matrix.pack_quantised(dense.data_ptr(), weight.bits, first_row, num_rows)
+        packed._matrix.pack_quantised(dense.data_ptr(), weight.stored.number, first_row, num_rows)
         first_row += num_rows
     assert first_row == packed.out_features, (first_row, packed)

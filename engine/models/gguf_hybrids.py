@@ -85,7 +85,7 @@ class HybridGguf(SourceOver):
             return codes
         if not isinstance(codes, QuantisedRows) or self._sizes.value_dim % GROUP:
             return None  # a group of codes would be of two heads
-        return QuantisedRows(codes.bits, self._ordered(name, codes.rows))
+        return QuantisedRows(codes.type, self._ordered(name, codes.rows))
 
     def _ordered(self, name: str, tensor: Tensor) -> Tensor:
         """With the value heads of each key head together."""

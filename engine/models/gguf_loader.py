@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import gguf.quants
 import numpy as np
@@ -13,7 +13,7 @@ from gguf.constants import GGMLQuantizationType
 from torch import Tensor
 
 from bequest.engine.formats.gguf_file import GGUFFile, GGUFTensor
-from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.kernels.cpu_weights import STORED_CODES, QuantisedRows, StoredType
 from bequest.engine.layers.codes import Codes
 from bequest.engine.models import gguf_hybrids
 from bequest.engine.models.config import DecoderConfig
@@ -42,7 +42,7 @@ READ_ELSEWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors
 # Values that are dequantised at once: temporaries stay in the cache, and the calls are still long enough for threads
 # to run side by side.
 VALUES_AT_ONCE = 65536
-CODE_BITS: dict[GGMLQuantizationType, Literal[4, 8]] = {GGMLQuantizationType.Q4_1: 4, GGMLQuantizationType.Q8_0: 8}
+CODES: dict[GGMLQuantizationType, StoredType] = {GGMLQuantizationType[name]: name for name in STORED_CODES}
 UNQUANTISED = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.F64)
 
 
@@ -74,10 +74,10 @@ class GGUFSource:
 
     def load_codes(self, name: str) -> Codes | None:
         tensor = self._tensors[name]
-        bits = CODE_BITS.get(tensor.type)
-        if bits is None:
+        stored = CODES.get(tensor.type)
+        if stored is None:
             return None
-        return QuantisedRows(bits, self._in_our_order(name, torch.from_numpy(tensor.packed().copy())))
+        return QuantisedRows(stored, self._in_our_order(name, torch.from_numpy(tensor.packed().copy())))
 
     def _in_our_order(self, name: str, rows: Tensor) -> Tensor:
         if self._interleaved_rope and ".q_proj." in name:

@@ -72,7 +72,7 @@ class HybridNames(SourceOver):
         """Of a GGUF file: rows can be put in another order. Scales of other formats are of several rows."""
         part = self._parts[name]
         codes = self._source.load_codes(part.stored)
-        return QuantisedRows(codes.bits, part.make(codes.rows)) if isinstance(codes, QuantisedRows) else None
+        return QuantisedRows(codes.type, part.make(codes.rows)) if isinstance(codes, QuantisedRows) else None
 
 
 def _parts_of(name: str, stored: str, config: DecoderConfig, sizes: DeltaSizes) -> dict[str, _Part]:

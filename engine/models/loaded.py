@@ -33,6 +33,11 @@ class LoadedModel:
     without_graphs: str | None = None  # why a GPU's steps cannot be captured; None: they can
 
     @property
+    def has_codes(self) -> bool:
+        """Whether some matrix is kept in codes."""
+        return any(name != str(self.dtype).removeprefix("torch.") for name in self.formats)
+
+    @property
     def weight_bytes(self) -> int:
         return sum(self.bytes_by_format.values())
 

@@ -11,13 +11,14 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from bequest.engine.adapters.load import loader_of
+from bequest.engine.backends.cpu.backend import CpuBackend
 from bequest.engine.config import EngineConfig
 from bequest.engine.errors import ModelError
 from bequest.engine.kernels import cpu as kernels
@@ -146,6 +147,7 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
             path,
             config.dtype,
             config.max_model_len,
+            backend=CpuBackend.of(config),
             dummy=config.load_format == "dummy",
             kv_cache_dtype=config.kv_cache_dtype,
             quantization=config.quantization,
@@ -170,7 +172,8 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
         populate_in_background(kv_cache, _CPU_PAGES_AT_START)
         kernels.keep_freed_memory()
     _log_memory(wish, plan, num_host, loaded, shares)
-    log.info("kernels: %s, %d threads; %s%s", kernels.isa(), threads, _storage(loaded), _products(loaded))
+    matmul = _matmul(config, loaded)
+    log.info("kernels: %s, %d threads; %s%s", kernels.isa(), threads, _storage(loaded), _products(loaded, matmul))
     _log_notes(loaded)
     seqs, recurrent = states.max_num_seqs, states.allocate()
     drafting = None if draft is None else draft.place(plan.num_blocks, num_host, config.block_size, seqs)
@@ -178,7 +181,7 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
     tokens = config.max_num_batched_tokens or _CPU_BATCHED_TOKENS
     alone = _CPU_TOKENS_ALONE if config.max_num_batched_tokens is None else None
     drafts = drafts_on_cpu(loaded.config, None if draft is None else draft.drafts)
-    info = model_info(config, path, loaded, plan, torch.float32, drafts)
+    info = replace(model_info(config, path, loaded, plan, torch.float32, drafts), cpu_matmul=matmul)
     rows = _states_rows(loaded, _CPU_STATES, torch.float32)
     return Prepared(
         runner,
@@ -434,6 +437,15 @@ def _storage(loaded: LoadedModel) -> str:
     return f"weights and cache in {cache}" if weights == cache else f"weights in {weights}, cache in {cache}"
 
 
-def _products(loaded: LoadedModel) -> str:
+def _matmul(config: EngineConfig, loaded: LoadedModel) -> Literal["exact", "fast"] | None:
+    """How codes are multiplied, where there are some."""
+    if not loaded.has_codes:
+        return None
+    return "fast" if kernels.multiplies_integers(config.cpu_matmul) else "exact"
+
+
+def _products(loaded: LoadedModel, matmul: Literal["exact", "fast"] | None) -> str:
+    if matmul == "fast":
+        return f", products of codes in integers ({kernels.dot()})"
     by_units = loaded.dtype is torch.bfloat16 and kernels.multiplies_tiles()
     return ", products in bfloat16 by matrix units" if by_units else ", products in float32"

@@ -103,7 +103,9 @@ def load_draft(config: EngineConfig, target: LoadedModel) -> LoadedDrafts | None
 
 def _load_model(config: EngineConfig, name: str, path: Path, target: LoadedModel) -> LoadedDraftModel:
     dummy = config.load_format == "dummy"
-    loaded = load_model(path, config.dtype, dummy=dummy, kv_cache_dtype=config.kv_cache_dtype)
+    loaded = load_model(
+        path, config.dtype, backend=CpuBackend.of(config), dummy=dummy, kv_cache_dtype=config.kv_cache_dtype
+    )
     model, own = loaded.model, loaded.config
     if not isinstance(model, Decoder) or not isinstance(own, DecoderConfig) or own.recurrent is not None:
         raise ModelError(f"draft_model={name}: {own.architecture} cannot draft; take a plain decoder")

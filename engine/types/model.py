@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from bequest.engine.types.encoder import EncoderInfo
 from bequest.engine.types.hidden import Stack, StatesDType
@@ -28,7 +29,13 @@ class ModelInfo:
     encoder: EncoderInfo | None = None  # of an encoder-decoder model
     kv_cache_dtype: str = ""
     vision: VisionInfo | None = None  # of a model that sees
+    cpu_matmul: Literal["exact", "fast"] | None = None  # how a CPU multiplies weights in codes; None: it has none
     drafts: DraftCosts | None = None  # None: the device checks no drafts
+
+    @property
+    def arithmetic(self) -> str:
+        """What keys and values are computed in: those of another arithmetic have other bits."""
+        return f"{self.dtype}, codes as integers" if self.cpu_matmul == "fast" else self.dtype
 
     def num_layers_of(self, stack: Stack) -> int:
         """REQUIRES: there is such a stack"""

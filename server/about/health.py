@@ -21,7 +21,8 @@ async def health(request: web.Request) -> web.Response:
     state = request.app[CONTEXT].engine.state
     if state in _UNREADY:
         raise ApiError(503, *_UNREADY[state])
-    return json_response({"status": "ok"})
+    matmul = request.app[CONTEXT].engine.info.cpu_matmul
+    return json_response({"status": "ok"} | ({} if matmul is None else {"cpu_matmul": matmul}))
 
 
 async def live(request: web.Request) -> web.Response:

@@ -133,7 +133,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/sleep"): Operation("Gives memory back until it is woken.", answer_types.Sleeping),
     ("POST", "/wake_up"): Operation("Takes its memory again.", answer_types.Sleeping),
     ("GET", "/is_sleeping"): Operation("Whether its memory is given back.", answer_types.Sleeping),
-    ("GET", "/health"): Operation("Whether the server takes work.", answer_types.Status),
+    ("GET", "/health"): Operation("Whether the server takes work.", answer_types.Health),
     ("GET", "/live"): Operation("Whether the process answers.", answer_types.Status),
     ("GET", "/version"): Operation("The version.", answer_types.Version),
     ("GET", "/metrics"): Operation("Metrics for Prometheus.", None),

@@ -17,7 +17,14 @@ def installed_version() -> str:
 
 def system_fingerprint(info: ModelInfo) -> str:
     """Of the version, the model and its number formats: where it is another, a seed may give another answer."""
-    told = (installed_version(), info.name, info.architecture, info.dtype, info.kv_cache_dtype, info.num_parameters)
+    told = (
+        installed_version(),
+        info.name,
+        info.architecture,
+        info.arithmetic,
+        info.kv_cache_dtype,
+        info.num_parameters,
+    )
     return "fp_" + hashlib.blake2b("\n".join(map(str, told)).encode(), digest_size=5).hexdigest()
 
 

@@ -274,6 +274,10 @@ class Status(msgspec.Struct, kw_only=True):
     status: Literal["ok"]
 
 
+class Health(Status, kw_only=True):
+    cpu_matmul: Literal["exact", "fast"] | msgspec.UnsetType = msgspec.UNSET  # of a model in codes on a CPU
+
+
 class Sleeping(msgspec.Struct, kw_only=True):
     is_sleeping: bool
     bytes_given_back: int | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 from transformers import LlamaForCausalLM
@@ -54,6 +56,9 @@ def test_greedy_tokens_and_their_logits(loaded: LoadedModel, reference: LlamaFor
     assert greedy == expected[len(PROMPT) - 1 : -1].argmax(-1).tolist()
 
 
-async def test_hidden_states_of_every_layer_and_position(reference: LlamaForCausalLM) -> None:
-    config = EngineConfig(device="cpu", max_model_len=256, num_blocks=64, max_num_batched_tokens=32)
-    await check_states(config, Trial(reference_of(reference), 1e-4, 49152), (5, 17))
+@pytest.mark.parametrize(("matmul", "tolerance"), [("exact", 1e-4), ("fast", 1e-3)])
+async def test_hidden_states_of_every_layer_and_position(
+    reference: LlamaForCausalLM, matmul: Literal["exact", "fast"], tolerance: float
+) -> None:
+    config = EngineConfig(device="cpu", max_model_len=256, num_blocks=64, max_num_batched_tokens=32, cpu_matmul=matmul)
+    await check_states(config, Trial(reference_of(reference), tolerance, 49152), (5, 17))

@@ -330,11 +330,7 @@ class StackRun {
     multiply(mixer.output, memory_.attended, stream_.added);
   }
 
-  static bool can_gate(const StackProduct& up) {
-    const bool tiles = up.format == WeightFormat::kTiles;
-    const bool codes = up.format == WeightFormat::kQ4 || up.format == WeightFormat::kQ8;
-    return (tiles || codes) && up.out_features % (2 * (tiles ? kStripWidth : kPanelWidth)) == 0;
-  }
+  static bool can_gate(const StackProduct& up) { return bequest::can_gate(up.format, up.out_features); }
   static bool is_one_op(const StackFeedForward& mixer) {
     return mixer.up.format == WeightFormat::kTiles && mixer.down.format == WeightFormat::kTiles &&
            (can_gate(mixer.up) || !mixer.gated);

@@ -113,11 +113,7 @@ LinearParams product_of(const ExpertMatrices& of, int64_t expert, const Rows& x,
           .x_stride = of.in_features};
 }
 
-bool can_gate(const ExpertMatrices& of) {
-  const bool tiles = of.format == WeightFormat::kTiles;
-  const bool codes = of.format == WeightFormat::kQ4 || of.format == WeightFormat::kQ8;
-  return (tiles || codes) && of.out_features % (2 * (tiles ? kStripWidth : kPanelWidth)) == 0;
-}
+bool can_gate(const ExpertMatrices& of) { return bequest::can_gate(of.format, of.out_features); }
 
 // `both` [rows, N] is for sums that the product cannot gate.
 void multiply_gated(const ExpertMatrices& of, int64_t expert, const Rows& x, Activation activation,

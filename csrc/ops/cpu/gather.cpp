@@ -45,7 +45,7 @@ void gather_quantised(const GatherParams& p, int64_t id, float* out) {
 }
 
 void gather_row(const GatherParams& p, int64_t id, float* out) {
-  switch (p.format) {
+  switch (exact_of(p.format)) {
     case WeightFormat::kF32:
       return gather_plain<float>(p, id, out);
     case WeightFormat::kBF16:
@@ -56,7 +56,10 @@ void gather_row(const GatherParams& p, int64_t id, float* out) {
       return gather_quantised<8>(p, id, out);
     case WeightFormat::kTiles:
       return gather_tiled(p, id, out);
+    case WeightFormat::kFast:
+      break;
   }
+  fail("gather_rows: unknown format");
 }
 
 }  // namespace

@@ -22,8 +22,16 @@ namespace bequest {
 
 inline constexpr int64_t kPanelWidth = 16;
 
-// How a packed weight is stored; ops/cpu/quantised.h has kQ4 and kQ8, and kTiles are of bfloat16.
-enum class WeightFormat : int { kF32 = 0, kBF16 = 1, kQ4 = 2, kQ8 = 3, kTiles = 4 };
+// How a packed weight is stored and multiplied; ops/cpu/quantised.h has the codes, and kTiles are of
+// bfloat16. Codes are multiplied as the float32 values that they stand for, or, where kFast is added, as
+// integers (ops/cpu/linear_integer.h).
+enum class WeightFormat : int { kF32 = 0, kBF16 = 1, kTiles = 2, kQ4 = 3, kQ8 = 4, kFast = 16 };
+
+constexpr bool is_fast(WeightFormat format) { return (int(format) & int(WeightFormat::kFast)) != 0; }
+constexpr WeightFormat exact_of(WeightFormat format) {
+  return WeightFormat(int(format) & ~int(WeightFormat::kFast));
+}
+constexpr bool is_codes(WeightFormat format) { return exact_of(format) >= WeightFormat::kQ4; }
 
 inline constexpr int64_t kStripWidth = 2 * kPanelWidth;
 inline constexpr int64_t kTileSide = 16;   // rows of a tile, and columns of float32 or pairs of bfloat16
@@ -43,6 +51,12 @@ inline int64_t tiled_depth(int64_t k) {
 }
 
 inline int64_t num_panels(int64_t out_features) { return (out_features + kPanelWidth - 1) / kPanelWidth; }
+
+// Whether a product with it can write f(gate) * up: columns of each half are whole panels or strips.
+inline bool can_gate(WeightFormat format, int64_t out_features) {
+  const bool tiles = format == WeightFormat::kTiles;
+  return (tiles || is_codes(format)) && out_features % (2 * (tiles ? kStripWidth : kPanelWidth)) == 0;
+}
 
 struct PackParams {
   const void* weight;  // [rows, K], contiguous

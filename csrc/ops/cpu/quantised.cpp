@@ -5,24 +5,54 @@
 namespace bequest {
 namespace {
 
+// -8 times a float16, which is one too up to 8188; beyond it, as no weight is, infinite.
+uint16_t minus_eight_times(uint16_t half) {
+  const uint32_t sign = ~half & 0x8000u, exponent = half >> 10 & 31;
+  uint32_t mantissa = half & 0x3ffu;
+  if (exponent == 31) return static_cast<uint16_t>(sign | (half & 0x7fffu));
+  if (exponent >= 28) return static_cast<uint16_t>(sign | 0x7c00u);
+  if (exponent > 0) return static_cast<uint16_t>(sign | (exponent + 3) << 10 | mantissa);
+  mantissa *= 8;  // of 2^-24
+  uint32_t shift = 0;
+  while (mantissa >> shift >= 2048) ++shift;
+  const bool is_normal = mantissa >= 1024;
+  return static_cast<uint16_t>(sign |
+                               (is_normal ? (shift + 1) << 10 | (mantissa >> shift & 0x3ffu) : mantissa));
+}
+
 // A group of a row as the file holds it.
-struct Q4_1 {
-  static constexpr int kBits = 4;
-  uint16_t scale, offset;
-  uint8_t codes[16];  // code k in the low half of byte k, code 16 + k in the high one
+struct Nibbles {
+  uint8_t octets[16];  // code k in the low half of octet k, code 16 + k in the high one
 
   uint32_t word(int index) const {
     const int shift = index / 2 * 4;
     uint32_t word = 0;
-    for (int i = 0; i < 8; ++i) word |= uint32_t{codes[index % 2 * 8 + i] >> shift & 15u} << 4 * i;
+    for (int i = 0; i < 8; ++i) word |= uint32_t{octets[index % 2 * 8 + i] >> shift & 15u} << 4 * i;
     return word;
   }
 };
+struct Q4_1 {
+  static constexpr int kBits = 4;
+  uint16_t scale, least;
+  Nibbles codes;
+
+  uint16_t offset() const { return least; }
+  uint32_t word(int index) const { return codes.word(index); }
+};
+struct Q4_0 {
+  static constexpr int kBits = 4;
+  uint16_t scale;
+  Nibbles codes;
+
+  uint16_t offset() const { return minus_eight_times(scale); }
+  uint32_t word(int index) const { return codes.word(index); }
+};
 struct Q8_0 {
   static constexpr int kBits = 8;
-  static constexpr uint16_t offset = 0;
   uint16_t scale;
   uint8_t codes[32];
+
+  static uint16_t offset() { return 0; }
 
   uint32_t word(int index) const {
     uint32_t word;
@@ -30,7 +60,7 @@ struct Q8_0 {
     return word;
   }
 };
-static_assert(sizeof(Q4_1) == 20 && sizeof(Q8_0) == 34);
+static_assert(sizeof(Q4_0) == 18 && sizeof(Q4_1) == 20 && sizeof(Q8_0) == 34);
 
 template <class Stored>
 void pack(const QuantisedPackParams& p) {
@@ -45,7 +75,7 @@ void pack(const QuantisedPackParams& p) {
         Stored stored;
         std::memcpy(&stored, from, sizeof(stored));
         to[g].scales[column] = stored.scale;
-        to[g].offsets[column] = stored.offset;
+        to[g].offsets[column] = stored.offset();
         for (int i = 0; i < Group::kWords; ++i) to[g].words[i][column] = stored.word(i);
       }
     }
@@ -57,8 +87,15 @@ void pack(const QuantisedPackParams& p) {
 void pack_quantised(const QuantisedPackParams& p) {
   check(p.first_row >= 0 && p.num_rows >= 0, "pack_quantised: negative rows");
   check(p.in_features >= kGroup && p.in_features % kGroup == 0, "pack_quantised: K is no multiple of 32");
-  check(p.bits == 4 || p.bits == 8, "pack_quantised: codes have 4 or 8 bits");
-  p.bits == 4 ? pack<Q4_1>(p) : pack<Q8_0>(p);
+  switch (p.stored) {
+    case StoredCodes::kQ4_0:
+      return pack<Q4_0>(p);
+    case StoredCodes::kQ4_1:
+      return pack<Q4_1>(p);
+    case StoredCodes::kQ8_0:
+      return pack<Q8_0>(p);
+  }
+  fail("pack_quantised: unknown codes");
 }
 
 }  // namespace bequest

@@ -40,11 +40,14 @@ struct QuantisedGroup {
 };
 static_assert(sizeof(QuantisedGroup<4>) == 320 && sizeof(QuantisedGroup<8>) == 576);
 
+// The types of GGUF files.
+enum class StoredCodes : int { kQ4_0 = 0, kQ4_1 = 1, kQ8_0 = 2 };
+
 struct QuantisedPackParams {
-  const uint8_t* rows;  // [rows, K / 32 groups of a GGUF file: Q4_1 for 4 bits, Q8_0 for 8]
-  int bits;             // 4 or 8
-  void* packed;         // [ceil(N / 16), K / 32, QuantisedGroup]
-  int64_t first_row;    // the row of the packed weight that row 0 becomes
+  const uint8_t* rows;  // [rows, blocks of K values]
+  StoredCodes stored;
+  void* packed;       // [ceil(N / 16), K / 32, QuantisedGroup]
+  int64_t first_row;  // the row of the packed weight that row 0 becomes
   int64_t num_rows;
   int64_t in_features;  // K
 };

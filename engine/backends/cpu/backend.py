@@ -13,6 +13,7 @@ from bequest.engine.backends.cpu.experts import CpuExperts
 from bequest.engine.backends.cpu.ops import CpuOps
 from bequest.engine.backends.cpu.stack import StackCompiler
 from bequest.engine.backends.cpu.weights import CpuRows, CpuWeight
+from bequest.engine.config import EngineConfig
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels import cpu_experts
 from bequest.engine.layers.codes import Codes, IntegerRows
@@ -27,8 +28,14 @@ class CpuBackend:
 
     device = torch.device("cpu")
 
-    def __init__(self) -> None:
+    def __init__(self, *, fast: bool = False) -> None:
+        """`fast`: codes of checkpoints are multiplied as integers, else as the float32 values that they stand for."""
         self.ops = CpuOps()
+        self._fast = fast
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> CpuBackend:
+        return cls(fast=kernels.multiplies_integers(config.cpu_matmul))
 
     def head_sizes(self, dtype: torch.dtype) -> tuple[int, ...]:
         return ()
@@ -42,7 +49,7 @@ class CpuBackend:
 
     def quantised_weight(self, matrices: Sequence[Codes], bias: Tensor | None) -> Weight | None:
         rows = packable(matrices)
-        return None if rows is None else CpuWeight(kernels.pack_quantised(rows), bias, self.ops)
+        return None if rows is None else CpuWeight(kernels.pack_quantised(rows, fast=self._fast), bias, self.ops)
 
     def expert_weights(
         self, matrices: Iterable[Sequence[Tensor]], num_experts: int, bias: Tensor | None, dtype: torch.dtype
@@ -57,7 +64,8 @@ class CpuBackend:
         if first is None:
             return None
         rest = (rows for rows in each if rows is not None)  # of the same kind all are, or none
-        return CpuExperts(cpu_experts.pack_quantised_experts(chain([first], rest), num_experts, bias))
+        packed = cpu_experts.pack_quantised_experts(chain([first], rest), num_experts, bias, fast=self._fast)
+        return CpuExperts(packed)
 
     def table(self, rows: Tensor, dtype: torch.dtype) -> Table:
         return CpuRows(rows, dtype)

@@ -28,8 +28,8 @@ def _packable(codes: Codes) -> QuantisedRows | None:
     if isinstance(codes, Float8Rows) or codes.order is not None or not _divides(codes):
         return None
     if codes.bits <= 4:
-        return QuantisedRows(4, _of_4_bits(codes))
-    return QuantisedRows(8, _of_8_bits(codes)) if bool((codes.zeros == 128).all()) else None
+        return QuantisedRows("Q4_1", _of_4_bits(codes))
+    return QuantisedRows("Q8_0", _of_8_bits(codes)) if bool((codes.zeros == 128).all()) else None
 
 
 def _divides(codes: IntegerRows) -> bool:

@@ -15,8 +15,8 @@ from bequest.engine.layers.weight import Table, Weight
 
 def format_of(packed: PackedWeight) -> str:
     """What its values are kept in, for people."""
-    bits = packed.bits
-    return str(packed.dtype).removeprefix("torch.") if bits is None else f"codes of {bits} bits"
+    codes = packed.codes
+    return str(packed.dtype).removeprefix("torch.") if codes is None else f"codes of {codes.bits} bits"
 
 
 class CpuWeight(Weight):
