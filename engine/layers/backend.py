@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from bequest.engine.layers.program import Stack
 from bequest.engine.layers.spec import LayerSpec
 from bequest.engine.layers.weight import Table, Weight
 
+MatMul = Literal["exact", "fast"]
+
 
 class Backend(Protocol):
     @property
@@ -22,6 +24,11 @@ class Backend(Protocol):
 
     @property
     def ops(self) -> Ops: ...
+
+    @property
+    def matmul(self) -> MatMul | None:
+        """How it multiplies codes, where there is a choice."""
+        ...
 
     def head_sizes(self, dtype: torch.dtype) -> tuple[int, ...]:
         """The head dims that attention serves in this dtype; empty: any."""

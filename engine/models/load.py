@@ -109,12 +109,13 @@ def load_model(
     with reading_ahead([] if dummy else _weight_files(path)):
         model = _build(config, loader, backend, length)
     sight = _sight(path, checkpoint, backend, storage)
+    formats = {table.format for table in loader.tables if isinstance(table, Weight | ExpertWeights)}
     return LoadedModel(
         model=model,
         config=config,
         generation=checkpoint.generation,
         dtype=storage,
-        formats=tuple(sorted({table.format for table in loader.tables if isinstance(table, Weight | ExpertWeights)})),
+        formats=tuple(sorted(formats)),
         notes=(*checkpoint.notes, *model.notes),
         kv_dtype=kv_dtype,
         max_model_len=length,
@@ -122,6 +123,7 @@ def load_model(
         bytes_by_format=_bytes_by_format(loader.tables, sight),
         sight=sight,
         matrices=_in_layers(loader.matrices, model),
+        matmul=None if formats <= {str(storage).removeprefix("torch.")} else backend.matmul,
     )
 
 

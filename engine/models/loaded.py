@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from bequest.engine.layers.backend import MatMul
 from bequest.engine.models.any_config import ModelConfig
 from bequest.engine.models.any_model import Model
 from bequest.engine.models.config import DecoderConfig
@@ -30,12 +31,8 @@ class LoadedModel:
     bytes_by_format: Mapping[str, int]  # of all matrices and tables
     sight: Sight | None = None  # of a model that sees
     matrices: Mapping[str, Matrix] = field(default_factory=dict)  # of its layers, which adapters can add to
+    matmul: MatMul | None = None  # how a CPU multiplies codes; None: there are none
     without_graphs: str | None = None  # why a GPU's steps cannot be captured; None: they can
-
-    @property
-    def has_codes(self) -> bool:
-        """Whether some matrix is kept in codes."""
-        return any(name != str(self.dtype).removeprefix("torch.") for name in self.formats)
 
     @property
     def weight_bytes(self) -> int:

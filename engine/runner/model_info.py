@@ -20,6 +20,7 @@ from bequest.engine.models.loaded import LoadedModel
 from bequest.engine.runner.encoder_info import encoder_info
 from bequest.engine.runner.memory import CachePlan
 from bequest.engine.types import ModelInfo
+from bequest.engine.types.model import Numbers
 from bequest.engine.types.speculation import ON_CPU, ON_GPU, DraftCosts, ModelDrafts
 
 log = logging.getLogger("bequest.start")
@@ -65,7 +66,7 @@ def model_info(
         hidden_size=loaded.config.hidden_size,
         states_dtype="float32" if states_dtype is torch.float32 else "bfloat16",
         encoder=encoder_info(config, loaded),
-        kv_cache_dtype=dtype_name(loaded.kv_dtype),
+        numbers=Numbers(dtype_name(loaded.kv_dtype), loaded.matmul),
         drafts=drafts,
         vision=None if loaded.sight is None else loaded.sight.info,
     )

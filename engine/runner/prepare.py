@@ -11,9 +11,9 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -172,8 +172,7 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
         populate_in_background(kv_cache, _CPU_PAGES_AT_START)
         kernels.keep_freed_memory()
     _log_memory(wish, plan, num_host, loaded, shares)
-    matmul = _matmul(config, loaded)
-    log.info("kernels: %s, %d threads; %s%s", kernels.isa(), threads, _storage(loaded), _products(loaded, matmul))
+    log.info("kernels: %s, %d threads; %s%s", kernels.isa(), threads, _storage(loaded), _products(loaded))
     _log_notes(loaded)
     seqs, recurrent = states.max_num_seqs, states.allocate()
     drafting = None if draft is None else draft.place(plan.num_blocks, num_host, config.block_size, seqs)
@@ -181,7 +180,7 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
     tokens = config.max_num_batched_tokens or _CPU_BATCHED_TOKENS
     alone = _CPU_TOKENS_ALONE if config.max_num_batched_tokens is None else None
     drafts = drafts_on_cpu(loaded.config, None if draft is None else draft.drafts)
-    info = replace(model_info(config, path, loaded, plan, torch.float32, drafts), cpu_matmul=matmul)
+    info = model_info(config, path, loaded, plan, torch.float32, drafts)
     rows = _states_rows(loaded, _CPU_STATES, torch.float32)
     return Prepared(
         runner,
@@ -437,15 +436,8 @@ def _storage(loaded: LoadedModel) -> str:
     return f"weights and cache in {cache}" if weights == cache else f"weights in {weights}, cache in {cache}"
 
 
-def _matmul(config: EngineConfig, loaded: LoadedModel) -> Literal["exact", "fast"] | None:
-    """How codes are multiplied, where there are some."""
-    if not loaded.has_codes:
-        return None
-    return "fast" if kernels.multiplies_integers(config.cpu_matmul) else "exact"
-
-
-def _products(loaded: LoadedModel, matmul: Literal["exact", "fast"] | None) -> str:
-    if matmul == "fast":
+def _products(loaded: LoadedModel) -> str:
+    if loaded.matmul == "fast":
         return f", products of codes in integers ({kernels.dot()})"
     by_units = loaded.dtype is torch.bfloat16 and kernels.multiplies_tiles()
     return ", products in bfloat16 by matrix units" if by_units else ", products in float32"

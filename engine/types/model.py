@@ -12,6 +12,14 @@ from bequest.engine.types.speculation import DraftCosts
 
 
 @dataclass(frozen=True, slots=True)
+class Numbers:
+    """What a model computes in, beside the dtype of its weights."""
+
+    kv_cache_dtype: str = ""
+    cpu_matmul: Literal["exact", "fast"] | None = None  # how a CPU multiplies codes; None: there are none
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What the server and the scheduler need to know of the loaded model."""
 
@@ -27,15 +35,18 @@ class ModelInfo:
     hidden_size: int = 0  # H
     states_dtype: StatesDType = "float32"  # what hidden states are computed in
     encoder: EncoderInfo | None = None  # of an encoder-decoder model
-    kv_cache_dtype: str = ""
+    numbers: Numbers = Numbers()
     vision: VisionInfo | None = None  # of a model that sees
-    cpu_matmul: Literal["exact", "fast"] | None = None  # how a CPU multiplies weights in codes; None: it has none
     drafts: DraftCosts | None = None  # None: the device checks no drafts
+
+    @property
+    def kv_cache_dtype(self) -> str:
+        return self.numbers.kv_cache_dtype
 
     @property
     def arithmetic(self) -> str:
         """What keys and values are computed in: those of another arithmetic have other bits."""
-        return f"{self.dtype}, codes as integers" if self.cpu_matmul == "fast" else self.dtype
+        return f"{self.dtype}, codes as integers" if self.numbers.cpu_matmul == "fast" else self.dtype
 
     def num_layers_of(self, stack: Stack) -> int:
         """REQUIRES: there is such a stack"""

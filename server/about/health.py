@@ -21,7 +21,7 @@ async def health(request: web.Request) -> web.Response:
     state = request.app[CONTEXT].engine.state
     if state in _UNREADY:
         raise ApiError(503, *_UNREADY[state])
-    matmul = request.app[CONTEXT].engine.info.cpu_matmul
+    matmul = request.app[CONTEXT].engine.info.numbers.cpu_matmul
     return json_response({"status": "ok"} | ({} if matmul is None else {"cpu_matmul": matmul}))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Literal
 
 import pytest
 import torch
@@ -44,11 +45,19 @@ def expected() -> list[tuple[list[int], list[float]]]:
     return answers
 
 
+@pytest.mark.parametrize(("matmul", "tolerance"), [("exact", 1e-4), ("fast", 5e-3)])
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_equals_transformers(scenario: str, expected: list[tuple[list[int], list[float]]]) -> None:
+def test_equals_transformers(
+    scenario: str, matmul: Literal["exact", "fast"], tolerance: float, expected: list[tuple[list[int], list[float]]]
+) -> None:
     step_tokens, num_blocks = SCENARIOS[scenario]
     config = EngineConfig(
-        block_size=4, max_num_batched_tokens=step_tokens, max_model_len=64, num_blocks=num_blocks, host_cache_gb=0
+        block_size=4,
+        max_num_batched_tokens=step_tokens,
+        max_model_len=64,
+        num_blocks=num_blocks,
+        host_cache_gb=0,
+        cpu_matmul=matmul,
     )
     with LLM(config) as llm:
         for _ in range(2 if scenario == "chunk-64" else 1):  # the second round finds its prompts in the prefix cache
@@ -56,6 +65,6 @@ def test_equals_transformers(scenario: str, expected: list[tuple[list[int], list
             for answer, (tokens, logprobs) in zip(answers, expected, strict=True):
                 [choice] = answer.choices
                 assert list(choice.token_ids) == tokens and choice.logprobs is not None
-                assert [one.logprob for one in choice.logprobs] == pytest.approx(logprobs, rel=1e-3, abs=1e-4)
+                assert [one.logprob for one in choice.logprobs] == pytest.approx(logprobs, rel=1e-3, abs=tolerance)
         if scenario == "chunk-64":
             assert sum(answer.usage.cached_tokens for answer in answers) > 0

@@ -24,6 +24,7 @@ from bequest.engine.scheduling.limits import ExtractionLimits
 from bequest.engine.types import ChoiceDelta, Delta, ModelInfo, OutputMode, Request, Sink, TokenLogprob, Usage
 from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.types.image import PreparedImage, VisionInfo
+from bequest.engine.types.model import Numbers
 from bequest.engine.watching.block_map import NOBODY, BlockField, BlockMap
 from bequest.engine.watching.observation import EngineLoad
 from bequest.engine.watching.snapshot import OpenRequest, Snapshot
@@ -145,7 +146,7 @@ class FakeEngine(FakeRecords):
             num_parameters=1,
             num_layers=NUM_LAYERS,
             hidden_size=HIDDEN,
-            kv_cache_dtype="fp8_e4m3",
+            numbers=Numbers("fp8_e4m3"),
         )
         self.adapters = FakeAdapters()
         self.extraction_limits = ExtractionLimits()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from bequest.engine.types.model import Numbers
 from bequest.engine.watching.observation import EngineLoad, RequestStats, StepStats
 from tests.server.conftest import Starter
 from tests.server.fakes import BOS, FakeEngine
@@ -275,6 +277,12 @@ async def test_operations(front: Front) -> None:
         assert answer.status == 503 and body["error"]["code"] == code and answer.headers["Retry-After"]
         answer, _ = await front.get("/live")
         assert answer.status == 200
+
+
+async def test_health_says_how_codes_are_multiplied(front: Front) -> None:
+    assert (await front.get("/health"))[1] == {"status": "ok"}
+    front.engine.info = replace(front.engine.info, numbers=Numbers(cpu_matmul="fast"))
+    assert (await front.get("/health"))[1] == {"status": "ok", "cpu_matmul": "fast"}
 
 
 async def test_metrics(front: Front) -> None:

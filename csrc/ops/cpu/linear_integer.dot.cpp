@@ -17,15 +17,15 @@ constexpr int64_t kStripGroups = 64;  // at most: a strip stays in L2
 #if defined(BEQUEST_ISA_avx512)
 constexpr int kFewRows = 8;
 constexpr int few_panels(int rows) { return rows <= 2 ? 4 : rows <= 4 ? 2 : 1; }
-constexpr int kStripRows = 6, kTileWidth = 2;
+constexpr int kStripRows = 6, kLeastRows = 4, kTileWidth = 2;
 #elif defined(BEQUEST_ISA_avx2)
 constexpr int kFewRows = 3;
 constexpr int few_panels(int) { return 1; }
-constexpr int kStripRows = 3, kTileWidth = 1;
+constexpr int kStripRows = 3, kLeastRows = 2, kTileWidth = 1;
 #else
 constexpr int kFewRows = 3;
 constexpr int few_panels(int) { return 1; }
-constexpr int kStripRows = 3, kTileWidth = 1;
+constexpr int kStripRows = 3, kLeastRows = 2, kTileWidth = 1;
 #endif
 
 // What a tile multiplies, and where its sums go.
@@ -191,7 +191,7 @@ void multiply_many(const Product& product, const QuantisedItem& item, float* scr
       for (int64_t tile = 0; tile < tiles; ++tile) {
         const Span span = part_of(rows, tiles, tile);
         const int64_t row = item.row_begin + span.begin;
-        with_rows<kStripRows>(span.end - span.begin, [&]<int R>() {
+        with_rows<kStripRows, kLeastRows>(span.end - span.begin, [&]<int R>() {
           multiply_panels<R, kTileWidth>(
               product, at, row, {0, Columns::kHalves * count}, g,
               [&]<int P>(int64_t j) { return OperandPanels<Codes>{strip + j * depth, depth}; });

@@ -10,11 +10,11 @@ namespace {
 
 constexpr int64_t kMostGated = 4;  // panels of a gate at a time, at most
 
-// f<R>() for R = rows, which is at most Most.
-template <int Most, class F>
+// f<R>() for R = rows, which is at least Least and at most Most.
+template <int Most, int Least = 1, class F>
 void with_rows(int64_t rows, F f) {
-  if constexpr (Most > 1) {
-    if (rows < Most) return with_rows<Most - 1>(rows, f);
+  if constexpr (Most > Least) {
+    if (rows < Most) return with_rows<Most - 1, Least>(rows, f);
   }
   f.template operator()<Most>();
 }

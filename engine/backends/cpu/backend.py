@@ -16,6 +16,7 @@ from bequest.engine.backends.cpu.weights import CpuRows, CpuWeight
 from bequest.engine.config import EngineConfig
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels import cpu_experts
+from bequest.engine.layers.backend import MatMul
 from bequest.engine.layers.codes import Codes, IntegerRows
 from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.program import Stack, compile_layers
@@ -36,6 +37,10 @@ class CpuBackend:
     @classmethod
     def of(cls, config: EngineConfig) -> CpuBackend:
         return cls(fast=kernels.multiplies_integers(config.cpu_matmul))
+
+    @property
+    def matmul(self) -> MatMul:
+        return "fast" if self._fast else "exact"
 
     def head_sizes(self, dtype: torch.dtype) -> tuple[int, ...]:
         return ()
