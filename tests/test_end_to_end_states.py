@@ -26,7 +26,7 @@ TOLERANCE = 1e-4
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    server = Server("--kv-cache-gb", "0.5", "--max-num-batched-tokens", "7")
+    server = Server("--kv-cache-gb", "0.5", "--max-num-batched-tokens", "7", "--cpu-matmul", "exact")
     yield server
     server.stop()
 
