@@ -13,6 +13,7 @@ from aiohttp import web
 
 from bequest.engine.errors import EngineError
 from bequest.server.about.models import adapter_object
+from bequest.server.access.auth import check_operator
 from bequest.server.access.marks import CALLER
 from bequest.server.context import CONTEXT, Context
 from bequest.server.transport.intake import read_body
@@ -61,14 +62,7 @@ def _permitted(http: web.Request) -> Path:
             "permission_denied",
             "This server loads and unloads no adapters while it runs: start it with --allow-lora-loading FOLDER.",
         )
-    caller = http[CALLER]
-    if not caller.operator:
-        raise ApiError(
-            403,
-            "permission_denied",
-            f"The API key '{caller.name}' is not an operator's, and adapters are for all tenants. In the key file, "
-            "operator = true makes it one.",
-        )
+    check_operator(http[CALLER], "adapters are for all tenants")
     return Path(context.config.allow_lora_loading)
 
 

@@ -114,6 +114,17 @@ def _is_loopback_name(host: str | None) -> bool:
     return name.endswith(".localhost") or is_loopback(name)
 
 
+def check_operator(caller: Caller, why: str) -> None:
+    """For what concerns all tenants; without keys everybody is one."""
+    if not caller.operator:
+        raise ApiError(
+            403,
+            "permission_denied",
+            f"The API key '{caller.name}' is not an operator's, and {why}. In the key file, operator = true makes it "
+            "one.",
+        )
+
+
 def check_permission(caller: Caller, permission: Permission) -> None:
     """For what nobody may do unless the key file says so."""
     if permission not in caller.permissions:

@@ -10,9 +10,8 @@ A key file is TOML; [limits] holds for every key that does not say otherwise:
     tenant = "acme"                   # default: the name
     key = "sk-…"                      # or sha256 = "…", the hexadecimal digest of the key
     expires = 2027-01-01T00:00:00Z
-    operator = true                   # sees all tenants in the console, may load adapters
-    permissions = ["estates",         # may take what it retains to another server
-                   "admin"]           # may send the engine to sleep and wake it
+    operator = true                   # sees all tenants in the console, may load adapters, may send to sleep
+    permissions = ["estates"]         # may take what it retains to another server
     adapters = ["legal", "medical"]   # that it may name as `model`, beside the model itself; default: all
     max_concurrent = 8
 """

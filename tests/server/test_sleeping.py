@@ -17,7 +17,7 @@ KEYS = """
 name = "boss"
 tenant = "acme"
 key = "b"
-permissions = ["admin"]
+operator = true
 
 [[keys]]
 name = "guest"
@@ -32,6 +32,14 @@ def keys(tmp_path: Path) -> str:
     file = tmp_path / "keys.toml"
     file.write_text(KEYS)
     return str(file)
+
+
+async def test_without_keys_everybody_is_an_operator(start: Starter) -> None:
+    async with running(Setup()) as (engine, _):
+        front = await start(engine)
+        for path, asleep in (("/sleep", True), ("/wake_up", False)):
+            answer, told = await front.post(path, {})
+            assert (answer.status, told["is_sleeping"]) == (200, asleep)
 
 
 async def test_it_sleeps_until_it_is_woken(start: Starter, keys: str) -> None:
