@@ -55,6 +55,10 @@ class Router:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def address(self) -> str:
+        return f"{'http' if self._place.certificate is None else 'https'}://{self._place.host}:{self._place.port}"
+
+    @property
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from bequest.bench.options import parse as parse_bench
+from bequest.cluster.command import main as cluster
 from bequest.engine.config import EngineConfig, ServerConfig
 from bequest.engine.fetch import directory_of
 from bequest.server.__main__ import main
@@ -251,6 +252,11 @@ def test_every_command_is_known(page: str, line: str) -> None:
         parse(words[1:])
     elif words[1] == "bench":
         parse_bench(words[2:])
+    elif words[1] == "cluster":
+        with pytest.raises(SystemExit) as ended, contextlib.redirect_stdout(io.StringIO()) as shown:
+            cluster([words[2], "--help"])
+        assert ended.value.code == 0
+        assert all(word in shown.getvalue() for word in words if word.startswith("--")), line
     elif words[1] == "install-service":
         parse(["serve", *words[2:]])
     else:

@@ -67,6 +67,7 @@ _OTHERS = {
     "rm": "remove a model that was fetched",
     "estate": "look into the file of an estate",
     "bench": "measure a running server",
+    "cluster": "run several servers as one",
     "install-service": "write a systemd unit",
 }
 

@@ -53,6 +53,7 @@ async def main() -> int:
     parser.add_argument("--files-dir")
     parser.add_argument("--replica-tag")
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--api-key-file")
     options = parser.parse_args()
     talking: list[asyncio.Task[None]] = []
@@ -64,6 +65,7 @@ async def main() -> int:
         return engine, FakeText(StuckTokenizer() if options.stuck else ByteTokenizer())
 
     config = ServerConfig(
+        host=options.host,
         port=options.port,
         drain_timeout=options.drain_timeout,
         files_dir=options.files_dir,

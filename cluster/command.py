@@ -1,0 +1,181 @@
+"""`bequest cluster up|status|scale|restart|down`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bequest.cli.parser import Parser
+from bequest.cluster import ray_fleet
+from bequest.cluster.settings import ANYWHERE, LOOPBACK, ClusterSettings
+from bequest.engine.config import ServerConfig
+from bequest.server.access.auth import is_loopback
+from bequest.server.access.keys import KeyRing
+from bequest.server.process.options import parse
+
+_LOOK = 0.5  # seconds
+_OURS = ("--replica-tag", "--estate-dir", "--host", "--port", "--drain-timeout")
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser, up = _parsers()
+    given, rest = parser.parse_known_args(arguments)
+    if rest and given.command != "up":
+        parser.refuse(rest)
+    try:
+        return _up(up, given, rest) if given.command == "up" else _ask(given)
+    except (ray_fleet.RayMissing, ConnectionError, ValueError, OSError) as error:
+        print(f"bequest cluster: {error}", file=sys.stderr)
+        return 1
+
+
+def _parsers() -> tuple[Parser, Parser]:
+    parser = Parser("bequest cluster", description="Several servers as one: docs/scale.md.")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    up = commands.add_parser("up", help="start replicas and a router; other flags are those of `bequest serve`")
+    up.add_argument("--replicas", type=int, default=1, metavar="N", help="at the start (default: %(default)s)")
+    up.add_argument("--min", type=int, metavar="N", help="least that scaling leaves (default: as --replicas)")
+    up.add_argument("--max", type=int, metavar="N", help="most that scaling adds (default: as --replicas)")
+    up.add_argument("--host", default=LOOPBACK, help="address of the router (default: %(default)s)")
+    up.add_argument("--port", type=int, default=8000, metavar="N", help="its port (default: %(default)s)")
+    up.add_argument("--routers", type=int, default=1, metavar="N", help="routers, at this port and the next ones")
+    up.add_argument("--estates", metavar="DIR", help="directory, shared by all machines, for leases that outlive one")
+    up.add_argument("--gpus", type=float, metavar="X", help="GPUs of each replica (default: 1 where there are any)")
+    up.add_argument("--drain", type=float, default=30.0, metavar="S", help="seconds to finish (default: %(default)s)")
+    up.add_argument("--folder", default="/tmp/bequest-cluster", help="logs and configurations (default: %(default)s)")
+    up.add_argument("--certificate", metavar="FILE", help="PEM file of a certificate and its key: serve HTTPS")
+    for name, text in (
+        ("status", "how each replica stands, and all together"),
+        ("scale", "start or drain replicas"),
+        ("restart", "restart the replicas, one after the other"),
+        ("down", "drain and end all"),
+    ):
+        command = commands.add_parser(name, help=text)
+        if name == "scale":
+            command.add_argument("replicas", type=int, metavar="N")
+        if name == "status":
+            command.add_argument("--json", action="store_true")
+    for command in commands.choices.values():
+        command.add_argument("--ray", metavar="ADDRESS", help="Ray's cluster (default: that of this machine)")
+    return parser, up
+
+
+def settings_of(parser: Parser, given: argparse.Namespace, serve: Sequence[str]) -> ClusterSettings:
+    """Raises ValueError; ends the process with a message for a wrong flag of `bequest serve`."""
+    if ours := [word for word in serve if word.partition("=")[0] in _OURS]:
+        parser.error(f"{ours[0]} is set for each replica by the cluster")
+    _, server = parse(["serve", *serve])
+    return ClusterSettings(
+        replicas=given.replicas,
+        least=given.replicas if given.min is None else given.min,
+        most=given.replicas if given.max is None else given.max,
+        host=given.host,
+        port=given.port,
+        routers=given.routers,
+        replica_host=LOOPBACK if given.ray is None else ANYWHERE,
+        folder=os.path.abspath(given.folder),
+        estates=None if given.estates is None else os.path.abspath(given.estates),
+        gpus=(1.0 if shutil.which("nvidia-smi") else 0.0) if given.gpus is None else given.gpus,
+        drain=given.drain,
+        serve=tuple(serve),
+        tenants=_keys(server).tenants(),
+        certificate=given.certificate,
+        open_host=not is_loopback(given.host),
+    )
+
+
+def _keys(server: ServerConfig) -> KeyRing:
+    return KeyRing(
+        [*server.api_key, *filter(None, os.environ.get("BEQUEST_API_KEY", "").split(","))], server.api_key_file
+    )
+
+
+def _up(parser: Parser, given: argparse.Namespace, serve: Sequence[str]) -> int:
+    settings = settings_of(parser, given, serve)
+    Path(settings.folder).mkdir(parents=True, exist_ok=True, mode=0o700)
+    ray = ray_fleet.load()
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    ray_fleet.begin(ray, given.ray)
+    controller = start(ray, settings)
+    print(f"{settings.replicas} replicas load; logs are in {settings.folder}", file=sys.stderr)
+    _until_ready(ray, controller, settings, stopped)
+    while not stopped.wait(_LOOK):
+        if not _is_alive(ray, controller):
+            print("the cluster has ended", file=sys.stderr)
+            return 0
+    print("draining", file=sys.stderr)
+    ray.get(controller.down.remote())
+    return 0
+
+
+def start(ray: Any, settings: ClusterSettings, key: str | None = None) -> Any:
+    """The controller of a cluster that is up."""
+    from bequest.cluster.actor import ControllerActor
+
+    controller = ray.remote(ControllerActor).options(name=ray_fleet.CONTROLLER, num_cpus=0).remote(settings, key)
+    ray.get(controller.up.remote())
+    return controller
+
+
+def _until_ready(ray: Any, controller: Any, settings: ClusterSettings, stopped: threading.Event) -> None:
+    began = time.monotonic()
+    while not stopped.wait(_LOOK):
+        replicas = ray.get(controller.status.remote())["replicas"].values()
+        if all(one["state"] == "ready" for one in replicas):
+            where = " and ".join(f"{place.host}:{place.port}" for place in settings.router_places())
+            print(f"ready on {where} in {time.monotonic() - began:.1f} s: {len(replicas)} replicas", file=sys.stderr)
+            return
+
+
+def _is_alive(ray: Any, controller: Any) -> bool:
+    try:
+        ray.get(controller.status.remote(), timeout=10)
+    except ray.exceptions.GetTimeoutError:
+        return True
+    except ray.exceptions.RayError:
+        return False
+    return True
+
+
+def _ask(given: argparse.Namespace) -> int:
+    ray = ray_fleet.load()
+    ray_fleet.join(ray, given.ray or "auto")
+    try:
+        controller = ray.get_actor(ray_fleet.CONTROLLER)
+    except ValueError:
+        raise ConnectionError("no cluster is up: `bequest cluster up` starts one") from None
+    match given.command:
+        case "status":
+            status = ray.get(controller.status.remote())
+            print(json.dumps(status) if given.json else shown(status))
+        case "scale":
+            ray.get(controller.scale.remote(given.replicas))
+        case "restart":
+            ray.get(controller.renew.remote())
+        case "down":
+            ray.get(controller.down.remote())
+            ray.kill(controller)
+    return 0
+
+
+def shown(status: dict[str, Any]) -> str:
+    rows = [("replica", "address", "state", "running", "waiting", "leases", "leased", "tokens")]
+    named = [(tag, one["address"], one["state"], one) for tag, one in status["replicas"].items()]
+    for tag, address, state, one in [*named, ("sum", "", "", status["sum"])]:
+        counts = (f"{one[name]:.0f}" for name in ("running", "waiting", "leases"))
+        rows.append((tag, address, state, *counts, f"{one['leased_share']:.0%}", f"{one['generated_tokens']:.0f}"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    routers = [f"router   {one['address']}{'' if one['alive'] else ' (down)'}" for one in status["routers"]]
+    return "\n".join([*lines, *routers])
