@@ -23,7 +23,7 @@ from bequest.server.access.keys import KeyRing
 from bequest.server.process.options import parse
 
 _LOOK = 0.5  # seconds
-_OURS = ("--replica-tag", "--estate-dir", "--host", "--port", "--drain-timeout")
+_OURS = ("--replica-tag", "--estate-dir", "--estate-peers", "--host", "--port", "--drain-timeout")
 
 
 def main(arguments: Sequence[str]) -> int:

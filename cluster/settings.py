@@ -53,7 +53,7 @@ class ClusterSettings:
         place = ["--host", host, "--port", str(self.replica_port(number)), "--replica-tag", tag]
         files: list[str] = []
         if self.estates is not None:
-            files = ["--estate-dir", os.path.join(self.estates, tag)]
+            files = ["--estate-dir", os.path.join(self.estates, tag), "--estate-peers"]
         drain = ["--drain-timeout", f"{self.drain:g}"]
         return [*self.program, *self.serve, *place, *files, *drain]
 

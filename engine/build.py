@@ -41,6 +41,7 @@ from bequest.engine.types.image import MOST_TURNED
 from bequest.engine.types.recurrent import StateSizes
 from bequest.engine.types.store_url import parse_store_url
 from bequest.engine.vault.mooncake import MooncakeStore, StoreUnusable
+from bequest.engine.vault.neighbours import NeighbourShelf
 from bequest.engine.vault.objects import ObjectShelf
 from bequest.engine.vault.shelf import Shelf
 from bequest.engine.vault.shelving import Shelving
@@ -177,7 +178,8 @@ def _open_shelf(config: EngineConfig) -> Shelving | None:
     if config.estate_dir is None:
         return None
     try:
-        return Shelf(Path(config.estate_dir))
+        path = Path(config.estate_dir).absolute()
+        return NeighbourShelf(path) if config.estate_peers else Shelf(path)
     except OSError as error:
         raise ModelError(f"estate_dir={config.estate_dir}: {error.strerror}") from None
 

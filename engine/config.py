@@ -164,6 +164,11 @@ class EngineConfig:
         "continue from the middle; default: 4096, of recurrent layers as many as have keys and values of that size",
     )
     estate_dir: str | None = option(None, "directory for leases that outlive the process")
+    estate_peers: bool = option(
+        False,
+        "the directory stands beside those of other servers, each named by its --replica-tag: leases of one that has "
+        "ended are taken over when they are asked for",
+    )
     estate_store: str | None = option(
         None, "a store for leases that servers share, instead: mooncake://MASTER:PORT, see docs/estates.md"
     )
@@ -267,6 +272,8 @@ class EngineConfig:
         if self.estate_gb <= 0:
             raise ValueError(f"estate_gb must be over 0, not {self.estate_gb:g}")
         self._check_store()
+        if self.estate_peers and self.estate_dir is None:
+            raise ValueError("estate_peers needs estate_dir, the directory that stands beside others")
         if self.warm_estates and self.estate_dir is None:
             raise ValueError("warm_estates needs estate_dir, the directory that they go to")
         for name in ("durable_wait", "idle_sleep"):

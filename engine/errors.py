@@ -158,6 +158,12 @@ class ParentExpired(ParentNotFound):
     code = "continuation_parent_expired"
 
 
+class ParentElsewhere(EngineError):
+    """details: replica (who has it)"""
+
+    code = "misdirected_request"
+
+
 class ParentFailed(EngineError):
     code = "continuation_parent_failed"
 

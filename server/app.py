@@ -138,7 +138,8 @@ def make_context(
     extraction = engine.extraction_limits
     archive = None
     if leases.directory is not None:
-        archive = ResponseFile(Path(leases.directory) / "responses.sqlite", tokens_of(engine.info))
+        path = Path(leases.directory).absolute() / "responses.sqlite"
+        archive = ResponseFile(path, tokens_of(engine.info), leases.has_neighbours)
     return Context(
         engine=engine,
         text=text,

@@ -26,10 +26,12 @@ from bequest.server.stores.grammars import GrammarStore
 from bequest.server.stores.images import ImageStore
 from bequest.server.stores.leases import LeaseTimes
 from bequest.server.stores.response_file import ResponseFile
+from bequest.server.stores.response_rows import RunsElsewhere
 from bequest.server.stores.responses import ResponseStore, RunningResponses
 from bequest.server.stores.room import Room
 from bequest.server.stores.speech import Speech
 from bequest.server.wire.errors import ApiError
+from bequest.server.wire.replicas import misdirected
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,18 @@ class Context:
         """Bytes of hidden states that one request may come to hold."""
         limits = self.engine.extraction_limits
         return min(limits.max_request_bytes, limits.max_bytes)
+
+    async def seek_response(self, tenant: str, reference: str) -> None:
+        """One that another server has left is stored here from now on. Raises 421 where that server runs."""
+        known = self.stored.get(tenant, reference) or self.running.get(tenant, reference)
+        if known is not None or self.archive is None:
+            return
+        try:
+            found = await self.archive.seek(tenant, reference)
+        except RunsElsewhere as error:
+            raise misdirected(reference, error.owner) from None
+        if found is not None:
+            self.stored.restore([found])
 
     def served_name(self, model: str | None) -> str:
         """The name to answer with; raises 404 for a model that is not here."""

@@ -100,8 +100,11 @@ async def _failed(request: web.Request, error: ApiError) -> web.StreamResponse:
 
 
 def _redirected(request: web.Request, error: ApiError) -> ApiError:
-    """What is not here may be with the server that made its id: then it says so."""
+    """What is not here may be with the server that made its id, or with one whose files have it: then it says so."""
     own = request.app[CONTEXT].config.replica_tag
+    if error.status == 421:
+        error.headers[REPLICA_HEADER] = str(error.details["replica"])
+        return error
     owner = owner_elsewhere(error.absent, own, is_owner_gone(request.headers))
     return error if error.absent is None or owner is None else misdirected(error.absent, owner)
 

@@ -33,6 +33,7 @@ from bequest.engine.vault.shelving import BrokenBlocks, Found, Keep, Scanned
 log = logging.getLogger("bequest.estates")
 
 _COMING = ".new"  # ends the names of manifests that are not there yet
+_LOOK = 0.05  # seconds between two tries for the lock
 _TORN_SECONDS = 30 * 86400.0  # that a broken manifest is kept: nobody knows any more when its lease was to end
 
 
@@ -42,17 +43,19 @@ class Shelf:
     name = "the disk"
     is_shared = False
 
-    def __init__(self, path: Path) -> None:
-        """Raises OSError if the directory cannot be used, or another server uses it."""
+    def __init__(self, path: Path, patience: float = 0.0) -> None:
+        """Raises OSError if the directory cannot be used, or another server uses it for longer than `patience`
+        seconds."""
         self._blocks, self._leases = path / "blocks", path / "leases"
         for folder in (self._blocks, self._leases):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise OSError(errno.EBUSY, "another server uses this directory", str(path)) from None
+        end = time.monotonic() + patience
+        while not try_lock(self._lock):
+            if time.monotonic() >= end:
+                os.close(self._lock)
+                raise OSError(errno.EBUSY, "another server uses this directory", str(path))
+            time.sleep(_LOOK)
 
     def close(self) -> None:
         """Another server may use the directory."""
@@ -69,7 +72,7 @@ class Shelf:
                     sums += [zlib.crc32(block.data) for block in piece]
                     _write(file.fileno(), np.ascontiguousarray(piece).reshape(-1).data)
                 os.fsync(file.fileno())
-            _flush_folder(self._blocks)
+            flush_folder(self._blocks)
         except BaseException:
             with suppress(OSError):
                 path.unlink()
@@ -89,7 +92,7 @@ class Shelf:
                 _write(file.fileno(), memoryview(manifests.to_bytes(manifest)))
                 os.fsync(file.fileno())
             coming.rename(path)
-            _flush_folder(self._leases)
+            flush_folder(self._leases)
         except BaseException:
             with suppress(OSError):
                 coming.unlink()
@@ -100,7 +103,7 @@ class Shelf:
         business here: what is left is removed at the next start."""
         with suppress(OSError):
             self._path(manifest).unlink(missing_ok=True)
-            _flush_folder(self._leases)
+            flush_folder(self._leases)
         self.remove(segments)
 
     def remove(self, segments: Iterable[str]) -> None:
@@ -171,6 +174,14 @@ class Shelf:
         return self._leases / manifests.file_name(manifest)
 
 
+def try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
 def _age(path: Path) -> float:
     """Seconds since it was written."""
     try:
@@ -208,7 +219,7 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _flush_folder(path: Path) -> None:
+def flush_folder(path: Path) -> None:
     """A name is as lasting as its folder."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:

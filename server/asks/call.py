@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import msgspec
 from aiohttp import web
 
-from bequest.engine.errors import EngineError
+from bequest.engine.errors import EngineError, ParentLost
 from bequest.engine.types.adapter import AdapterRef
 from bequest.server.access.key_file import KeyLimits
 from bequest.server.access.keys import Caller
@@ -63,7 +64,9 @@ class HttpCall(Call[AnyBody]):
     @property
     def headers(self) -> dict[str, str]:
         """Of the answer."""
-        return fields.ignored_header(self.ignored) | self._name_header()
+        if self.context.config.replica_tag is None:
+            return fields.ignored_header(self.ignored)
+        return fields.ignored_header(self.ignored) | self._name_header() | self._holds_header()
 
     @property
     def owner_gone(self) -> bool:
@@ -72,14 +75,33 @@ class HttpCall(Call[AnyBody]):
     def _name_header(self) -> dict[str, str]:
         """The client's own name for what stays here, for a router that has to find it again."""
         name: str | None = getattr(self.body, "request_id", None)
-        kept = self.context.config.replica_tag is not None and getattr(self.body, "store", None) is not False
+        kept = getattr(self.body, "store", None) is not False
         return {replicas.NAME_HEADER: name} if kept and name is not None and is_name(name) else {}
+
+    def _holds_header(self) -> dict[str, str]:
+        """A parent that is here, though nothing in its id says so."""
+        parent = _parent_of(self.body)
+        if parent is None or not is_name(parent) or replicas.tag_of(parent) == self.context.config.replica_tag:
+            return {}
+        return {replicas.HOLDS_HEADER: parent}
 
 
 async def begin(http: web.Request, kind: type[_Body], prefix: str) -> HttpCall[_Body]:
     """Reads a JSON body; `prefix` is that of its answers' ids."""
-    body, ignored = await read_body(http, http.app[CONTEXT], kind)
+    context = http.app[CONTEXT]
+    body, ignored = await read_body(http, context, kind)
+    await _seek(context, http[CALLER].tenant, body)
     return call_of(http, body, ignored, prefix)
+
+
+async def _seek(context: Context, tenant: str, body: msgspec.Struct) -> None:
+    """What another server has left is here from now on, if the request needs it. Raises 421 where that one runs."""
+    if (parent := _parent_of(body)) is None:
+        return
+    with suppress(ParentLost):  # who continues from it will hear
+        await context.engine.seek(tenant, parent)
+    if getattr(body, "previous_response_id", None) is not None:
+        await context.seek_response(tenant, parent)
 
 
 def call_of(http: web.Request, body: _Body, ignored: list[str], prefix: str) -> HttpCall[_Body]:

@@ -29,7 +29,7 @@ async def retrieve(http: web.Request) -> web.StreamResponse:
     """The object; with `stream=true` the events that made it. One that still runs shows how it stands."""
     streamed = _flag(http, "stream")
     after = integer(http.query, "starting_after", -1, -1)
-    found = _found(http)
+    found = await _sought(http)
     if isinstance(found, RunningResponse):
         if not streamed:
             return json_response(found.head)
@@ -45,7 +45,7 @@ async def retrieve(http: web.Request) -> web.StreamResponse:
 async def delete(http: web.Request) -> web.Response:
     """Its tokens go as well, and the KV, unless others hold it. One that runs goes on for its client, and is not
     stored; in the background it has none, and ends."""
-    context, tenant, found = http.app[CONTEXT], http[TENANT], _found(http)
+    context, tenant, found = http.app[CONTEXT], http[TENANT], await _sought(http)
     if isinstance(found, RunningResponse):
         found.keep = False
         if found.log is not None:
@@ -59,7 +59,7 @@ async def delete(http: web.Request) -> web.Response:
 
 async def cancel(http: web.Request) -> web.Response:
     """Ends one that runs; whoever waits for it is told. One that was cancelled in the background is shown again."""
-    found = _found(http)
+    found = await _sought(http)
     if isinstance(found, RunningResponse):
         found.fail(cancelled(found.id))
         with suppress(TimeoutError):
@@ -76,8 +76,15 @@ async def cancel(http: web.Request) -> web.Response:
 
 async def input_items(http: web.Request) -> web.Response:
     """Everything the answer was made from, the ancestors' items included."""
+    await _sought(http)
     page = page_of(http.query, _stored(http).turn.input_items(), lambda item: (item["id"],), lambda item: item)
     return json_response(page, fields.ignored_header(name for name in http.query if name not in QUERY))
+
+
+async def _sought(http: web.Request) -> StoredResponse | RunningResponse:
+    """Also one that a server left which has ended."""
+    await http.app[CONTEXT].seek_response(http[TENANT], http.match_info["id"])
+    return _found(http)
 
 
 def _found(http: web.Request) -> StoredResponse | RunningResponse:

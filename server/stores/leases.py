@@ -13,3 +13,4 @@ class LeaseTimes:
     longest: float
     durable: bool = False  # whether one that does not say shall outlive the process
     directory: str | None = None  # of what outlives the process
+    has_neighbours: bool = False  # whether directories of other servers stand beside it

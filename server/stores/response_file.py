@@ -12,13 +12,14 @@ import logging
 import os
 import sqlite3
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from bequest.server.stores.response_rows import COLUMNS, Row, delete, take
 from bequest.server.stores.responses import StoredResponse, Turn
 
 _log = logging.getLogger("bequest.server")
@@ -47,9 +48,11 @@ class _Rest(msgspec.Struct):
 
 
 class ResponseFile:
-    def __init__(self, path: Path, model: str) -> None:
-        """`model`: tokens of another one are not brought back, but what was said is."""
+    def __init__(self, path: Path, model: str, has_neighbours: bool = False) -> None:
+        """`model`: tokens of another one are not brought back, but what was said is. `has_neighbours`: other servers
+        have such files in folders beside this one's."""
         self._path = path
+        self._has_neighbours = has_neighbours
         self._model = model
         self._thread = ThreadPoolExecutor(1, "bequest-responses")
         self._database: sqlite3.Connection | None = None  # the thread's
@@ -59,6 +62,12 @@ class ResponseFile:
     async def load(self) -> list[StoredResponse]:
         """Those of earlier processes, oldest first."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._open)
+
+    async def seek(self, tenant: str, response_id: str) -> StoredResponse | None:
+        """One that a server left which has ended: it is in this file from now on. Raises RunsElsewhere."""
+        if not self._has_neighbours:
+            return None
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._take, tenant, response_id)
 
     def put(self, response: StoredResponse) -> None:
         if self._num_waiting >= _MOST_WAITING:
@@ -70,7 +79,7 @@ class ResponseFile:
         self._submit(lambda database: _insert(database, response, self._model))
 
     def drop(self, response: StoredResponse) -> None:
-        self._submit(lambda database: _delete(database, response.tenant, response.id))
+        self._submit(lambda database: delete(database, response.tenant, response.id))
 
     async def close(self) -> None:
         """Waits for what is on its way to the disk, but not for ever."""
@@ -115,6 +124,17 @@ class ResponseFile:
         database.execute("PRAGMA secure_delete=ON")
         database.executescript(_TABLE)
         return _responses(database, self._model)
+
+    def _take(self, tenant: str, response_id: str) -> StoredResponse | None:
+        if self._database is None:
+            return None
+        try:
+            rows = take(self._path, self._database, tenant, response_id)
+            found = _from_rows(rows, self._model)
+        except (sqlite3.Error, OSError, msgspec.DecodeError, UnicodeError, ValueError) as error:
+            _log.warning("responses of other servers were not looked at: %s", error)
+            return None
+        return found[-1] if found else None
 
     def _set_aside(self) -> None:
         self._close()
@@ -162,24 +182,14 @@ def _insert(database: sqlite3.Connection, response: StoredResponse, model: str) 
     database.execute("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
 
-def _delete(database: sqlite3.Connection, tenant: str, response_id: str | None) -> None:
-    """And with it the turns before it that nobody goes on from any more."""
-    database.execute("UPDATE responses SET body = NULL, rest = NULL WHERE tenant = ? AND id = ?", (tenant, response_id))
-    while response_id is not None:
-        key = (tenant, response_id)
-        [children] = database.execute("SELECT count(*) FROM responses WHERE tenant = ? AND parent = ?", key).fetchone()
-        found = database.execute("SELECT parent, body IS NULL FROM responses WHERE tenant = ? AND id = ?", key)
-        parent, is_deleted = found.fetchone() or (None, False)
-        if children or not is_deleted:
-            return
-        database.execute("DELETE FROM responses WHERE tenant = ? AND id = ?", key)
-        response_id = parent
-
-
 def _responses(database: sqlite3.Connection, model: str) -> list[StoredResponse]:
+    return _from_rows(database.execute(f"SELECT {COLUMNS} FROM responses ORDER BY rowid"), model)
+
+
+def _from_rows(rows: Iterable[Row], model: str) -> list[StoredResponse]:
+    """Parents come before their children."""
     turns: dict[tuple[str, str], Turn] = {}
     found: list[StoredResponse] = []
-    rows = database.execute("SELECT tenant, id, parent, items, num_input, body, rest FROM responses ORDER BY rowid")
     for tenant, response_id, parent, items, num_input, body, rest in rows:
         before = None if parent is None else turns.get((tenant, parent))
         if parent is not None and before is None:
@@ -187,7 +197,7 @@ def _responses(database: sqlite3.Connection, model: str) -> list[StoredResponse]
             continue
         turn = turns[tenant, response_id] = Turn(response_id, before, items, num_input)
         if body is not None:
-            kept = msgspec.msgpack.decode(rest, type=_Rest)
+            kept = msgspec.msgpack.decode(rest or b"", type=_Rest)
             found.append(_stored(response_id, tenant, body, turn, kept, kept.model == model))
     return found
 

@@ -107,5 +107,5 @@ def test_the_command_of_a_replica() -> None:
     )
     assert settings.command(2, "127.0.0.1") == [
         *("x", "m", "--dtype", "float32", "--host", "127.0.0.1", "--port", "9102", "--replica-tag", "r2"),
-        *("--estate-dir", "/srv/e/r2", "--drain-timeout", "30"),
+        *("--estate-dir", "/srv/e/r2", "--estate-peers", "--drain-timeout", "30"),
     ]

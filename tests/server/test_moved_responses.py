@@ -1,0 +1,93 @@
+"""Stored responses of servers beside each other: those of one that ended move to whoever asks."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.server.conftest import LEASES, Starter
+from tests.server.fakes import FakeEngine
+from tests.server.front import Front
+from tests.server.test_responses import PATH
+from tests.server.test_responses_stored import prompt_text, saying
+
+
+async def begin(start: Starter, folder: Path, *answers: str) -> Front:
+    await asyncio.to_thread(folder.mkdir, exist_ok=True)
+    leases = replace(LEASES, directory=str(folder), has_neighbours=True)
+    front: Front = await start(FakeEngine(saying(*answers)), leases=leases, replica_tag=folder.name)
+    return front
+
+
+async def say(front: Front, text: str, **body: Any) -> Any:
+    answer, told = await front.post(PATH, {"input": text, **body})
+    assert answer.status == 200, told
+    return told
+
+
+async def test_a_conversation_goes_on_elsewhere(start: Starter, tmp_path: Path) -> None:
+    """And after a restart of its new server; its first one does not have it any more."""
+    one = await begin(start, tmp_path / "r1", "one", "two")
+    first = await say(one, "hello")
+    second = await say(one, "more", previous_response_id=first["id"])
+    await one.stop()
+    two = await begin(start, tmp_path / "r2", "three")
+    third = await say(two, "still", previous_response_id=second["id"])
+    said = prompt_text(two.engine.submitted[-1])
+    for text in ("hello", "one", "more", "two", "still"):
+        assert text in said
+    await two.stop()
+    again = await begin(start, tmp_path / "r2", "four")
+    for told in (second, third):
+        answer, shown = await again.get(f"{PATH}/{told['id']}")
+        assert answer.status == 200 and shown["id"] == told["id"]
+    await again.stop()
+    home = await begin(start, tmp_path / "r1")
+    answer, _ = await home.get(f"{PATH}/{first['id']}")
+    assert answer.status == 200, "nobody has asked for this one"
+    with (tmp_path / "r2" / "lock").open("w") as lock:  # as if its new server ran
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        answer, _ = await home.get(f"{PATH}/{second['id']}")
+        assert (answer.status, answer.headers["X-Bequest-Replica"]) == (421, "r2")
+
+
+async def test_one_of_a_server_that_runs_is_its_own(start: Starter, tmp_path: Path) -> None:
+    one, two = await begin(start, tmp_path / "r1", "one"), await begin(start, tmp_path / "r2", "two")
+    first = await say(one, "hello")
+    await one.stop()  # what it has is in its file
+    with (tmp_path / "r1" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        answer, told = await two.post(PATH, {"input": "x", "previous_response_id": first["id"]})
+        assert (answer.status, answer.headers["X-Bequest-Replica"]) == (421, "r1"), told
+        answer, _ = await two.get(f"{PATH}/{first['id']}")
+        assert answer.status == 421
+    answer, _ = await two.get(f"{PATH}/{first['id']}")
+    assert answer.status == 200
+
+
+async def test_it_is_deleted_where_it_moved_to(start: Starter, tmp_path: Path) -> None:
+    one = await begin(start, tmp_path / "r1", "one")
+    first = await say(one, "hello")
+    await one.stop()
+    two = await begin(start, tmp_path / "r2")
+    async with two.http.delete(f"{two.url}{PATH}/{first['id']}") as answer:
+        assert answer.status == 200
+    await two.stop()
+    for tag in ("r1", "r2"):
+        front = await begin(start, tmp_path / tag)
+        answer, _ = await front.get(f"{PATH}/{first['id']}", headers={"X-Bequest-Owner": "gone"})
+        assert answer.status == 404
+        await front.stop()
+
+
+async def test_without_neighbours_nobody_looks(start: Starter, tmp_path: Path) -> None:
+    one = await begin(start, tmp_path / "r1", "one")
+    first = await say(one, "hello")
+    await one.stop()
+    (tmp_path / "r2").mkdir()
+    two: Front = await start(FakeEngine(), leases=replace(LEASES, directory=str(tmp_path / "r2")))
+    answer, _ = await two.get(f"{PATH}/{first['id']}")
+    assert answer.status == 404
