@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -50,13 +50,13 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class Errand(Generic[T]):
     """Something that the runner does between two plans, which may take seconds and may fail."""
 
-    work: Callable[[Runner], int]
-    settle: Callable[[int | Exception], None]  # on the event loop
+    work: Callable[[Runner], T]
+    settle: Callable[[T | MemoryError], None]  # on the event loop
 
-    def run(self, runner: Runner) -> int | Exception:
+    def run(self, runner: Runner) -> T | MemoryError:
         try:
             return self.work(runner)
         except MemoryError as error:
@@ -89,7 +89,7 @@ class PendingTransfer:
     blocks: PendingBlocks
 
 
-_Item = StepPlan | Change | Probe | Transfer | Errand
+_Item = StepPlan | Change | Probe | Transfer | Errand[Any]
 
 
 class DeviceThread:
@@ -158,16 +158,16 @@ class DeviceThread:
         self._num_transfers += 1
         self._put(Transfer(move, settle))
 
-    async def errand(self, work: Callable[[Runner], int]) -> int:
+    async def errand(self, work: Callable[[Runner], T]) -> T:
         """Behind everything launched before. Raises MemoryError if it does; any other error ends the engine."""
-        settled: asyncio.Future[int | Exception] = self._loop.create_future()
+        settled: asyncio.Future[T | MemoryError] = self._loop.create_future()
         self._num_transfers += 1  # the runner is not the event loop's meanwhile
         try:
             self._put(Errand(work, lambda value: None if settled.done() else settled.set_result(value)))
             result = await settled
         finally:
             self._num_transfers -= 1
-        if isinstance(result, Exception):
+        if isinstance(result, MemoryError):
             raise result
         return result
 

@@ -47,6 +47,7 @@ from bequest.engine.types import (
 )
 from bequest.engine.types.adapter import NO_ADAPTERS, AdapterSource
 from bequest.engine.types.estate import NO_NOTES, Notes
+from bequest.engine.types.listening import CrossHeads, FloatRows, ListeningRunner
 from bequest.engine.watching.observation import EngineLoad, Observer
 from bequest.engine.watching.snapshot import Snapshot, load_of, take_snapshot
 from bequest.engine.watching.stats import stats_of_request, stats_of_step, usage_of
@@ -236,6 +237,16 @@ class AsyncEngine(Keeper):
     async def probe(self) -> None:
         """Returns when the device has passed everything that was launched before. Never, if it hangs or has failed."""
         await self._device.probe()
+
+    async def cross_weights(self, asked: CrossHeads) -> FloatRows:
+        """Where heads of an encoder-decoder model look, as ListeningRunner has it; between two steps."""
+
+        def work(runner: Runner) -> FloatRows:
+            assert isinstance(runner, ListeningRunner)
+            return runner.cross_weights(asked)
+
+        await self._sleep.rouse()
+        return await self._device.errand(work)
 
     async def wait_dead(self) -> BaseException:
         """Returns when the engine has died, with the reason."""

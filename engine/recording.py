@@ -35,6 +35,7 @@ from bequest.engine.types.blocks import (
     StateWrite,
 )
 from bequest.engine.types.catalogue import Catalogue
+from bequest.engine.types.listening import CrossHeads, FloatRows, ListeningRunner
 
 log = logging.getLogger("bequest.engine")
 
@@ -262,6 +263,10 @@ class RecordingRunner:
     def write_states(self, write: StateWrite) -> PendingBlocks | None:
         self._recorder.write(StatesWritten(write))
         return self._runner.write_states(write)
+
+    def cross_weights(self, asked: CrossHeads) -> FloatRows:
+        assert isinstance(self._runner, ListeningRunner)
+        return self._runner.cross_weights(asked)  # it changes nothing that later steps see
 
     def close(self) -> None:
         self._runner.close()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from bequest.engine.types import ModelInfo, Parent, RecordEntry, Request, Sink
 from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.types.estate import Estate
+from bequest.engine.types.listening import CrossHeads, FloatRows
 from bequest.engine.watching.observation import EngineLoad
 from bequest.engine.watching.snapshot import Snapshot
 
@@ -123,6 +124,10 @@ class EngineLike(Protocol):
     @property
     def num_steps(self) -> int:
         """Steps that came back from the device."""
+
+    async def cross_weights(self, asked: CrossHeads) -> FloatRows:
+        """Of a model that hears: where heads of its decoder look (engine/types/listening.py)."""
+        ...
 
     async def probe(self) -> None:
         """Returns when the device has passed everything that was launched before; never, if it hangs."""

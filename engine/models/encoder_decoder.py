@@ -63,7 +63,7 @@ class EncoderDecoder:
     def __init__(self, config: EncoderDecoderConfig, parts: EncoderDecoderParts, backend: Backend) -> None:
         self.config = config
         self.device = backend.device
-        self._ops = backend.ops
+        self.ops = backend.ops
         self._parts = parts
         self._encoder = backend.compile(parts.encoder.layers)
         self._decoder = backend.compile(parts.decoder.layers)
@@ -71,7 +71,7 @@ class EncoderDecoder:
 
     def encode(self, batch: EncoderInputs, tap: Tap | None = None) -> Tensor:
         """The encoder's states, [E, H]."""
-        stream = self._parts.inputs.encoder(batch, self._ops)
+        stream = self._parts.inputs.encoder(batch, self.ops)
         if tap is None:
             self._encoder.run(stream, batch.step)
             return self._result(stream, self._parts.encoder.norm)
@@ -90,7 +90,7 @@ class EncoderDecoder:
     def forward(self, batch: ModelInput) -> Tensor:
         """The decoder's states: [T, H], or [R, H] of the rows in `batch.read`. Writes K and V of every token."""
         assert batch.cross is not None, "an encoder-decoder model attends to cross tables"
-        start = self._parts.inputs.decoder(batch, self._ops)
+        start = self._parts.inputs.decoder(batch, self.ops)
         if isinstance(start, StartRows):
             stream = self._decoder.run_from(start, batch)
         else:
@@ -108,6 +108,10 @@ class EncoderDecoder:
         """[R, H] → [R, V]"""
         scale = self._parts.output_scale
         return self._parts.output(hidden if scale == 1.0 else hidden * scale)
+
+    @property
+    def decoder_layers(self) -> tuple[LayerSpec, ...]:
+        return self._decoder.layers
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:

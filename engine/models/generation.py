@@ -11,6 +11,7 @@ import orjson
 
 from bequest.engine.errors import ModelError
 from bequest.engine.models.fields import Fields
+from bequest.engine.types.listening import Alignment
 
 if TYPE_CHECKING:
     from bequest.engine.formats.gguf_file import GGUFFile
@@ -50,6 +51,7 @@ class DecodingDefaults:
     forced_eos_token_id: int | None = None
     suppress_tokens: tuple[int, ...] = ()
     begin_suppress_tokens: tuple[int, ...] = ()
+    alignment: Alignment | None = None  # of a model that hears, where its files name heads
 
 
 def read_json(path: Path) -> dict[str, object]:
@@ -111,7 +113,29 @@ def decoding_defaults(generation: Fields, config: Fields) -> DecodingDefaults:
         tuple(token for token in generation.integers(name) if vocab_size is None or 0 <= token < vocab_size)
         for name in ("suppress_tokens", "begin_suppress_tokens")
     )
-    return DecodingDefaults(starts[0], prompt, forced_bos, forced_eos, suppressed, suppressed_first)
+    heads = _alignment(generation, config)
+    return DecodingDefaults(starts[0], prompt, forced_bos, forced_eos, suppressed, suppressed_first, heads)
+
+
+def _alignment(generation: Fields, config: Fields) -> Alignment | None:
+    """`alignment_heads`: pairs of a layer of the decoder and a head of it."""
+    if not generation.has("alignment_heads"):
+        return None
+    num_layers, num_heads = (config.integer(name) for name in ("decoder_layers", "decoder_attention_heads"))
+    heads = []
+    for pair in generation.list_of("alignment_heads"):
+        match pair:
+            case [int(layer), int(head)] if 0 <= layer < num_layers and 0 <= head < num_heads:
+                heads.append((layer, head))
+            case _:
+                raise ModelError(
+                    f"{generation.source}: alignment_heads has {pair}, but must hold pairs of a layer below "
+                    f"{num_layers} and a head below {num_heads}"
+                )
+    width = config.integer("median_filter_width", 7)
+    if width < 1 or width % 2 == 0:
+        raise ModelError(f"{config.source}: median_filter_width must be an odd number, not {width}")
+    return Alignment(tuple(heads), width) if heads else None
 
 
 def _after_start(generation: Fields, config: Fields, forced_bos: int | None) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from bequest.engine.layers.start import Overlay
 from bequest.engine.models.any_model import Model
 from bequest.engine.models.batch import ModelInput, ReadRows
 from bequest.engine.models.encoder_decoder import EncoderDecoder
+from bequest.engine.models.listening import cross_weights
 from bequest.engine.models.towers.tower import Tower
 from bequest.engine.runner.adapters import CpuAdapters
 from bequest.engine.runner.beams import CpuBeams
@@ -44,6 +45,7 @@ from bequest.engine.types.adapter import AdapterWeights
 from bequest.engine.types.blocks import BlockBytes, BlockLayout, BlockRead, BlockWrite, StateRead, StateWrite
 from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.types.hidden import StepTaps
+from bequest.engine.types.listening import CrossHeads, FloatRows
 from bequest.engine.types.states import StatesArray
 
 # Logits of prompt log-probabilities are made this many rows at a time: [rows, V] float32 stays small.
@@ -187,6 +189,11 @@ class CpuRunner:
     def write_states(self, write: StateWrite) -> None:
         assert self._states is not None, "the model has no recurrent layers"
         bytes_of(self._states)[write.slots] = write.content
+
+    @torch.inference_mode()
+    def cross_weights(self, asked: CrossHeads) -> FloatRows:
+        assert isinstance(self._model, EncoderDecoder)
+        return cross_weights(self._model, asked, torch.float32)
 
     def close(self) -> None:
         """Nothing to give back: the memory goes with the object."""

@@ -53,6 +53,7 @@ from bequest.engine.types import (
 from bequest.engine.types.adapter import AdapterWeights
 from bequest.engine.types.blocks import BlockLayout, BlockRead, BlockWrite, StateRead, StateWrite
 from bequest.engine.types.catalogue import Catalogue
+from bequest.engine.types.listening import CrossHeads, FloatRows
 
 _LOGIT_ROWS = 256  # rows of logits at a time for prompt log-probabilities
 _SMALL_STEP = 256  # tokens, with padding: steps that have buffers of their own
@@ -276,6 +277,12 @@ class CudaRunner:
         with self._scope:
             return self._transfers.write_states(write)
 
+    def cross_weights(self, asked: CrossHeads) -> FloatRows:
+        assert self._encoders is not None
+        self._masks.settle()
+        with self._scope:
+            return self._encoders.cross_weights(asked)
+
     def close(self) -> None:
         torch.cuda.synchronize(self._device)
         self._graphs.clear()
@@ -468,13 +475,9 @@ class CudaRunner:
             kernels.logprobs(self._model.logits(hidden[rows[i : i + _LOGIT_ROWS]]), targets[i : i + _LOGIT_ROWS], top)
             for i in range(0, len(tokens), _LOGIT_ROWS)
         ]
-        whole = LogprobArrays(
-            chosen=torch.cat([part.chosen for part in parts]).cpu().numpy(),
-            rank=torch.cat([part.rank for part in parts]).cpu().numpy(),
-            top_ids=torch.cat([part.top_ids for part in parts]).cpu().numpy(),
-            top=torch.cat([part.top for part in parts]).cpu().numpy(),
-        )
-        return split_logprobs([whole], specs)
+        names = ("chosen", "rank", "top_ids", "top")
+        whole = {name: torch.cat([getattr(part, name) for part in parts]).cpu().numpy() for name in names}
+        return split_logprobs([LogprobArrays(**whole)], specs)
 
 
 def _is_plain(plan: StepPlan) -> bool:

@@ -11,10 +11,12 @@ from torch import Tensor
 from bequest.engine.kernels.cuda_attention import CudaAttentionPlan, CudaAttentionWorkspace
 from bequest.engine.models.encoder_batch import SCRATCH_BLOCK_SIZE, EncoderLayout
 from bequest.engine.models.encoder_decoder import EncoderDecoder
+from bequest.engine.models.listening import cross_weights
 from bequest.engine.runner.encoders import Host, encode, store_states
 from bequest.engine.types import NO_SLOT
 from bequest.engine.types.encoder import EncoderInput, EncoderSpec
 from bequest.engine.types.hidden import EncoderTap
+from bequest.engine.types.listening import CrossHeads, FloatRows
 
 
 class CudaEncoders:
@@ -47,6 +49,11 @@ class CudaEncoders:
         """`ring`: where the states go that `taps` ask for, [rows, H]."""
         tap = None if ring is None else store_states(taps, ring, self._send)
         encode(self._model, self._kv_cache, specs, self._attention, self._send, tap)
+
+    @torch.inference_mode()
+    def cross_weights(self, asked: CrossHeads) -> FloatRows:
+        """Allocates for a moment, in the memory that runs of encoders have."""
+        return cross_weights(self._model, asked, self._scratch.dtype)
 
     def run_padding(self) -> None:
         """One run of the largest size whose result goes nowhere: what it allocates at its peak is what runs need."""

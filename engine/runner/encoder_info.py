@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from bequest.engine.config import EngineConfig
 from bequest.engine.errors import ModelError
+from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
 from bequest.engine.models.loaded import LoadedModel
 from bequest.engine.types.encoder import EncoderInfo
+from bequest.engine.types.listening import Alignment
 
 
 def max_encoder_len(config: EngineConfig, loaded: LoadedModel) -> int:
@@ -38,4 +40,18 @@ def encoder_info(config: EngineConfig, loaded: LoadedModel) -> EncoderInfo | Non
         num_frames=encoder.max_len * encoder.frames_per_state if encoder.takes == "audio" else 0,
         frames_per_position=encoder.frames_per_state,
         num_layers=encoder.num_layers,
+        alignment=_alignment(loaded, loaded.config) if encoder.takes == "audio" else None,
     )
+
+
+def _alignment(loaded: LoadedModel, config: EncoderDecoderConfig) -> Alignment | None:
+    if not isinstance(loaded.model, EncoderDecoder) or loaded.model.device.type != "cpu":
+        return None
+    decoding = loaded.generation.decoding
+    return (None if decoding is None else decoding.alignment) or _upper_heads(config)
+
+
+def _upper_heads(config: EncoderDecoderConfig) -> Alignment:
+    """All heads of the upper half of the decoder, as OpenAI's program has it where nobody has chosen some."""
+    layers = range(config.num_layers // 2, config.num_layers)
+    return Alignment(tuple((layer, head) for layer in layers for head in range(config.num_heads)))

@@ -31,6 +31,7 @@ from bequest.engine.types.blocks import (
     StateWrite,
 )
 from bequest.engine.types.catalogue import Catalogue
+from bequest.engine.types.listening import CrossHeads, FloatRows, ListeningRunner
 
 _PIECE_BYTES = 64 << 20  # at a time: on a GPU they pass through pinned memory
 _MOST_THROUGH = 16  # blocks of the device, that those of the host pass through
@@ -187,6 +188,11 @@ class SleepingRunner:
 
     def write_states(self, write: StateWrite) -> PendingBlocks | None:
         return self._runner.write_states(write)
+
+    def cross_weights(self, asked: CrossHeads) -> FloatRows:
+        runner = self._runner
+        assert isinstance(runner, ListeningRunner)
+        return runner.cross_weights(asked)
 
     def close(self) -> None:
         if self._awake is not None:

@@ -23,6 +23,7 @@ class TimedTokens:
     start: float
     end: float
     token_ids: tuple[int, ...]
+    first: int = 0  # its first token among those of the window
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def split_window(tokens: WhisperTokens, token_ids: Sequence[int], seconds: float
         first, last_time = timed[begin], timed[cut - 1]
         start = min(max(before, before if first is None else first), seconds)
         end = min(max(start, seconds if last_time is None else last_time), seconds)
-        segments.append(TimedTokens(start, end, tuple(token_ids[begin:cut])))
+        segments.append(TimedTokens(start, end, tuple(token_ids[begin:cut]), begin))
         begin = cut
     advance = seconds if ends_here else segments[-1].end
     return WindowSegments(_nonempty(segments, tokens), advance if advance > 0 else seconds)

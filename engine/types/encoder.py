@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from bequest.engine.errors import ContextLengthExceeded, InvalidRequest
 from bequest.engine.types.data import Data
+from bequest.engine.types.listening import Alignment
 
 Features = npt.NDArray[np.float32]
 Slots = npt.NDArray[np.int64]
@@ -90,6 +91,7 @@ class EncoderInfo:
     num_frames: int = 0  # of audio: a whole window
     frames_per_position: int = 1  # of audio
     num_layers: int = 0  # of the encoder
+    alignment: Alignment | None = None  # of audio: the heads that say when a token was spoken; None: nobody asks them
 
     def decoder_prompt(self, token_ids: Iterable[int] | None) -> tuple[int, ...]:
         """The tokens with the start token before them, unless it is there; None: the model's default."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from bequest.engine.text.whisper_tokens import WhisperTokens
 from bequest.engine.types import Delta, TokenLogprob
+from bequest.engine.types.states import ExtractedStates
 from bequest.server.wire.errors import from_engine
 
 LEAST_LOGPROB = -1.0  # of a token, on average; below it a window came out badly
@@ -31,6 +32,7 @@ class Heard:
     temperature: float
     avg_logprob: float
     no_speech_prob: float
+    encoded: ExtractedStates | None = None  # the encoder's, where somebody wants times of words
 
     @property
     def compression_ratio(self) -> float:
@@ -107,9 +109,11 @@ class Ear:
         self._num_text = 0  # tokens that are no timestamps
         self._logprob = 0.0  # theirs
         self._no_speech_prob = 0.0
+        self._encoded: ExtractedStates | None = None
 
     def __call__(self, delta: Delta) -> None:
         self.finished = delta.finished
+        self._encoded = delta.hidden_states
         if delta.prompt_logprobs is not None:
             self._no_speech_prob = self._silence(delta.prompt_logprobs[self._start + 1])
         for choice in delta.choices:
@@ -135,8 +139,8 @@ class Ear:
         token_ids = tuple(token_id for token_id in self._token_ids if token_id != self._tokens.end)
         text = b"".join(map(self._text_of, token_ids)).decode("utf-8", "replace")
         average = self._logprob / max(1, self._num_text)
-        probability = self._no_speech_prob
-        return Heard(token_ids, text, temperature, average if math.isfinite(average) else _IMPOSSIBLE, probability)
+        average = average if math.isfinite(average) else _IMPOSSIBLE
+        return Heard(token_ids, text, temperature, average, self._no_speech_prob, self._encoded)
 
     def _tell(self, voice: Voice, ended: bool) -> None:
         """A window that is probably silent is told when it has ended, if it was not silent after all."""

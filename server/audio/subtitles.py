@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bequest.engine.text.languages import language_name
+
+SEGMENTS, WORDS = ("segment",), ("word",)  # `timestamp_granularities`
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """Times in seconds from the beginning of the audio."""
+
+    start: float
+    end: float
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +34,7 @@ class Segment:
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
+    words: tuple[Word, ...] = ()  # where somebody wants their times
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +73,19 @@ def as_json(transcript: Transcript) -> dict[str, Any]:
     return {"text": transcript.text, "usage": _duration(transcript)}
 
 
-def as_verbose_json(transcript: Transcript, task: str) -> dict[str, Any]:
-    return {
+def as_verbose_json(transcript: Transcript, task: str, granularities: Collection[str] = SEGMENTS) -> dict[str, Any]:
+    told: dict[str, Any] = {
         "task": task,
         # A translation's language is that of its text.
         "language": "english" if task == "translate" else language_name(transcript.language),
         "duration": transcript.duration,
         "text": transcript.text,
-        "segments": [_segment(index, segment) for index, segment in enumerate(transcript.segments)],
-        "usage": _duration(transcript),
     }
+    if "segment" in granularities:
+        told["segments"] = [_segment(index, segment) for index, segment in enumerate(transcript.segments)]
+    if "word" in granularities:
+        told["words"] = [_word(word) for segment in transcript.segments for word in segment.words]
+    return {**told, "usage": _duration(transcript)}
 
 
 def as_srt(segments: Sequence[Segment]) -> str:
@@ -100,6 +115,10 @@ def _segment(index: int, segment: Segment) -> dict[str, Any]:
         "compression_ratio": segment.compression_ratio,
         "no_speech_prob": segment.no_speech_prob,
     }
+
+
+def _word(word: Word) -> dict[str, Any]:
+    return {"word": word.text, "start": round(word.start, 3), "end": round(word.end, 3)}
 
 
 def _duration(transcript: Transcript) -> dict[str, Any]:

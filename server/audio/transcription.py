@@ -10,22 +10,27 @@ begin to repeat it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from bequest.engine.audio import HOP, SAMPLE_RATE, Samples
+from bequest.engine.errors import EngineError
 from bequest.engine.text.whisper_segments import TimedTokens, WindowSegments, split_window
 from bequest.engine.text.whisper_tokens import Task
-from bequest.engine.types import OutputMode, SamplingParams
+from bequest.engine.types import Lineage, OutputMode, SamplingParams, Terms
 from bequest.engine.types.encoder import EncoderInput, TimestampRule, TokenRules
 from bequest.server.answers.running import Job, collect
 from bequest.server.asks.ask import Ask
 from bequest.server.asks.prompt import Prompt
+from bequest.server.asks.sampling import NOTHING_SAMPLED
 from bequest.server.asks.terms import AskTerms
+from bequest.server.asks.wish import StatesWish
 from bequest.server.audio.hearing import ALTERNATIVES, Ear, Heard, Voice
 from bequest.server.audio.subtitles import Segment, TokenUsage, Transcript
+from bequest.server.audio.word_times import Listener, spoken_words
 from bequest.server.interfaces import EngineLike, TokenizerLike
 from bequest.server.stores.speech import Speech
 
@@ -45,6 +50,7 @@ class Order:
     prompt: tuple[int, ...]  # tokens of what was said before, as it were: it sets style and spelling
     temperature: float | None  # None or 0: as low as it goes
     timestamps: bool
+    words: bool = False  # and those of words
 
 
 class Transcriber:
@@ -65,6 +71,8 @@ class Transcriber:
         self._listener = listener
         self._num_asks = 0
         self._usage = TokenUsage()
+        self._words = Listener(engine, speech) if order.words else None
+        self._kept: list[str] = []  # records of windows whose words are not timed yet
 
     async def run(self, samples: Samples) -> Transcript:
         window = self._speech.window
@@ -84,6 +92,12 @@ class Transcriber:
             heard = await self._hear(given, language, timed)
             cut = self._cut(heard, len(part) / SAMPLE_RATE, timed)
             found = [self._segment(heard, piece, place) for piece in cut.segments]
+            if self._words is not None:
+                ends = await self._ends(self._words, given, self._prompt(language, timed), heard, len(part))
+                found = [
+                    replace(segment, words=spoken_words(piece, ends, self._text_of, language, place / SAMPLE_RATE))
+                    for segment, piece in zip(found, cut.segments, strict=True)
+                ]
             segments += [segment for segment in found if segment.text.strip()]
             place += max(HOP, round(cut.advance * SAMPLE_RATE))
         return Transcript(language or "en", len(samples) / SAMPLE_RATE, tuple(segments), self._usage)
@@ -100,7 +114,7 @@ class Transcriber:
         tokens = self._speech.tokens
         codes = {token_id: code for code, token_id in tokens.languages.items()}
         params = SamplingParams(max_tokens=1, temperature=0.0, allowed_token_ids=tuple(codes), ignore_eos=True)
-        ask = self._ask(window, (tokens.start,), params, OutputMode.FINAL)
+        ask = self._ask(Prompt((tokens.start,), encoder=window), params, OutputMode.FINAL)
         [result] = await collect(self._engine, ask.requests)
         self._usage += TokenUsage(window.length, 1, 1)
         return codes[result.choices[0].token_ids[0]]
@@ -137,19 +151,49 @@ class Transcriber:
         voice = None if self._listener is None else Voice(tokens, self._text_of, self._listener)
         ear = Ear(tokens, prompt, self._text_of, voice)
         output = OutputMode.FINAL if self._listener is None else OutputMode.DELTA
-        with Job(self._engine, self._ask(window, prompt, params, output).requests, [ear]):
+        states = None if self._words is None else self._words.wish_of_encoder
+        ask = self._ask(Prompt(prompt, encoder=window), params, output, states)
+        if self._words is not None:
+            ask = replace(ask, terms=replace(ask.terms, record=Terms()))
+            self._kept.append(ask.id)
+        with Job(self._engine, ask.requests, [ear]):
             await ear.done
         self._usage += TokenUsage(window.length, len(prompt), ear.num_sampled)
         return ear.heard(temperature)
 
-    def _ask(self, window: EncoderInput, prompt: tuple[int, ...], params: SamplingParams, output: OutputMode) -> Ask:
+    async def _ends(
+        self, words: Listener, window: EncoderInput, prompt: tuple[int, ...], heard: Heard, num_samples: int
+    ) -> list[float]:
+        """When each token of the window had been spoken. What hearing it left in the cache is read again."""
+        try:
+            if not heard.token_ids or heard.silent or heard.encoded is None:
+                return []
+            ids = (*prompt, *heard.token_ids)
+            behind = Prompt(ids, encoder=window, lineage=Lineage(self._kept[-1], 0, len(ids)))
+            params = NOTHING_SAMPLED.params(behind, self._engine.info)
+            ask = self._ask(behind, params, OutputMode.FINAL, words.wish_of_decoder)
+            [result] = await collect(self._engine, ask.requests)
+            decoded = result.delivery.hidden_states
+            assert decoded is not None
+            return await words.ends(decoded, heard.encoded, len(prompt), num_samples)
+        finally:
+            self._forget()
+
+    def _forget(self) -> None:
+        for record_id in self._kept:
+            with suppress(EngineError):
+                self._engine.forget(self._order.terms.tenant, record_id)
+        self._kept.clear()
+
+    def _ask(self, prompt: Prompt, params: SamplingParams, output: OutputMode, states: StatesWish | None = None) -> Ask:
         order = self._order
         number, self._num_asks = self._num_asks, self._num_asks + 1
         return Ask(
             id=f"{order.answer_id}-{number}",
-            prompts=(Prompt(prompt, encoder=window),),
+            prompts=(prompt,),
             params=(params,),
             terms=order.terms,
+            states=states,
             output=output,
         )
 

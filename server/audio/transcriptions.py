@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from bequest.server.asks.call import Call, HttpCall, call_of
 from bequest.server.asks.ranges import between
 from bequest.server.asks.terms import passing_terms
 from bequest.server.audio.form import FormBody, TranscriptionBody, TranslationBody, check_head, read_form
-from bequest.server.audio.subtitles import Transcript, as_json, as_srt, as_verbose_json, as_vtt
+from bequest.server.audio.subtitles import SEGMENTS, WORDS, Transcript, as_json, as_srt, as_verbose_json, as_vtt
 from bequest.server.audio.transcription import Order, Transcriber
 from bequest.server.context import CONTEXT, Context
 from bequest.server.operation.logs import CURRENT
@@ -41,7 +42,8 @@ async def transcriptions(http: web.Request) -> web.StreamResponse:
     speech, call, file = await _begin(http, TranscriptionBody)
     context, body = call.context, call.body
     if not body.stream:
-        return _answer(await transcribed(call, file), body.response_format, "transcribe", call.headers)
+        granularities = body.timestamp_granularities or SEGMENTS
+        return _answer(await transcribed(call, file), body.response_format, "transcribe", call.headers, granularities)
     order = await _transcription(call, speech)
     samples = await _samples(context, speech, file)
     return await _Stream(http, context, call.headers).run(context, speech, order, samples)
@@ -56,8 +58,9 @@ async def transcribed(call: Call[TranscriptionBody], file: bytearray) -> Transcr
 
 
 async def _transcription(call: Call[TranscriptionBody], speech: Speech) -> Order:
-    _check_transcription(call.body)
-    return await _order(call, speech, "transcribe", _language(speech, call.body.language))
+    _check_transcription(call, speech)
+    order = await _order(call, speech, "transcribe", _language(speech, call.body.language))
+    return replace(order, words="word" in (call.body.timestamp_granularities or ()))
 
 
 async def translations(http: web.Request) -> web.StreamResponse:
@@ -113,7 +116,18 @@ async def _order(call: Call[TranslationBody], speech: Speech, task: Task, langua
     )
 
 
-def _check_transcription(body: TranscriptionBody) -> None:
+def _check_words(call: Call[TranscriptionBody], speech: Speech) -> None:
+    why = None
+    if speech.encoder.alignment is None:
+        why = "on this device: ask for segments, or serve the model with --device cpu"
+    elif call.adapter is not None:
+        why = "with an adapter: name the model itself, or ask for segments"
+    if why is not None:
+        raise unsupported("timestamp_granularities", f"Times of words are not told {why}.")
+
+
+def _check_transcription(call: Call[TranscriptionBody], speech: Speech) -> None:
+    body = call.body
     if body.stream and (body.response_format or "json") not in ("json", "text"):
         raise invalid(
             f"`response_format` {shorten(repr(body.response_format))} cannot be streamed: it is complete at the end "
@@ -121,11 +135,11 @@ def _check_transcription(body: TranscriptionBody) -> None:
             "response_format",
         )
     for granularity in body.timestamp_granularities or ():
-        if granularity == "word":
-            raise unsupported("timestamp_granularities", "Times of words are not supported, only those of segments.")
-        if granularity != "segment":
+        if granularity not in (*SEGMENTS, *WORDS):
             shown = shorten(repr(granularity))
-            raise invalid(f"`timestamp_granularities` must be segment, not {shown}.", "timestamp_granularities")
+            raise invalid(f"`timestamp_granularities` must be word or segment, not {shown}.", "timestamp_granularities")
+        if granularity in WORDS:
+            _check_words(call, speech)
     if body.timestamp_granularities and body.response_format != "verbose_json":
         raise invalid(
             "`timestamp_granularities` needs `response_format` verbose_json, which alone has a place for times.",
@@ -161,7 +175,13 @@ async def _samples(context: Context, speech: Speech, file: bytearray) -> Samples
 # --- the answer --------------------------------------------------------------------------------------------------
 
 
-def _answer(transcript: Transcript, response_format: str | None, task: Task, headers: dict[str, str]) -> web.Response:
+def _answer(
+    transcript: Transcript,
+    response_format: str | None,
+    task: Task,
+    headers: dict[str, str],
+    granularities: Collection[str] = SEGMENTS,
+) -> web.Response:
     match response_format:
         case "text":
             return _plain(transcript.text + "\n", headers)
@@ -170,7 +190,7 @@ def _answer(transcript: Transcript, response_format: str | None, task: Task, hea
         case "vtt":
             return _plain(as_vtt(transcript.segments), headers, "text/vtt")
         case "verbose_json":
-            return json_response(as_verbose_json(transcript, task), headers)
+            return json_response(as_verbose_json(transcript, task, granularities), headers)
     return json_response(as_json(transcript), headers)
 
 

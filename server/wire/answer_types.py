@@ -290,6 +290,7 @@ class Transcription(msgspec.Struct, kw_only=True):
     language: str | None = None
     duration: float | None = None
     segments: list[dict[str, Any]] | None = None
+    words: list[dict[str, Any]] | None = None
 
 
 class Version(msgspec.Struct, kw_only=True):

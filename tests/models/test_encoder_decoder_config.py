@@ -15,7 +15,10 @@ from bequest.engine.errors import ModelError
 from bequest.engine.models.encoder_batch import lay_out
 from bequest.engine.models.encoder_decoder_config import BartConfig, T5Config, WhisperConfig
 from bequest.engine.models.families.t5 import bias_table
+from bequest.engine.models.fields import Fields
+from bequest.engine.models.generation import DecodingDefaults, decoding_defaults
 from bequest.engine.models.load import load_model, open_checkpoint
+from bequest.engine.types.listening import Alignment
 from tests.tiny_encoder_decoders import make_encoder_decoder, save_encoder_decoder
 
 
@@ -168,3 +171,20 @@ def test_tokens_that_a_checkpoint_forces_and_does_not_have(tmp_path: Path) -> No
         path.write_text(json.dumps(told | start | {field: size}))
         with pytest.raises(ModelError, match=f"the token {size}, but .*config.json has a vocabulary of {size}"):
             open_checkpoint(directory)
+
+
+def test_heads_that_align() -> None:
+    config = {"decoder_start_token_id": 2, "decoder_layers": 3, "decoder_attention_heads": 4}
+
+    def read(heads: object, **more: object) -> DecodingDefaults:
+        generation = Fields({"alignment_heads": heads}, "generation_config.json")
+        return decoding_defaults(generation, Fields(config | more, "config.json"))
+
+    assert read([[0, 3], [2, 0]]).alignment == Alignment(((0, 3), (2, 0)))
+    assert read([[1, 1]], median_filter_width=5).alignment == Alignment(((1, 1),), 5)
+    assert read(None).alignment is None and read([]).alignment is None
+    for wrong in ([[3, 0]], [[0, 4]], [[0, -1]], [[0]], [7], [["0", 0]]):
+        with pytest.raises(ModelError, match=r"generation_config\.json: alignment_heads"):
+            read(wrong)
+    with pytest.raises(ModelError, match="median_filter_width must be an odd number, not 4"):
+        read([[0, 0]], median_filter_width=4)

@@ -60,7 +60,7 @@ class FakeStates:
         token_ids = (*request.prompt_token_ids, *sampled)
         counts_from = 0 if request.extracts or wanted.include_prompt else len(request.prompt_token_ids)
         if request.states_of_encoder and request.encoder is not None:
-            token_ids, counts_from = request.encoder.token_ids, 0
+            token_ids, counts_from = request.encoder.token_ids or tuple(range(request.encoder.length)), 0
         positions = counts_from + present_positions(wanted.positions, len(token_ids) - counts_from)
         if wanted.pooling == "last":
             positions = positions[-1:]

@@ -11,6 +11,7 @@ import soundfile
 
 from bequest.engine.types import ChoiceDelta, Delta, OutputMode, Request, TokenLogprob, Usage
 from bequest.engine.types.encoder import EncoderInfo
+from bequest.engine.types.listening import Alignment
 from tests.server.fakes import ByteTokenizer, FakeEngine
 
 NAMES = [
@@ -57,6 +58,9 @@ def whisper_engine(*windows: Window, multilingual: bool = False, script: Callabl
         if request.params.allowed_token_ids is not None:
             yield from _deltas(request, [DE], -0.1, None)
             return
+        if request.extracts:
+            yield from _deltas(request, [], 0.0, None)
+            return
         window = left.pop(0)
         ids = request.prompt_token_ids
         silence = ((NO_SPEECH, float(np.log(max(window.no_speech, 1e-9)))), (7, -9.0))
@@ -83,6 +87,8 @@ def whisper_engine(*windows: Window, multilingual: bool = False, script: Callabl
         num_mels=80,
         num_frames=3000,
         frames_per_position=2,
+        num_layers=2,
+        alignment=Alignment(((0, 1), (2, 0), (2, 3))),
     )
     vocab_size = MULTILINGUAL if multilingual else ENGLISH
     engine.info = replace(engine.info, max_model_len=448, vocab_size=vocab_size, eos_token_ids=(END,), encoder=encoder)

@@ -24,6 +24,7 @@ from bequest.engine.scheduling.limits import ExtractionLimits
 from bequest.engine.types import ChoiceDelta, Delta, ModelInfo, OutputMode, Request, Sink, TokenLogprob, Usage
 from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.types.image import PreparedImage, VisionInfo
+from bequest.engine.types.listening import CrossHeads, FloatRows
 from bequest.engine.types.model import Numbers
 from bequest.engine.watching.block_map import NOBODY, BlockField, BlockMap
 from bequest.engine.watching.observation import EngineLoad
@@ -151,6 +152,7 @@ class FakeEngine(FakeRecords):
         self.adapters = FakeAdapters()
         self.extraction_limits = ExtractionLimits()
         self.states = FakeStates(self.info)
+        self.looked: list[CrossHeads] = []
         self.state: Any = "ready"
         self.script = script or pieces_script
         self.refusal: EngineError | None = None
@@ -229,6 +231,13 @@ class FakeEngine(FakeRecords):
         return sum(not run.begun for run in self.runs.values() if run.request.tenant == tenant)
 
     asleep = False
+
+    async def cross_weights(self, asked: CrossHeads) -> FloatRows:
+        """Each token takes five positions, and the last one the rest."""
+        self.looked.append(asked)
+        num_tokens = len(asked.states) - asked.first
+        at = np.minimum(np.arange(asked.num_positions) // 5, num_tokens - 1)
+        return np.where(at == np.arange(num_tokens)[:, None], np.float32(1), np.float32(-1))
 
     async def sleep(self, *, wakes_itself: bool) -> int:
         self.asleep = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import openai
 import pytest
 
 from bequest.engine.errors import DeadlineExceeded, InternalError
-from bequest.engine.types import Delta, Request
+from bequest.engine.types import Delta, Lineage, Request
 from bequest.engine.types.encoder import TimestampRule
 from tests.audio.test_decode import wav
 from tests.server.fake_whisper import (
@@ -96,6 +97,46 @@ async def test_verbose_json(hear: Any) -> None:
     assert second.tokens == [TIMES + 30, *b" Two.", TIMES + 99]
     assert second.avg_logprob == pytest.approx(-0.5) and second.no_speech_prob == pytest.approx(0.25)
     assert second.temperature == 0.0 and 0 < second.compression_ratio < 2.4
+
+
+async def test_times_of_words(hear: Any) -> None:
+    front: Front = await hear(Window(" One", 0.5, 0.6, " Two.", 1.98), Window(" One", 0.5))
+    ask = {"model": MODEL, "file": SPEECH, "response_format": "verbose_json"}
+    answer = await front.strict().audio.transcriptions.create(**ask, timestamp_granularities=["word"])
+    # A token takes five positions of 20 ms. The first is <|0.00|>; " One" are four, then two timestamps, " Two.".
+    assert [(word.word, word.start, word.end) for word in answer.words] == [("One", 0.0, 0.4), ("Two.", 0.6, 1.1)]
+    assert answer.segments is None and answer.text == "One Two."
+    heard, again = front.engine.submitted
+    said = (TIMES, *b" One", TIMES + 25, TIMES + 30, *b" Two.", TIMES + 99)
+    assert again.prompt_token_ids == (*heard.prompt_token_ids, *said) and again.extracts
+    assert again.encoder is heard.encoder and again.terms.lineage == Lineage(heard.id, 0, len(said) + 1)
+    assert [(look.layer, look.heads) for look in front.engine.looked] == [(0, (1,)), (2, (0, 3))]
+    assert {(look.first, look.num_positions, look.states.shape[0]) for look in front.engine.looked} == {(1, 100, 14)}
+    assert not front.engine.found and front.engine.states.held == 0, "nothing is left behind"
+    both = await front.strict().audio.transcriptions.create(**ask, timestamp_granularities=["word", "segment"])
+    assert len(both.segments) == len(both.words) == 1
+
+
+async def test_a_model_that_tells_no_words(start: Starter) -> None:
+    engine = whisper_engine()
+    engine.info = replace(engine.info, encoder=replace(engine.info.encoder, alignment=None))
+    front: Front = await start(engine, FakeText(WhisperTokenizer()))
+    ask = {"model": MODEL, "response_format": "verbose_json", "timestamp_granularities": ["word"]}
+    with pytest.raises(openai.BadRequestError, match="not told on this device") as refused:
+        await front.strict().audio.transcriptions.create(**ask, file=SPEECH)
+    assert refused.value.param == "timestamp_granularities" and not front.engine.submitted
+
+
+async def test_times_of_words_in_windows(hear: Any) -> None:
+    """They count from the beginning of the audio; what is heard again is told once; silence has none."""
+    front: Front = await hear(*LONG, Window(no_speech=0.9, logprob=-2.0))
+    ask = {"model": MODEL, "response_format": "verbose_json", "timestamp_granularities": ["word"]}
+    answer = await front.strict().audio.transcriptions.create(**ask, file=("a.flac", sound(36.0, "FLAC")))
+    assert " ".join(word.word for word in answer.words) == LONG_TEXT
+    starts = [word.start for word in answer.words]
+    assert starts == sorted(starts) and starts[-2] == 28.0
+    silent = await front.strict().audio.transcriptions.create(**ask, file=SPEECH)
+    assert silent.words == [] and not front.engine.found
 
 
 async def test_long_audio_in_windows(hear: Any) -> None:
@@ -323,7 +364,7 @@ async def test_a_client_that_leaves_stops_the_work(hear: Any, streamed: bool) ->
         ({"response_format": "docx"}, "response_format", "invalid_value"),
         ({"stream": True, "response_format": "srt"}, "response_format", "invalid_value"),
         ({"temperature": 1.5}, "temperature", "invalid_value"),
-        ({"timestamp_granularities": ["word"]}, "timestamp_granularities", "unsupported_parameter"),
+        ({"timestamp_granularities": ["word"]}, "timestamp_granularities", "invalid_value"),
         ({"timestamp_granularities": ["line"]}, "timestamp_granularities", "invalid_value"),
         ({"timestamp_granularities": ["segment"]}, "timestamp_granularities", "invalid_value"),
         ({"include": ["logprobs"]}, "include", "unsupported_parameter"),
