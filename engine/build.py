@@ -211,6 +211,7 @@ def _limits(config: EngineConfig, prepared: Prepared, tuning: Tuning) -> Schedul
         max_num_encoder_tokens=prepared.max_num_encoder_tokens,
         max_image_rows=_image_rows(config, prepared),
         turns_images=_turns_images(prepared),
+        images_together=prepared.info.vision is not None and prepared.info.vision.together,
         prompt_pace=prepared.prompt_pace,
         draft_rows=0 if prepared.info.drafts is None else prepared.info.drafts.rows,
         tuning=tuning,

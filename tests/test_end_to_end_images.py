@@ -16,7 +16,20 @@ import anthropic
 import pytest
 
 from tests.test_end_to_end import Server
-from tests.tiny_seeing import PICTURES, data_url, encoded, image_part, picture, save_seeing, text_part
+from tests.tiny_seeing import (
+    BEGIN,
+    END,
+    IMAGE_ID,
+    PICTURES,
+    SPECIAL,
+    data_url,
+    encoded,
+    image_part,
+    make_tokenizer,
+    picture,
+    save_seeing,
+    text_part,
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +47,15 @@ def server(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[S
     directory = save_seeing("smolvlm", tmp_path_factory.mktemp("seeing"))
     flags = ("--image-dir", str(folder), "--max-images", "8", "--max-image-megapixels", "1", "--kv-cache-gb", "0.02")
     server = Server(str(directory), *flags, *(f"--allow-image-hosts={host}" for host in ("127.0.0.1", "localhost")))
+    yield server
+    assert server.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Its template writes another token for an image than its rows have, and text belongs around it."""
+    directory = save_seeing("gemma3", tmp_path_factory.mktemp("gemma"))
+    server = Server(str(directory), "--kv-cache-gb", "0.02")
     yield server
     assert server.stop() == 0
 
@@ -201,6 +223,29 @@ def test_tokens_of_images_are_counted_and_shown(server: Server) -> None:
     answer = post(server, "/v1/chat/completions", {"messages": messages, "max_tokens": 1, "return_token_ids": True})
     assert told["count"] == answer["usage"]["prompt_tokens"] and told["tokens"] == answer["prompt_token_ids"]
     assert told["token_strs"].count("<image>") > 4
+
+
+def test_text_around_images(gemma: Server) -> None:
+    """It is tokenised with what is beside it."""
+    messages = [{"role": "user", "content": [text_part("see\n"), image_part(PICTURES[0]), text_part("here")]}]
+    told = post(gemma, "/tokenize", {"messages": messages, "return_token_strs": True})
+    text = f"<|im_start|>user\nsee\n\n\n{BEGIN}{END}\n\nhere<|im_end|>\n<|im_start|>assistant\n"
+    expected = make_tokenizer().encode(text, add_special_tokens=False)
+    place = expected.index(SPECIAL.index(BEGIN)) + 1
+    assert told["tokens"] == [*expected[:place], *[IMAGE_ID] * 9, *expected[place:]]
+
+
+def test_an_image_that_is_computed_at_once_is_not_cut(gemma: Server) -> None:
+    first = chat(gemma, text_part("one "), image_part(PICTURES[0]), request_id="whole", retain={"ttl": 60})
+    suffix = {"continuation_of": "whole", "prompt": " the end", "max_tokens": 4, "temperature": 0}
+    told = post(
+        gemma, "/tokenize", {"messages": [{"role": "user", "content": [text_part("one "), image_part(PICTURES[0])]}]}
+    )
+    within = told["tokens"].index(IMAGE_ID) + 4
+    refused = post(gemma, "/v1/completions", {**suffix, "continuation_at": within})
+    assert refused["status"] == 400 and "part of an image" in refused["message"], refused
+    assert "choices" in post(gemma, "/v1/completions", {**suffix, "continuation_at": within + 5})
+    assert said(first)
 
 
 def test_a_model_that_reads_text_alone(blind: Server) -> None:

@@ -14,6 +14,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     CLIPVisionConfig,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
     GenerationConfig,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
@@ -39,9 +41,10 @@ from transformers import (
 from bequest.engine.types.image import Rgb
 from tests.tiny_models import CORPUS, LINEAR_LAYERS, SHAPE, VOCAB_SIZE, randomised
 
-IMAGE, AROUND, WHOLE = "<image>", "<fake_token_around_image>", "<global-img>"
+IMAGE, BEGIN, END = "<image>", "<start_of_image>", "<end_of_image>"
+AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
 TILES = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", IMAGE, AROUND, WHOLE, *TILES]
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", IMAGE, AROUND, WHOLE, *TILES, BEGIN, END]
 IMAGE_ID = SPECIAL.index(IMAGE)
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
@@ -106,6 +109,22 @@ def _qwen2_5() -> Any:
     return _qwen(Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, sizes | windows)
 
 
+def _gemma3() -> Any:
+    """A window that ends within an image, and one image that is longer than the window."""
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    text = {**SHAPE, "head_dim": 16, "sliding_window": 7, "layer_types": types, "query_pre_attn_scalar": 16}
+    return Gemma3ForConditionalGeneration(
+        Gemma3Config(
+            text_config=text,
+            vision_config=SiglipVisionConfig(**VIT, image_size=42, patch_size=7).to_dict(),
+            mm_tokens_per_image=9,
+            boi_token_index=SPECIAL.index(BEGIN),
+            eoi_token_index=SPECIAL.index(END),
+            image_token_id=IMAGE_ID,
+        )
+    )
+
+
 _ROPE3 = {"rope_type": "default", "rope_theta": 10000.0, "mrope_interleaved": True}
 _VISION3 = {
     "depth": 3,
@@ -141,6 +160,7 @@ MAKERS: dict[str, Any] = {
     "smolvlm": lambda: _tiled(SmolVLMConfig, SmolVLMForConditionalGeneration),
     "qwen2-vl": _qwen2,
     "qwen2.5-vl": _qwen2_5,
+    "gemma3": _gemma3,
     "qwen3-vl": _qwen3,
     "qwen3.5": _qwen3_5,
 }
@@ -152,6 +172,13 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "llava-siglip": {
         "image_processor_type": "SiglipImageProcessor",
         "size": {"height": 28, "width": 28},
+        "resample": 2,
+        "image_mean": _HALF,
+        "image_std": _HALF,
+    },
+    "gemma3": {
+        "image_processor_type": "Gemma3ImageProcessor",
+        "size": {"height": 42, "width": 42},
         "resample": 2,
         "image_mean": _HALF,
         "image_std": _HALF,
@@ -178,7 +205,10 @@ def save_seeing(name: str, directory: Path) -> Path:
     model = make_seeing(name)
     model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=[0, 2])
     model.save_pretrained(directory)
-    make_tokenizer().save_pretrained(directory)
+    tokenizer = make_tokenizer()
+    if name == "gemma3":
+        tokenizer.chat_template = TEMPLATE.replace(IMAGE, BEGIN)
+    tokenizer.save_pretrained(directory)
     (directory / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[name]))
     return directory
 
@@ -242,6 +272,7 @@ PICTURES = [picture(37, 53, 1), picture(90, 41, 2), picture(28, 28, 3)]
 def reference_processor(name: str) -> Any:
     """The library's own, of the kind that resizes as Pillow does."""
     import transformers
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
     from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -252,6 +283,7 @@ def reference_processor(name: str) -> Any:
         "CLIPImageProcessor": transformers.models.clip.image_processing_pil_clip.CLIPImageProcessorPil,
         "LlavaImageProcessor": LlavaImageProcessorPil,
         "SiglipImageProcessor": SiglipImageProcessorPil,
+        "Gemma3ImageProcessor": Gemma3ImageProcessorPil,
         "Idefics3ImageProcessor": Idefics3ImageProcessorPil,
         "SmolVLMImageProcessor": SmolVLMImageProcessorPil,
         "Qwen2VLImageProcessor": Qwen2VLImageProcessorPil,

@@ -18,8 +18,9 @@ from bequest.engine.types.image import Image, ImageSpan
 
 
 class DeviceImages:
-    def __init__(self, max_rows: int, max_patches: int) -> None:
-        """`max_patches`: that the tower works on in one step; a larger image is alone in its step."""
+    def __init__(self, max_rows: int, max_patches: int, *, together: bool = False) -> None:
+        """`max_patches`: that the tower works on in one step; a larger image is alone in its step. `together`: rows of
+        an image see each other, so that one step computes all that are left of it."""
         self._max_rows = max_rows
         self._max_patches = max_patches
         self._held: dict[int, int] = {}  # first id → rows; the one that was not used for longest comes first
@@ -27,6 +28,8 @@ class DeviceImages:
         self._used: set[int] = set()  # by the step that is planned
         self._looked_at: list[Image] = []  # likewise
         self._dropped: list[int] = []
+        self._together = together
+        self._overdrew = False  # the step that is planned is longer than it was to be, for the end of an image
         self.num_runs = 0  # of the tower, so far
 
     @property
@@ -36,10 +39,16 @@ class DeviceImages:
 
     def begin_plan(self) -> None:
         self._used.clear()
+        self._overdrew = False
 
     def within(self, spans: Sequence[ImageSpan], stretch: Stretch) -> Stretch | None:
         """As much of the stretch as the step can compute: up to the first image whose rows it cannot have. None:
-        nothing of it."""
+        nothing of it. An image that is computed at once may make it longer, once in a step."""
+        if self._together and spans and not stretch.read_only:
+            whole = self._whole(spans, stretch)
+            if whole is None:
+                return None
+            stretch = whole
         end = stretch.begin + stretch.count
         for span in spans:
             if span.begin >= end or span.end <= stretch.begin:
@@ -48,6 +57,18 @@ class DeviceImages:
                 count = span.begin - stretch.begin
                 return msgspec.structs.replace(stretch, count=count) if count > 0 else None
         return stretch
+
+    def _whole(self, spans: Sequence[ImageSpan], stretch: Stretch) -> Stretch | None:
+        """Ends within no image: behind it, or before it if another one has made the step longer already."""
+        end = stretch.begin + stretch.count
+        cut = next((span for span in spans if span.begin < end < span.end), None)
+        if cut is None:
+            return stretch
+        if not self._overdrew:
+            self._overdrew = True
+            return msgspec.structs.replace(stretch, count=cut.end - stretch.begin)
+        count = cut.begin - stretch.begin
+        return msgspec.structs.replace(stretch, count=count) if count > 0 else None
 
     @property
     def planned(self) -> bool:

@@ -31,7 +31,7 @@ class Ops(Protocol):
     def attend(self, qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
         """Queries, keys and values [T, (NQ + 2 NKV) D] → what queries gather, [T, NQ D].
 
-        Queries and keys are normed and rotated as `heads` says; keys and values are stored."""
+        Queries and keys are normed and rotated as `heads` says, queries in place; keys and values are stored."""
         ...
 
     def attend_read(self, qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:

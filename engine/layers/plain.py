@@ -97,6 +97,8 @@ def _attended(mixer: Attention, source: Source, stream: Stream, step: LayerStep,
         gate = None if gate is None else gate[step.read.rows]
     else:
         gathered = stream.ops.attend(qkv, mixer.heads, step)
+        if step.together is not None:
+            step.together.attend(gathered, qkv, mixer.heads, step.kv_cache)
     return gathered if gate is None else stream.ops.sigmoid_gate(gathered, gate)
 
 

@@ -10,6 +10,7 @@ from bequest.engine.kernels.attention_work import AttentionWork
 from bequest.engine.kernels.delta_net import RecurrentStep
 from bequest.engine.kernels.hidden_tap import HiddenTap, LayerTap
 from bequest.engine.layers.step_adapters import StepAdapters
+from bequest.engine.layers.together import Together
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class LayerStep:
     recurrent: RecurrentStep | None = None  # of a model with recurrent layers
     tap: HiddenTap | None = None  # None: nobody wants hidden states
     adapters: StepAdapters | None = None  # None: no row has one
+    together: Together | None = None  # rows of images that see what comes behind them; None: there are none
 
     def tap_of_state(self, layer: int) -> LayerTap | None:
         """For the norm that layer `layer` begins with: it sees that layer's hidden states."""

@@ -122,7 +122,10 @@ class CpuRunner:
         features = self._features(plan)
         read = read_tokens(plan, self._model.config.num_layers)
         table = tap if features is None else features.table
-        hidden = self._model.forward(self._batch(plan.batch, drafted.input_ids, read, table, overlay))  # [R, H]
+        batch = self._batch(plan.batch, drafted.input_ids, read, table, overlay)
+        if (together := self._images.together(plan.images, plan.batch, self._kv_cache.shape[4])) is not None:
+            batch = replace(batch, together=together)
+        hidden = self._model.forward(batch)  # [R, H]
         prompt_logprobs = self._prompt_logprobs(plan.prompt_logprobs, hidden, read) if plan.prompt_logprobs else ()
         tokens, bad, logprobs, beams = self._sample(plan, hidden, read)
         ring = None if tap is None else tap.ring

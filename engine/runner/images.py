@@ -9,9 +9,18 @@ import torch
 from torch import Tensor
 
 from bequest.engine.layers.start import Overlay
+from bequest.engine.layers.together import Together, TogetherSpan
 from bequest.engine.models.towers.tensors import sent
 from bequest.engine.models.towers.tower import Tower
-from bequest.engine.types.image import ImageRows, StepImages
+from bequest.engine.types.image import ImageRows, StepImages, TogetherRows
+from bequest.engine.types.plan import StepBatch
+
+
+def _span(rows: TogetherRows, batch: StepBatch, block_size: int, device: torch.device) -> TogetherSpan:
+    places = np.arange(rows.end)
+    tables = batch.block_tables[:, rows.sequence].astype(np.int64)  # [G, MB]
+    slots = tables[:, places // block_size] * block_size + places % block_size
+    return TogetherSpan(sent(rows.tokens.astype(np.int64), device), rows.begin, rows.end, sent(slots, device).unbind())
 
 
 class SeenImages:
@@ -30,6 +39,13 @@ class SeenImages:
             assert len(rows) == image.num_rows, (len(rows), image.num_rows)
             self._rows[image.first_id] = rows
         return self._gathered(images.gathered) if images.gathered else None
+
+    def together(self, images: StepImages | None, batch: StepBatch, block_size: int) -> Together | None:
+        """Rows of the step that see each other."""
+        if images is None or not images.together:
+            return None
+        device = self._rows[images.gathered[0].image].device
+        return Together([_span(rows, batch, block_size, device) for rows in images.together])
 
     def look_at_nothing(self, max_patches: int) -> None:
         """A run of the largest size, to see what it takes."""

@@ -221,7 +221,9 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None)
     states = _states_rows(loaded, _CUDA_STATES, loaded.dtype)
     encoder_tokens = config.max_num_encoder_tokens or _CUDA_ENCODER_TOKENS
     num_seqs = memory_of_states.max_num_seqs
-    limits = RunnerLimits(num_seqs, tokens, wish.self_blocks, states, wish.cross_blocks, encoder_tokens)
+    limits = RunnerLimits(
+        num_seqs, tokens + _tokens_beyond(loaded), wish.self_blocks, states, wish.cross_blocks, encoder_tokens
+    )
     with phase("activations"):
         activations = _measure_activations(loaded, shape, device, limits, recurrent, adapters)
     with phase("cache"):
@@ -258,6 +260,12 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None)
         adapters=source_of(config, loaded, adapters),
         weights=KeptWeights(loaded, device) if kept is None else weights,
     )
+
+
+def _tokens_beyond(loaded: LoadedModel) -> int:
+    """That a step may have beyond its budget, for the end of an image that is computed at once."""
+    vision = None if loaded.sight is None else loaded.sight.info
+    return vision.max_tokens if vision is not None and vision.together else 0
 
 
 def _log_notes(loaded: LoadedModel) -> None:

@@ -40,7 +40,13 @@ def check_images(request: Request, info: ModelInfo) -> None:
     if request.params.prompt_logprobs is not None:
         message = "Tokens of images have no log-probabilities."
         raise InvalidRequest(message, reason="images_without_logprobs", field="prompt_logprobs")
-    image_spans(request.prompt_token_ids, request.images)
+    spans = image_spans(request.prompt_token_ids, request.images)
+    if info.vision.together and (cut := next((span for span in spans if not span.is_whole), None)) is not None:
+        raise InvalidRequest(
+            f"Tokens {cut.begin} to {cut.end - 1} are part of an image; this model computes images at once.",
+            reason="image_cut",
+            details={"begin": cut.begin, "end": cut.end},
+        )
 
 
 def _check_tokens(request: Request, info: ModelInfo) -> None:

@@ -90,7 +90,9 @@ def _batch(batch: Batch, chunks: list[Chunk], states: StatePlan | None) -> StepB
 def _images(outcome: StepOutcome, dropped: tuple[int, ...], looked_at: tuple[Image, ...]) -> StepImages | None:
     if not outcome.image_rows and not dropped and not looked_at:
         return None
-    return StepImages(dropped=dropped, looked_at=looked_at, gathered=tuple(outcome.image_rows))
+    return StepImages(
+        dropped=dropped, looked_at=looked_at, gathered=tuple(outcome.image_rows), together=tuple(outcome.together)
+    )
 
 
 def _masks_of(step: int, sampled: list[Sequence]) -> MaskSpec | None:

@@ -16,7 +16,7 @@ from bequest.engine.state.draft import Chunk
 from bequest.engine.state.sequence import Expectation, Sequence
 from bequest.engine.types import NO_DRAFT, NO_ROW, BeamSpec, IntArray, PromptLogprobSpec, RowSpec
 from bequest.engine.types.hidden import Indices
-from bequest.engine.types.image import FIRST_ID, ImageRows
+from bequest.engine.types.image import FIRST_ID, ImageRows, TogetherRows
 
 
 @dataclass(slots=True)
@@ -34,6 +34,7 @@ class StepOutcome:
     expected: list[Expectation] = field(default_factory=list)
     num_prompt_tokens: int = 0
     image_rows: list[ImageRows] = field(default_factory=list)
+    together: list[TogetherRows] = field(default_factory=list)  # of those
 
     # --- for kinds of work ---------------------------------------------------------------------------------------
 
@@ -78,9 +79,12 @@ class StepOutcome:
             first, targets = start + told.start - chunk.begin, wanted.targets(told)
             self.expect(PromptLogprobsOf(group, self.score(group.request.id, first, targets, wanted.top)))
 
-    def gather_images(self, chunk: Chunk, start: int, input_ids: IntArray, positions: IntArray) -> None:
+    def gather_images(
+        self, chunk: Chunk, start: int, input_ids: IntArray, positions: IntArray, sequence: int | None
+    ) -> None:
         """Tokens of the chunk that are rows of images. Their ids mean nothing to a table: they become 0. Tokens behind
-        images turn by what these take."""
+        images turn by what these take. `sequence`: the chunk's number among the step's, where rows of an image see each
+        other."""
         first, end = chunk.begin, chunk.begin + chunk.count
         places_of = positions[start : start + chunk.num_tokens]
         shifts = np.zeros_like(places_of)
@@ -95,6 +99,9 @@ class StepOutcome:
                 turns = None if span.image.grid is None else span.turns(rows)
                 self.image_rows.append(ImageRows(image=image, tokens=tokens, rows=rows, turns=turns))
                 input_ids[tokens] = 0
+                if sequence is not None:
+                    begin = first + int(tokens[0]) - start
+                    self.together.append(TogetherRows(sequence=sequence, tokens=tokens, begin=begin, end=span.end))
         places_of += shifts
 
     def _sample_drafts(self, sequence: Sequence, token: int, drafts: tuple[int, ...]) -> None:

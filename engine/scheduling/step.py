@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
+
 from bequest.engine._C import prepare_batch
 from bequest.engine.cache.images import DeviceImages
 from bequest.engine.cache.recurrent import States
@@ -30,6 +32,7 @@ class StepMaker:
         self._desk = desk
         self._prefix_caching = limits.prefix_caching
         self._turns = limits.turns_images
+        self._together = limits.images_together
         self._step = 0
 
     def make(self, draft: Draft, moves: BlockMoves, images: DeviceImages) -> Launch:
@@ -55,7 +58,8 @@ class StepMaker:
             if chunk.read_only:
                 batch.slot_mapping[:, start : start + chunk.count] = NO_SLOT
             if chunk.sequence.group.prompt.images:
-                outcome.gather_images(chunk, start, batch.input_ids, batch.positions)
+                number = int(np.searchsorted(batch.query_start, start, side="right")) - 1 if self._together else None
+                outcome.gather_images(chunk, start, batch.input_ids, batch.positions, number)
             self._conclude(outcome, chunk, start)
             start += chunk.num_tokens
         masked = _masked_last(outcome)

@@ -82,6 +82,9 @@ class VisionInfo:
     max_tokens: int  # of one image
     turns: bool = False  # images have grids
     states_per_row: int = 1  # that the device keeps: what tokens begin with, and what deeper layers get
+    row_token: int | None = None  # as which clients see each row of an image; None: the image token
+    around: tuple[str, str] | None = None  # text that belongs before and behind what the template writes for an image
+    together: bool = False  # rows of an image see each other, later ones too, so that they are computed at once
 
 
 # --- where the images of a prompt are ------------------------------------------------------------------------------
@@ -99,6 +102,11 @@ class ImageSpan:
     end: int
     image: Image
     turn: int  # position of rotation that it begins at
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all rows are there. REQUIRES: nothing is between them"""
+        return self.end - self.begin == self.image.num_rows
 
     @property
     def shift(self) -> int:
@@ -154,9 +162,20 @@ class ImageRows(Data):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TogetherRows(Data):
+    """Tokens of a step that are rows of one image and see all of it, however much of it comes behind them."""
+
+    sequence: int  # in [0, S)
+    tokens: IntArray  # [M] in [0, T), one after another
+    begin: int  # position of the first
+    end: int  # position behind the last row of the image
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepImages(Data):
     """In this order: rows that the device forgets, images that the tower looks at, rows that tokens begin with."""
 
     dropped: tuple[int, ...] = ()  # first ids
     looked_at: tuple[Image, ...] = ()
     gathered: tuple[ImageRows, ...] = ()
+    together: tuple[TogetherRows, ...] = ()  # of those that are gathered, where rows of an image see each other

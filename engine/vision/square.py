@@ -24,10 +24,11 @@ class SquareProcessor:
     resample: int = BICUBIC
     shortest: int | None = None  # side of the resized image; None: it is the square, whatever its shape was
     pads: bool = False
+    before: str = ""  # text that its rows follow
 
     @property
     def max_tokens(self) -> int:
-        return self.num_rows
+        return self.num_rows + bool(self.before)
 
     def prepare(self, image: Rgb, low: bool = False) -> PreparedImage:
         if self.pads:
@@ -36,7 +37,8 @@ class SquareProcessor:
             image = resized(image, (self.side, self.side), self.resample)
         else:
             image = cropped(resized(image, _by_shortest(image, self.shortest), self.resample), (self.side, self.side))
-        return PreparedImage(np.stack([image]), (self.num_rows,), self.num_patches)
+        layout = (self.before, self.num_rows) if self.before else (self.num_rows,)
+        return PreparedImage(np.stack([image]), layout, self.num_patches)
 
 
 def _by_shortest(image: Rgb, side: int) -> Size:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from bequest.engine.errors import EngineError
 from bequest.engine.types.image import Image
 from bequest.server.asks.extension import Conversation
-from bequest.server.asks.images import look_at, merged, unfolded
+from bequest.server.asks.images import look_at, merged, spelling_of_images, unfolded
 from bequest.server.asks.messages import MESSAGE_CHARS, check_roles_shown, conversation, text_length
 from bequest.server.asks.prompt import Prompt, Truncation
 from bequest.server.asks.prompts import check_length, encode
@@ -52,6 +52,7 @@ class TemplateUse:
     opened: bool  # the answer's turn is opened after the last message
     continued: bool  # the last message is the beginning of the answer
     tools: Sequence[Mapping[str, Any]] | None = None
+    spelling: tuple[str, str] | None = None  # of an image: what the template writes, and what stands there in its place
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> Conversation:
         text = self.template.render(
@@ -61,6 +62,7 @@ class TemplateUse:
             tools=self.tools,
             **self.kwargs,
         )
+        text = text if self.spelling is None else text.replace(*self.spelling)
         check_roles_shown(messages, text)
         return Conversation(tuple(messages), text, self.source, self.kwargs, self.tools, self.continued)
 
@@ -94,7 +96,7 @@ def template_use(
         raise _no_template()
     opened = not source.continues if source.opens is None else source.opens
     _check_last(source.continues, opened, last_role)
-    return TemplateUse(template, written, kwargs, opened, source.continues, tools)
+    return TemplateUse(template, written, kwargs, opened, source.continues, tools, spelling_of_images(context))
 
 
 def _foreign(context: Context, written: str) -> ChatTemplateLike:

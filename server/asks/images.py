@@ -120,6 +120,15 @@ def _inline(url: str, param: str) -> bytes:
         raise ApiError(400, "invalid_image_url", message, param=param) from None
 
 
+def spelling_of_images(context: Context) -> tuple[str, str] | None:
+    """What a template writes for an image, and the same with the text around it that the model knows it by. Text is
+    tokenised with what is beside it, so it must be there before. None: the model knows images without any."""
+    if context.images is None or (around := context.images.vision.around) is None:
+        return None
+    written = context.text.tokenizer.token_text(context.images.vision.image_token)
+    return written, f"{around[0]}{written}{around[1]}"
+
+
 # --- images in tokens ----------------------------------------------------------------------------------------------
 
 
@@ -160,7 +169,8 @@ def shown_ids(context: Context, token_ids: Sequence[int]) -> list[int]:
     """As clients see them: the model's own token for images in the place of each of their rows."""
     if context.images is None:
         return list(token_ids)
-    token = context.images.vision.image_token
+    vision = context.images.vision
+    token = vision.image_token if vision.row_token is None else vision.row_token
     return [token if given >= FIRST_ID else given for given in token_ids]
 
 

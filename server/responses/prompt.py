@@ -18,7 +18,7 @@ from bequest.engine.types import Lineage, ParentChoice
 from bequest.engine.types.image import Image
 from bequest.server.asks.chats import TemplateUse, check_converses, template_kwargs
 from bequest.server.asks.extension import Conversation
-from bequest.server.asks.images import extend_seen, images_in, look_at, merged, unfolded
+from bequest.server.asks.images import extend_seen, images_in, look_at, merged, spelling_of_images, unfolded
 from bequest.server.asks.inheriting import other_model
 from bequest.server.asks.messages import MESSAGE_CHARS, text_length
 from bequest.server.asks.prompt import Prompt, check_not_empty
@@ -155,7 +155,10 @@ class _Builder:
         kwargs = template_kwargs(reading.template_kwargs(*_effort(body)))
         tools = reading.tools.for_template()
         self._context = context
-        self._template = TemplateUse(template, None, kwargs, opened=True, continued=False, tools=tools)
+        spelling = spelling_of_images(context)
+        self._template = TemplateUse(
+            template, None, kwargs, opened=True, continued=False, tools=tools, spelling=spelling
+        )
         self._parent = parent
         self._images = images  # the parent's too
         self._truncate = body.truncation == "auto"

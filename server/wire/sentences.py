@@ -51,6 +51,8 @@ SENTENCES = {
     "'bequest[vision]'.",
     "no_vision": "This model reads text alone: send parts of type 'text'.",
     "image_unknown": "The prompt has the token {token}, which stands for an image that the request does not have.",
+    "image_cut": "Tokens {begin} to {end} of the prompt are a part of an image, and this model computes an image at "
+    "once: continue or cut a prompt before or behind its images.",
     "images_without_logprobs": "`{param}` cannot be used with images, whose tokens have no log-probabilities: leave it "
     "out.",
     "encoder_input_too_long": "This model's maximum context length is {max_encoder_len} {unit} in the encoder; the "

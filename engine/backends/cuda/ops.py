@@ -31,7 +31,7 @@ class CudaOps:
 
     def attend(self, qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
         plan = _plan(step.attention[heads.strip])
-        if plan.single_token and heads.bias is None and not heads.soft_cap:
+        if plan.single_token and heads.bias is None and not heads.soft_cap and step.together is None:
             return _attend_token(qkv, heads, step, plan).flatten(1)
         return _attend(_prepared(qkv, heads, step), heads, step, plan)
 

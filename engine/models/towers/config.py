@@ -16,7 +16,8 @@ class ProjectorConfig:
     keeps_class: bool = False
     activation: TowerActivation | None = None  # between two matrices; None: there is one matrix
     has_bias: bool = True
-    shuffle: int = 1  # so many rows and columns of patches become one row
+    shuffle: int = 1  # so many rows and columns of patches become one row, side by side
+    pool: int = 0  # so many become their mean, which is normed and multiplied by one matrix; 0: none of this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class VitConfig:
     @property
     def rows_of_frame(self) -> int:
         kept = self.num_patches + (self.has_class and self.projector.keeps_class)
-        return kept // self.projector.shuffle**2
+        return kept // (self.projector.pool or self.projector.shuffle) ** 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +74,23 @@ TowerConfig = VitConfig | GridConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A token that a template writes for an image, which the rows follow, and text that belongs around it."""
+
+    token_id: int
+    token: str
+    before: str
+    behind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VisionConfig:
     architecture: str
     tower: TowerConfig
     out_size: int  # hidden size of the text model
-    image_token_id: int
+    image_token_id: int  # of each row
+    place: Place | None = None  # what stands in a template's text for an image; None: the token of a row does
+    together: bool = False  # rows of an image see each other, later ones too
 
     @property
     def axes(self) -> tuple[int, ...]:

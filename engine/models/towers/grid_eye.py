@@ -106,8 +106,14 @@ class _Layer:
         inner = self._inner(self._norms[1](rows))
         if not self._config.gated:
             return rows + self._outer(activated(inner, self._config.activation))
+        return rows + self._outer(self._gated(inner, ops))
+
+    def _gated(self, inner: Tensor, ops: Ops) -> Tensor:
+        """[N, 2 I] → [N, I]"""
+        if self._config.activation == "silu":
+            return ops.gated_activation(inner, "silu")
         gate, up = inner.chunk(2, dim=-1)
-        return rows + self._outer(activated(gate, self._config.activation).mul_(up))
+        return activated(gate, self._config.activation).mul_(up)
 
     def _attend(self, rows: Tensor, places: Places, parts: Parts, ops: Ops) -> Tensor:
         """Patches of a part see each other."""

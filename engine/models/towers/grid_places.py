@@ -41,7 +41,7 @@ class Parts:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """[N, heads, D] each → [N, heads, D]"""
-        if varlen_attn is not None and query.is_cuda and query.dtype in _BY_LENGTH:
+        if varlen_attn is not None and query.is_cuda and query.dtype in _BY_LENGTH and query.shape[2] % 8 == 0:
             starts, longest = self._starts, self._longest
             gathered = varlen_attn(query, key, value, starts, starts, longest, longest)
             assert isinstance(gathered, Tensor)

@@ -12,7 +12,14 @@ from typing import get_args
 
 from bequest.engine.errors import ModelError
 from bequest.engine.models.fields import Fields
-from bequest.engine.models.towers.config import GridConfig, ProjectorConfig, TowerActivation, VisionConfig, VitConfig
+from bequest.engine.models.towers.config import (
+    GridConfig,
+    Place,
+    ProjectorConfig,
+    TowerActivation,
+    VisionConfig,
+    VitConfig,
+)
 
 _TEXT_ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -26,6 +33,7 @@ _TEXT_ARCHITECTURES = {
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
 _TEXT_DEFAULTS: dict[str, dict[str, object]] = {
@@ -120,6 +128,26 @@ def _tiled(fields: Fields, architecture: str, out_size: int) -> VisionConfig:
         tower=vit,
         out_size=out_size,
         image_token_id=fields.integer("image_token_id", 128257),
+    )
+
+
+def _gemma3(fields: Fields, architecture: str, out_size: int) -> VisionConfig:
+    section, rows = fields.section("vision_config"), fields.integer("mm_tokens_per_image", 256)
+    vit = _vit(section, _SIGLIP, ProjectorConfig(layers=(0,)), has_class=False, norms_last=True)
+    side, wanted = vit.image_size // vit.patch_size, math.isqrt(max(rows, 0))
+    if wanted < 1 or wanted * wanted != rows or side % wanted:
+        raise ModelError(
+            f"{fields.source}: mm_tokens_per_image {rows} does not divide the tower's {side} × {side} patches"
+        )
+    projector = ProjectorConfig(layers=(vit.num_layers,), has_bias=False, pool=side // wanted)
+    begin = fields.integer("boi_token_index", 255999)
+    return VisionConfig(
+        architecture=architecture,
+        tower=replace(vit, projector=projector),
+        out_size=out_size,
+        image_token_id=fields.integer("image_token_index", fields.integer("image_token_id", 262144)),
+        place=Place(token_id=begin, token="<start_of_image>", before="\n\n", behind="<end_of_image>\n\n"),
+        together=True,
     )
 
 
@@ -231,6 +259,7 @@ SEEING: Mapping[str, Callable[[Fields, str, int], VisionConfig]] = {
     "LlavaForConditionalGeneration": _llava,
     "Idefics3ForConditionalGeneration": _tiled,
     "SmolVLMForConditionalGeneration": _tiled,
+    "Gemma3ForConditionalGeneration": _gemma3,
     "Qwen2VLForConditionalGeneration": _qwen2,
     "Qwen2_5_VLForConditionalGeneration": _qwen2_5,
     "Qwen3VLForConditionalGeneration": _qwen3,

@@ -34,11 +34,14 @@ class Sight:
     def info(self) -> VisionInfo:
         config, processor = self.tower.config, self.processor
         return VisionInfo(
-            config.image_token_id,
+            config.image_token_id if config.place is None else config.place.token_id,
             processor.prepare,
             processor.max_tokens,
             turns=bool(config.axes),
             states_per_row=1 + config.num_deep,
+            row_token=config.image_token_id,
+            around=None if config.place is None else (config.place.before, config.place.behind),
+            together=config.together,
         )
 
 

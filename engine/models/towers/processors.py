@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from bequest.engine.errors import ModelError
@@ -25,8 +26,10 @@ def read_processor(directory: Path, config: VisionConfig) -> Processor:
     if isinstance(tower, GridConfig):
         return grid_processor(fields, tower)
     sizes = {"side": tower.image_size, "num_rows": tower.rows_of_frame, "num_patches": tower.num_positions}
-    make = square_processor if tower.projector.shuffle == 1 else tile_processor
-    return make(fields, **sizes)
+    if tower.projector.shuffle > 1:
+        return tile_processor(fields, **sizes)
+    square = square_processor(fields, **sizes)
+    return square if config.place is None else replace(square, before=config.place.token)
 
 
 def prepares_images(directory: Path) -> bool:
@@ -81,6 +84,8 @@ def square_processor(fields: Fields, *, side: int, num_rows: int, num_patches: i
     size, crop = _edges(fields, "size"), _edges(fields, "crop_size")
     if not fields.boolean("do_resize", True):
         raise ModelError(f"{fields.source}: do_resize is false, but the tower takes {side} × {side} pixels alone")
+    if fields.raw("do_pan_and_scan", None):
+        raise ModelError(f"{fields.source}: do_pan_and_scan, parts of an image beside all of it, is not supported")
     shortest = size.get("shortest_edge")
     crops = fields.boolean("do_center_crop", bool(crop))
     made = (crop or {"height": side, "width": side}) if crops or shortest is not None else size

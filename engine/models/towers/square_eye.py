@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from bequest.engine.layers.ops import Ops
-from bequest.engine.models.towers.config import VitConfig
+from bequest.engine.models.towers.config import TowerActivation, VitConfig
 from bequest.engine.models.towers.tensors import Affine, Tensors, TowerNorm, activated
 
 
@@ -23,20 +25,22 @@ class SquareEye:
         states, wanted = self._vit.states(values), self._config.projector
         first = int(self._config.has_class and not wanted.keeps_class)
         rows = torch.cat([states[layer][:, first:] for layer in wanted.layers], dim=-1)  # [F, patches, D]
-        if wanted.shuffle > 1:
+        if wanted.pool:
+            rows = _pooled(rows, wanted.pool)
+        elif wanted.shuffle > 1:
             rows = _shuffled(rows, wanted.shuffle)
-        return self._project(rows).flatten(0, 1)
+        return self._projector(rows).flatten(0, 1)
 
     def largest(self, max_patches: int) -> tuple[int, int, int]:
         side = self._config.image_size
         return max(1, max_patches // self._config.num_positions), side, side
 
-    def _project(self, rows: Tensor) -> Tensor:
-        first, *second = self._projector
-        rows = first(rows)
-        if second and self._config.projector.activation is not None:
-            rows = second[0](activated(rows, self._config.projector.activation))
-        return rows
+
+def _pooled(rows: Tensor, factor: int) -> Tensor:
+    """[F, S · S, D] → [F, S · S / factor², D]: the mean of neighbours in a square of patches."""
+    frames, patches, size = rows.shape
+    side = int(patches**0.5) // factor
+    return rows.view(frames, side, factor, side, factor, size).mean((2, 4)).view(frames, side * side, size)
 
 
 def _shuffled(rows: Tensor, factor: int) -> Tensor:
@@ -47,15 +51,40 @@ def _shuffled(rows: Tensor, factor: int) -> Tensor:
     return rows.reshape(frames, side * side, factor * factor * size)
 
 
-def _projector(config: VitConfig, out_size: int, read: Tensors) -> list[Affine]:
+Projector = Callable[[Tensor], Tensor]
+
+
+def _projector(config: VitConfig, out_size: int, read: Tensors) -> Projector:
     wanted = config.projector
     columns = config.hidden_size * len(wanted.layers) * wanted.shuffle**2
+    if wanted.pool:
+        return _NormedMatrix(config, out_size, read)
     if wanted.activation is None:
-        return [Affine(read, "proj", out_size, columns, has_bias=wanted.has_bias)]
-    return [
-        Affine(read, "linear_1", out_size, columns, has_bias=wanted.has_bias),
-        Affine(read, "linear_2", out_size, out_size, has_bias=wanted.has_bias),
-    ]
+        return Affine(read, "proj", out_size, columns, has_bias=wanted.has_bias)
+    return _TwoMatrices(read, out_size, columns, wanted.activation, has_bias=wanted.has_bias)
+
+
+class _TwoMatrices:
+    def __init__(self, read: Tensors, out_size: int, columns: int, kind: TowerActivation, *, has_bias: bool) -> None:
+        self._first = Affine(read, "linear_1", out_size, columns, has_bias=has_bias)
+        self._second = Affine(read, "linear_2", out_size, out_size, has_bias=has_bias)
+        self._kind: TowerActivation = kind
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return self._second(activated(self._first(rows), self._kind))
+
+
+class _NormedMatrix:
+    """Gemma's: the norm's weights are apart from 1, and the matrix is stored the other way round."""
+
+    def __init__(self, config: VitConfig, out_size: int, read: Tensors) -> None:
+        size = config.hidden_size
+        self._weight = 1 + read.get("mm_soft_emb_norm.weight", size)
+        self._matrix = read.get("mm_input_projection_weight", size, out_size)
+        self._eps = config.norm_eps
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return functional.rms_norm(rows, self._weight.shape, self._weight, self._eps) @ self._matrix
 
 
 class Vit:

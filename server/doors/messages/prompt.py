@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bequest.engine.types import Lineage, Parent, ParentChoice
 from bequest.engine.types.image import Image
@@ -142,4 +142,4 @@ def _with_mark(tool: dict[str, object], mark: str) -> dict[str, object]:
 
 
 def _with_tools(use: TemplateUse, tools: Sequence[dict[str, object]]) -> TemplateUse:
-    return TemplateUse(use.template, use.source, use.kwargs, use.opened, use.continued, tools or None)
+    return replace(use, tools=tools or None)
