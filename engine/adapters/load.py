@@ -10,6 +10,7 @@ from bequest.engine.adapters.files import read_directory
 from bequest.engine.adapters.fitting import fit
 from bequest.engine.kernels.cpu_lora import LoraMatrices, LoraPart
 from bequest.engine.models.any_config import OwnConfig
+from bequest.engine.models.cutting import Cutting
 from bequest.engine.models.loaded import LoadedModel
 from bequest.engine.models.reader import Matrix
 from bequest.engine.types.adapter import AdapterWeights, LoadAdapter, none_because
@@ -29,22 +30,27 @@ def loader_of(loaded: LoadedModel, max_rank: int, place: Place = LoraMatrices) -
     """`place`: brings what an adapter adds at which products to where steps read it; else it is for a CPU."""
     if not isinstance(loaded.config, OwnConfig):
         return none_because("its layers are computed by the transformers library (model_impl)")
-    return AdapterLoader(loaded.config, loaded.matrices, max_rank, place)
+    return AdapterLoader(loaded.config, loaded.matrices, max_rank, place, loaded.cutting)
 
 
 class AdapterLoader:
     """Makes adapters for one model."""
 
     def __init__(
-        self, config: OwnConfig, matrices: Mapping[str, Matrix], max_rank: int, place: Place = LoraMatrices
+        self,
+        config: OwnConfig,
+        matrices: Mapping[str, Matrix],
+        max_rank: int,
+        place: Place = LoraMatrices,
+        cutting: Cutting | None = None,
     ) -> None:
         self._config, self._matrices, self._max_rank = config, matrices, max_rank
-        self._place = place
+        self._place, self._cutting = place, cutting
 
     def __call__(self, directory: Path) -> AdapterWeights:
         """Raises InvalidAdapter, whose text has no path."""
         files = read_directory(directory, self._max_rank)
-        matrices = self._place(fit(files.modules, self._config, self._matrices))
+        matrices = self._place(fit(files.modules, self._config, self._matrices, self._cutting))
         return AdapterWeights(
             matrices=matrices,
             digest=files.digest,

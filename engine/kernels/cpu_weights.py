@@ -73,6 +73,14 @@ class QuantisedRows:
     def take(self, rows: slice) -> QuantisedRows:
         return QuantisedRows(self.type, self.rows[rows])
 
+    def take_columns(self, columns: slice) -> QuantisedRows | None:
+        """None: these begin or end within a block."""
+        values, num_bytes = self.stored.layout.values, self.stored.block_bytes
+        if columns.start % values or columns.stop % values:
+            return None
+        first, last = (bound // values * num_bytes for bound in (columns.start, columns.stop))
+        return QuantisedRows(self.type, self.rows[:, first:last].contiguous())
+
 
 def multiplies_tiles() -> bool:
     """Whether the chip has matrix units, which then multiply bfloat16 weights and x rounded to bfloat16."""

@@ -32,6 +32,14 @@ class Float8Rows:
     def take(self, rows: slice) -> Float8Rows:
         return replace(self, codes=self.codes[rows], scales=self.scales[rows])
 
+    def take_columns(self, columns: slice) -> Float8Rows | None:
+        """None: these begin or end within a group."""
+        groups = _groups_of(columns, self.group, self.codes.shape[1])
+        if groups is None:
+            return None
+        codes = self.codes[:, columns]
+        return replace(self, codes=codes, scales=self.scales[:, groups], group=min(self.group, codes.shape[1]))
+
     def values(self) -> Tensor:
         """[N, K] float32"""
         return self.codes.float() * _spread(self.scales, self.group, self.codes.shape[1])
@@ -61,6 +69,14 @@ class IntegerRows:
     def take(self, rows: slice) -> IntegerRows:
         return replace(self, codes=self.codes[rows], scales=self.scales[rows], zeros=self.zeros[rows])
 
+    def take_columns(self, columns: slice) -> IntegerRows | None:
+        """None: these begin or end within a group, or groups are not of neighbours."""
+        groups = _groups_of(columns, self.group, self.codes.shape[1])
+        if groups is None or self.order is not None:
+            return None
+        codes, scales, zeros = self.codes[:, columns], self.scales[:, groups], self.zeros[:, groups]
+        return replace(self, codes=codes, scales=scales, zeros=zeros, group=min(self.group, codes.shape[1]))
+
     def values(self) -> Tensor:
         """[N, K] float32"""
         scales, zeros = (self._of_columns(part.float()) for part in (self.scales, self.zeros))
@@ -78,6 +94,15 @@ Codes = QuantisedRows | Float8Rows | IntegerRows
 def _check_groups(codes: Tensor, scales: Tensor, group: int) -> None:
     num_rows, depth = codes.shape
     assert scales.shape == (num_rows, -(-depth // group)), (codes.shape, scales.shape, group)
+
+
+def _groups_of(columns: slice, group: int, depth: int) -> slice | None:
+    """Those of all K columns that these are; None: not whole ones."""
+    if group >= depth:  # one for all: a part of it has the same scale
+        return slice(0, 1)
+    if columns.start % group or (columns.stop % group and columns.stop != depth):
+        return None
+    return slice(columns.start // group, -(-columns.stop // group))
 
 
 def _spread(groups: Tensor, group: int, depth: int) -> Tensor:

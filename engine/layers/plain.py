@@ -104,7 +104,7 @@ def _attended(mixer: Attention, source: Source, stream: Stream, step: LayerStep,
 
 def _add(sublayer: Sublayer, last: Weight, stream: Stream, x: Tensor) -> None:
     """The product that ends a mixer, to the stream."""
-    if sublayer.behind is None and sublayer.factor == 1.0:
+    if sublayer.behind is None and sublayer.factor == 1.0 and sublayer.ranks.size == 1:
         last.add_to(stream, x)
     else:
         _add_given(sublayer, stream, last(x))
@@ -125,6 +125,7 @@ def _of_experts(mixer: Experts, x: Tensor, ops: Ops, adapters: StepAdapters | No
 
 
 def _add_given(sublayer: Sublayer, stream: Stream, given: Tensor) -> None:
+    given = sublayer.ranks.sum(given)
     if sublayer.behind is not None:
         given = stream.ops.norm(given, sublayer.behind, None, None)
     stream.add(given if sublayer.factor == 1.0 else given.mul_(sublayer.factor))

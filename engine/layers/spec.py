@@ -15,6 +15,7 @@ from itertools import pairwise
 from bequest.engine.kernels.kv_format import UNSCALED
 from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.parts import Activation, DeltaRule, Heads, Norm, Routing
+from bequest.engine.layers.ranks import SOLO, Ranks
 from bequest.engine.layers.weight import Weight
 
 
@@ -103,6 +104,7 @@ class Sublayer:
     behind: Norm | None = None  # of what the mixer gives, before it is added
     after: Norm | None = None  # of the stream, when it has been added: this is then the stream
     factor: float = 1.0  # of what is added
+    ranks: Ranks = SOLO  # whose mixers each give a part: their sum is what this one gives
     beside: bool = False  # reads what the sublayer before it read
 
 
@@ -116,6 +118,11 @@ class LayerSpec:
         for first, second in pairwise(self.sublayers):
             shares = first.before is not None and first.behind is first.after is second.before is None
             assert shares or not second.beside, "two sublayers that read the same have one norm, before the first"
+
+    @property
+    def is_shared_out(self) -> bool:
+        """Whether some of its sums are over several ranks."""
+        return any(sublayer.ranks.size > 1 for sublayer in self.sublayers)
 
     @property
     def ends_normed(self) -> bool:

@@ -16,9 +16,12 @@ from bequest.engine.formats.git_lfs import refuse_pointers
 from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.layers.backend import Backend
 from bequest.engine.layers.expert_weights import ExpertWeights
+from bequest.engine.layers.ranks import SOLO, Ranks
 from bequest.engine.layers.weight import Stored, Weight
 from bequest.engine.models.any_config import OwnConfig, parse_config, read_config
 from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.cut_source import loader_of
+from bequest.engine.models.cutting import Cutting
 from bequest.engine.models.decoder import Decoder
 from bequest.engine.models.dtype import cpu_has_bfloat16, resolve_cuda_dtype, resolve_dtype, resolve_kv_dtype
 from bequest.engine.models.dummy import DummySource
@@ -76,16 +79,16 @@ def load_model(
     kv_cache_dtype: str = "auto",
     quantization: str = "auto",
     impl: Implementation = AUTO,
+    ranks: Ranks = SOLO,
 ) -> LoadedModel:
     """A Hugging Face directory, a .gguf file, or what foreign.py knows. `dtype` is auto, float32 or bfloat16;
     `max_model_len` may shorten the model's own context; the backend is the CPU's unless given; `dummy` takes random
     weights for those of the files; `kv_cache_dtype` is auto (as the weights), float16, bfloat16, fp8 or fp8_e4m3;
-    `quantization` is auto (as the checkpoint) or fp8; `impl` says who computes it. Shows a progress bar on a terminal.
-    Raises ModelError."""
+    `quantization` is auto (as the checkpoint) or fp8; `impl` says who computes it; of several `ranks` this one
+    loads its part. Shows a progress bar on a terminal. Raises ModelError."""
     backend = backend or CpuBackend()
     if (values := _values_for_transformers(path, impl)) is not None:
-        if quantization != "auto":
-            raise ModelError("quantization=fp8 is for own families; transformers computes this model")
+        _check_for_transformers(quantization, ranks)
         from bequest.engine.models.load_transformers import load_by_transformers
 
         wanted = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
@@ -100,13 +103,13 @@ def load_model(
     if sizes := backend.head_sizes(storage):
         config, source = pad_heads(config, source, sizes)
     if quantization == "fp8":
-        is_dense = isinstance(config, DecoderConfig) and config.experts is None
-        stored = config.quantisation if isinstance(config, DecoderConfig) else None
-        check_fp8(stored, storage, on_cpu=on_cpu, is_dense=is_dense)
-        source = MadeFloat8(source)
+        source = _made_float8(source, config, storage, on_cpu=on_cpu)
     kv_dtype = resolve_kv_dtype(kv_cache_dtype, storage, on_cpu)
-    loader = Loader(source, backend, storage, scales_kv=kv_dtype is FP8)
-    with reading_ahead([] if dummy else _weight_files(path)):
+    cutting = Cutting(config, ranks.rank, ranks.size) if ranks.size > 1 else None
+    loader = loader_of(source, backend, storage, cutting, ranks, scales_kv=kv_dtype is FP8)
+    config = config if cutting is None else cutting.config
+    # The ranks of a machine share the pages of its files: the first one asks for all.
+    with reading_ahead([] if dummy or ranks.rank else _weight_files(path)):
         model = _build(config, loader, backend, length)
     sight = _sight(path, checkpoint, backend, storage)
     formats = {table.format for table in loader.tables if isinstance(table, Weight | ExpertWeights)}
@@ -124,7 +127,21 @@ def load_model(
         sight=sight,
         matrices=_in_layers(loader.matrices, model),
         matmul=None if formats <= {str(storage).removeprefix("torch.")} else backend.matmul,
+        cutting=cutting,
     )
+
+
+def _check_for_transformers(quantization: str, ranks: Ranks) -> None:
+    for asked, name in ((quantization != "auto", "quantization=fp8"), (ranks.size > 1, "tensor_parallel_size")):
+        if asked:
+            raise ModelError(f"{name} is for own families; transformers computes this model")
+
+
+def _made_float8(source: WeightSource, config: OwnConfig, storage: torch.dtype, *, on_cpu: bool) -> WeightSource:
+    is_dense = isinstance(config, DecoderConfig) and config.experts is None
+    stored = config.quantisation if isinstance(config, DecoderConfig) else None
+    check_fp8(stored, storage, on_cpu=on_cpu, is_dense=is_dense)
+    return MadeFloat8(source)
 
 
 def _bytes_by_format(tables: Iterable[Stored], sight: Sight | None) -> dict[str, int]:
@@ -236,5 +253,8 @@ def _tensors(config: OwnConfig) -> dict[str, tuple[int, ...]]:
 
 def _build(config: OwnConfig, loader: Loader, backend: Backend, num_positions: int) -> Decoder | EncoderDecoder:
     if isinstance(config, EncoderDecoderConfig):
-        return EncoderDecoder(config, FAMILIES[config.architecture].describe(config, loader), backend)
-    return Decoder(config, dense.describe(config, loader, num_positions), backend)
+        both = FAMILIES[config.architecture].describe(config, loader)
+        encoder, decoder = (replace(part, layers=loader.finished(part.layers)) for part in (both.encoder, both.decoder))
+        return EncoderDecoder(config, replace(both, encoder=encoder, decoder=decoder), backend)
+    parts = dense.describe(config, loader, num_positions)
+    return Decoder(config, replace(parts, layers=loader.finished(parts.layers)), backend)

@@ -11,6 +11,7 @@ from bequest.engine.layers.backend import MatMul
 from bequest.engine.models.any_config import ModelConfig
 from bequest.engine.models.any_model import Model
 from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.cutting import Cutting
 from bequest.engine.models.generation import GenerationDefaults
 from bequest.engine.models.reader import Matrix
 from bequest.engine.models.towers.load import Sight
@@ -32,6 +33,7 @@ class LoadedModel:
     sight: Sight | None = None  # of a model that sees
     matrices: Mapping[str, Matrix] = field(default_factory=dict)  # of its layers, which adapters can add to
     matmul: MatMul | None = None  # how a CPU multiplies codes; None: there are none
+    cutting: Cutting | None = None  # into parts, of which this is one; None: it is whole
     without_graphs: str | None = None  # why a GPU's steps cannot be captured; None: they can
 
     @property
@@ -50,7 +52,7 @@ class LoadedModel:
     @property
     def num_active_parameters(self) -> int:
         """Those that one token meets."""
-        config = self.config
+        config = self.config if self.cutting is None else self.cutting.whole
         if not isinstance(config, DecoderConfig) or config.experts is None:
             return self.num_parameters
         return self.num_parameters - config.experts.num_idle(config.hidden_size)

@@ -24,6 +24,7 @@ from bequest.engine.layers.backend import Backend
 from bequest.engine.layers.codes import Codes
 from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.parts import Activation, Chosen, Norm
+from bequest.engine.layers.spec import LayerSpec
 from bequest.engine.layers.weight import Stored, Table, Weight
 from bequest.engine.models.kv_scales import read_kv_scales
 from bequest.engine.models.progress import shown
@@ -334,6 +335,10 @@ class Loader(Reader):
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             made = pool.map(make, range(count))
             return list(shown(made, count))
+
+    def finished(self, layers: Sequence[LayerSpec]) -> list[LayerSpec]:
+        """All that a family described of a stack, as it is to be run."""
+        return list(layers)
 
     def _load(self, name: str) -> Tensor:
         return self._source.load(self._prefix + name)

@@ -22,6 +22,8 @@ from bequest.engine.backends.cpu.backend import CpuBackend
 from bequest.engine.config import EngineConfig
 from bequest.engine.errors import ModelError
 from bequest.engine.kernels import cpu as kernels
+from bequest.engine.layers.backend import Backend
+from bequest.engine.layers.ranks import SOLO, Ranks
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
 from bequest.engine.models.impl import Implementation
@@ -42,6 +44,7 @@ from bequest.engine.runner.memory import (
     table,
 )
 from bequest.engine.runner.model_info import drafts_on_cpu, drafts_on_gpu, dtype_name, model_info
+from bequest.engine.runner.part_runner import as_whole
 from bequest.engine.runner.prepare_draft import load_draft
 from bequest.engine.runner.state_memory import plan_states, state_wish
 from bequest.engine.runner.warm_pages import populate_in_background
@@ -115,9 +118,12 @@ class Prepared:
     weights: KeptWeights | None = None  # of a GPU
 
 
-def prepare(config: EngineConfig, path: Path, weights: KeptWeights | None = None) -> Prepared:
-    """`weights`: of a GPU's runner that was put away."""
-    return _prepare_cuda(config, path, weights) if _use_cuda(config) else _prepare_cpu(config, path)
+def prepare(config: EngineConfig, path: Path, weights: KeptWeights | None = None, *, ranks: Ranks = SOLO) -> Prepared:
+    """`weights`: of a GPU's runner that was put away. Of several `ranks` each loads its part, and all come to the same
+    sizes."""
+    if uses_cuda(config):
+        return _prepare_cuda(config, path, weights, ranks)
+    return _prepare_cpu(config, path, ranks)
 
 
 @contextmanager
@@ -127,7 +133,7 @@ def phase(name: str) -> Iterator[None]:
     log.info("%s: %.2f s", name, time.perf_counter() - started)
 
 
-def _use_cuda(config: EngineConfig) -> bool:
+def uses_cuda(config: EngineConfig) -> bool:
     if config.device == "cpu" or (config.device == "auto" and not kernels.WITH_CUDA):
         return False
     available = torch.cuda.is_available()
@@ -138,34 +144,25 @@ def _use_cuda(config: EngineConfig) -> bool:
     return available
 
 
-def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
-    threads = config.threads or len(os.sched_getaffinity(0))
+def _prepare_cpu(config: EngineConfig, path: Path, ranks: Ranks) -> Prepared:
+    threads = config.threads or max(1, len(os.sched_getaffinity(0)) // ranks.size)
     kernels.set_num_threads(threads)
     torch.set_num_threads(threads)
     with phase("weights"):
-        loaded = load_model(
-            path,
-            config.dtype,
-            config.max_model_len,
-            backend=CpuBackend.of(config),
-            dummy=config.load_format == "dummy",
-            kv_cache_dtype=config.kv_cache_dtype,
-            quantization=config.quantization,
-            impl=Implementation.of(config),
-        )
+        loaded = _load(config, path, ranks, CpuBackend.of(config))
         draft = load_draft(config, loaded)
     with phase("cache"):
-        available = host_memory()
+        available = ranks.least(host_memory())
         shares = [*_weight_shares(loaded), Share("free before the cache", available)]
-        wish = _wish(config, loaded, 0 if draft is None else draft.block_bytes(config.block_size))
+        wish = _wish(config, loaded, ranks, 0 if draft is None else draft.block_bytes(config.block_size))
         most = min(int(available * _CPU_SHARE), _CPU_MOST)
-        states = plan_states(state_wish(config, loaded, wish), most)
+        states = plan_states(state_wish(config, loaded, wish, ranks.size), most)
         plan = plan_cache(wish, available - states.num_bytes, most - states.num_bytes, shares)
         shape = loaded.config.kv_shape(config.block_size)
         kv_cache = torch.empty((plan.num_blocks, *shape), dtype=loaded.kv_dtype)
         kv_cache[0] = 0  # the null block stands for what slid out of windows: no kernel may meet a NaN beside them
         # Pages that nothing is written to take no memory.
-        num_host = 1 + plan_host_blocks(wish, (available - kv_cache.nbytes) // 2)
+        num_host = 1 + plan_host_blocks(wish, (available - ranks.size * kv_cache.nbytes) // 2)
         host_cache = torch.empty((num_host, *shape), dtype=loaded.kv_dtype)
         # A block is first written in the middle of a step, which should not wait for its pages.
         kernels.advise_large_pages(kv_cache)
@@ -183,7 +180,7 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
     info = model_info(config, path, loaded, plan, torch.float32, drafts)
     rows = _states_rows(loaded, _CPU_STATES, torch.float32)
     return Prepared(
-        runner,
+        as_whole(runner, loaded.cutting, ranks),
         info,
         plan.num_blocks,
         num_host,
@@ -200,7 +197,7 @@ def _prepare_cpu(config: EngineConfig, path: Path) -> Prepared:
     )
 
 
-def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None) -> Prepared:
+def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None, ranks: Ranks) -> Prepared:
     from bequest.engine.runner.cuda import CudaRunner, RunnerLimits
     from bequest.engine.runner.cuda_adapters import make_adapters, source_of
 
@@ -212,9 +209,10 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None)
         memory = _DeviceMemory.measure(device)
     with phase("weights"):
         kept = None if weights is None else weights.bring_back()
-        loaded = kept or _load_cuda(config, path, device, memory)
-    wish = _wish(config, loaded)
-    memory_of_states = plan_states(state_wish(config, loaded, wish), _left_beside_weights(config, device))
+        loaded = kept or _load_cuda(config, path, device, memory, ranks)
+    wish = _wish(config, loaded, ranks)
+    left = ranks.size * ranks.least(_left_beside_weights(config, device))
+    memory_of_states = plan_states(state_wish(config, loaded, wish, ranks.size), left)
     recurrent = memory_of_states.allocate(device)
     shape = loaded.config.kv_shape(config.block_size)
     adapters = make_adapters(config, loaded, device)
@@ -228,11 +226,11 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None)
         activations = _measure_activations(loaded, shape, device, limits, recurrent, adapters)
     with phase("cache"):
         shares = _cuda_shares(config, loaded, device, memory.others, activations)
-        available = shares[-1].num_bytes
+        available = ranks.size * ranks.least(shares[-1].num_bytes)
         plan = plan_cache(wish, available, available, shares)
         # Not empty: rows of padding read the null block, and NaN there would be spread by nobody but is hard to debug.
         kv_cache = torch.zeros((plan.num_blocks, *shape), dtype=loaded.kv_dtype, device=device)
-    num_host = 1 + plan_host_blocks(wish, host_memory() // 2)
+    num_host = 1 + plan_host_blocks(wish, ranks.least(host_memory()) // 2)
     _log_memory(wish, plan, num_host, loaded, shares)
     log.info("device: %s; %s", torch.cuda.get_device_name(device), _storage(loaded))
     _log_notes(loaded)
@@ -245,7 +243,7 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None)
         log.info("graphs: none, because %s", loaded.without_graphs)
     extracting = _tokens_extracting(loaded, tokens)
     return Prepared(
-        runner,
+        as_whole(runner, loaded.cutting, ranks),
         model_info(config, path, loaded, plan, loaded.dtype, drafts_on_gpu(loaded.config)),
         plan.num_blocks,
         num_host,
@@ -293,20 +291,27 @@ class _DeviceMemory:
         return self.total - self.free
 
 
-def _load_cuda(config: EngineConfig, path: Path, device: torch.device, memory: _DeviceMemory) -> LoadedModel:
+def _load(config: EngineConfig, path: Path, ranks: Ranks, backend: Backend) -> LoadedModel:
+    return load_model(
+        path,
+        config.dtype,
+        config.max_model_len,
+        backend=backend,
+        dummy=config.load_format == "dummy",
+        kv_cache_dtype=config.kv_cache_dtype,
+        quantization=config.quantization,
+        impl=Implementation.of(config),
+        ranks=ranks,
+    )
+
+
+def _load_cuda(
+    config: EngineConfig, path: Path, device: torch.device, memory: _DeviceMemory, ranks: Ranks
+) -> LoadedModel:
     from bequest.engine.backends.cuda.backend import CudaBackend
 
     try:
-        loaded = load_model(
-            path,
-            config.dtype,
-            config.max_model_len,
-            backend=CudaBackend(device),
-            dummy=config.load_format == "dummy",
-            kv_cache_dtype=config.kv_cache_dtype,
-            quantization=config.quantization,
-            impl=Implementation.of(config),
-        )
+        loaded = _load(config, path, ranks, CudaBackend(device))
     except torch.cuda.OutOfMemoryError:
         shares = [
             Share("total", memory.total),
@@ -383,10 +388,11 @@ def _tokens_extracting(loaded: LoadedModel, most: int) -> int:
     return min(max(tokens, _CUDA_LEAST_EXTRACTING), most)
 
 
-def _wish(config: EngineConfig, loaded: LoadedModel, draft_bytes: int = 0) -> CacheWish:
-    """`draft_bytes`: what a draft model has of each block."""
+def _wish(config: EngineConfig, loaded: LoadedModel, ranks: Ranks, draft_bytes: int = 0) -> CacheWish:
+    """In bytes of all ranks. `draft_bytes`: what a draft model has of each block, on each."""
+    own = math.prod(loaded.config.kv_shape(config.block_size)) * loaded.kv_dtype.itemsize
     return CacheWish(
-        block_bytes=math.prod(loaded.config.kv_shape(config.block_size)) * loaded.kv_dtype.itemsize + draft_bytes,
+        block_bytes=ranks.size * (own + draft_bytes),
         block_size=config.block_size,
         max_model_len=loaded.max_model_len,
         max_model_len_asked=config.max_model_len is not None,

@@ -32,11 +32,12 @@ class StateWish:
     interval: int | None
     bytes_per_token: int  # of keys and values
     block_size: int
+    num_ranks: int = 1  # that have a part of this shape each
 
     @property
     def num_bytes(self) -> int:
-        """Of one state."""
-        return 4 * math.prod(self.shape)
+        """Of one state, on all ranks."""
+        return 4 * math.prod(self.shape) * self.num_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,11 @@ class StateMemory:
     sizes: StateSizes | None  # None: the model has no recurrent layers
     max_num_seqs: int
     shape: tuple[int, ...] = ()
+    state_bytes: int = 0  # of one, on all ranks
 
     @property
     def num_bytes(self) -> int:
-        return 0 if self.sizes is None else 4 * self.sizes.num_slots * math.prod(self.shape)
+        return 0 if self.sizes is None else self.sizes.num_slots * self.state_bytes
 
     def allocate(self, device: torch.device | None = None) -> torch.Tensor | None:
         """[NS, LR, E] float32"""
@@ -56,11 +58,12 @@ class StateMemory:
         return torch.zeros((self.sizes.num_slots, *self.shape), dtype=torch.float32, device=device)
 
 
-def state_wish(config: EngineConfig, loaded: LoadedModel, cache: CacheWish) -> StateWish:
+def state_wish(config: EngineConfig, loaded: LoadedModel, cache: CacheWish, num_ranks: int = 1) -> StateWish:
     of = loaded.config
     shape = (0, 0) if isinstance(of, EncoderDecoderConfig) else of.state_shape
     per_token = cache.block_bytes // cache.block_size
-    return StateWish(shape, of.architecture, config.max_num_seqs, config.state_interval, per_token, config.block_size)
+    limits = (config.max_num_seqs, config.state_interval)
+    return StateWish(shape, of.architecture, *limits, per_token, config.block_size, num_ranks)
 
 
 def plan_states(wish: StateWish, most: int) -> StateMemory:
@@ -86,7 +89,7 @@ def plan_states(wish: StateWish, most: int) -> StateMemory:
         sizes.num_lease_slots,
         sizes.interval,
     )
-    return StateMemory(sizes, num_seqs, wish.shape)
+    return StateMemory(sizes, num_seqs, wish.shape, wish.num_bytes)
 
 
 def _interval(wish: StateWish) -> int:

@@ -116,6 +116,14 @@ class SleepyRunner(Protocol):
         """All of it is back, or nothing: raises MemoryError."""
 
 
+@runtime_checkable
+class WatchedRunner(Protocol):
+    """A runner that needs other processes, which may end."""
+
+    def watch(self, on_death: Callable[[BaseException], None]) -> None:
+        """Calls it, on any thread, when one has ended that was not told to."""
+
+
 @dataclass(frozen=True, slots=True)
 class Registration:
     """A catalogue that plans behind this name by a handle."""

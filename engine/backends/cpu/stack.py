@@ -40,6 +40,8 @@ class StackCompiler:
         others = {type(weight).__name__ for weight in layer.weights if type(weight) is not CpuWeight}
         if others:
             return f"a weight is a {', '.join(sorted(others))}"
+        if layer.is_shared_out:
+            return "a sum over ranks"
         mixers = [sublayer.mixer for sublayer in layer.sublayers]
         if any(isinstance(mixer, DeltaNet) for mixer in mixers):
             return "a recurrent layer"

@@ -38,6 +38,8 @@ class ChainCompiler:
         self._scratch = scratch
 
     def refusal(self, layer: LayerSpec) -> str | None:
+        if layer.is_shared_out:
+            return "a sum over ranks"
         formats = {weight.format for weight in layer.weights}
         if len(formats) > 1 or not all(_is_chained(weight) for weight in layer.weights):
             return f"weights in {', '.join(sorted(formats))}"

@@ -1,0 +1,1 @@
+"""Several processes that compute one model: the one that serves, and others that follow it."""
