@@ -18,7 +18,7 @@ from bequest.engine.types.image import Image, ImageSpan
 
 
 class DeviceImages:
-    def __init__(self, max_rows: int, max_patches: int, *, together: bool = False) -> None:
+    def __init__(self, max_rows: int, max_patches: int, together: bool = False) -> None:
         """`max_patches`: that the tower works on in one step; a larger image is alone in its step. `together`: rows of
         an image see each other, so that one step computes all that are left of it."""
         self._max_rows = max_rows

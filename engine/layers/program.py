@@ -61,7 +61,7 @@ class Stack:
             program.run(stream, step)
 
     def run_from(self, start: StartRows, step: LayerStep) -> Stream:
-        if start.overlay is not None and (start.overlay.deep or step.together is not None):
+        if start.overlay is not None and (start.overlay.deep or start.overlay.together is not None):
             return self._run_overlaid(start, start.overlay, step)
         stream = self._programs[0].run_from(start, step)
         for program in self._programs[1:]:
@@ -71,8 +71,8 @@ class Stack:
     def _run_overlaid(self, start: StartRows, overlay: Overlay, step: LayerStep) -> Stream:
         """Kernel by kernel: something is added to some rows between layers, or some see what others do not."""
         stream = start.stream(self._plain.ops)
-        if step.together is not None:
-            step = replace(step, read=None)  # who reads narrows the stream at its end
+        if overlay.together is not None:
+            step = replace(step, together=overlay.together, read=None)  # the stream is narrowed when it has ended
         for layer in self.layers:
             self._plain.run_layer(layer, stream, step)
             if layer.index < len(overlay.deep):

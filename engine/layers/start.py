@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bequest.engine.layers.ops import Ops
 from bequest.engine.layers.stream import Stream
+from bequest.engine.layers.together import Together
 from bequest.engine.layers.weight import Table
 
 
@@ -18,6 +19,7 @@ class Overlay:
     tokens: Tensor  # [M] int64 in [0, T)
     rows: Tensor  # [M, H]
     turns: Tensor | None = None  # [M, 3] int32: positions of rotation, where they are apart from those of tokens
+    together: Together | None = None  # which of them see each other; None: they see what is before them
     deep: tuple[Tensor, ...] = ()  # [M, H] each: what is added to them behind the first layers, one after another
 
 

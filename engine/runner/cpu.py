@@ -113,7 +113,9 @@ class CpuRunner:
             encode_on_cpu(
                 self._model, self._kv_cache, plan.encoders, taps, ring, bfloat16=self._bfloat16, adapters=adapters
             )
-        overlay = None if plan.images is None else self._images.see(plan.images)
+        overlay = None
+        if plan.images is not None:
+            overlay = self._images.see(plan.images, plan.batch, self._kv_cache.shape[4])
         if not plan.num_tokens:
             return self._nothing_computed(plan, tap, started)
         drafted = self._draft(plan)
@@ -123,8 +125,6 @@ class CpuRunner:
         read = read_tokens(plan, self._model.config.num_layers)
         table = tap if features is None else features.table
         batch = self._batch(plan.batch, drafted.input_ids, read, table, overlay)
-        if (together := self._images.together(plan.images, plan.batch, self._kv_cache.shape[4])) is not None:
-            batch = replace(batch, together=together)
         hidden = self._model.forward(batch)  # [R, H]
         prompt_logprobs = self._prompt_logprobs(plan.prompt_logprobs, hidden, read) if plan.prompt_logprobs else ()
         tokens, bad, logprobs, beams = self._sample(plan, hidden, read)

@@ -19,7 +19,6 @@ from bequest.engine.kernels.cuda_attention import CudaAttentionWorkspace, WorkCo
 from bequest.engine.kernels.cuda_sampler import CudaSampler
 from bequest.engine.kernels.streams import StreamScope
 from bequest.engine.layers.start import Overlay
-from bequest.engine.layers.together import Together
 from bequest.engine.models.any_model import Model
 from bequest.engine.models.batch import ModelInput
 from bequest.engine.models.encoder_decoder import EncoderDecoder
@@ -208,11 +207,10 @@ class CudaRunner:
                 with torch.inference_mode():
                     taps = () if plan.taps is None else plan.taps.encoders
                     self._encoders.run(plan.encoders, taps, self._states.rows)
-            overlay = together = None
+            overlay = None
             if plan.images is not None:
                 with torch.inference_mode():
-                    overlay = self._images.see(plan.images)
-                    together = self._images.together(plan.images, plan.batch, self._kv_cache.shape[4])
+                    overlay = self._images.see(plan.images, plan.batch, self._kv_cache.shape[4])
             if not plan.num_tokens:  # encoders were all there was to do
                 states = None if plan.taps is None else self._states.send(plan.taps)
                 return self._results.send(plan.step, 0, None, (), None, states)
@@ -221,7 +219,7 @@ class CudaRunner:
                 outputs = graph.outputs
             else:
                 with torch.inference_mode():
-                    outputs = self._forward(padded, overlay, together)
+                    outputs = self._forward(padded, overlay)
             if plan.samples.masks is not None:
                 self._sample_masked(plan.samples, plan.samples.masks, outputs.logits, plain, buffers)
             return self._collect(plan, outputs)
@@ -395,7 +393,7 @@ class CudaRunner:
 
     # --- what a graph holds --------------------------------------------------------------------------------------
 
-    def _forward(self, size: StepSize, overlay: Overlay | None = None, together: Together | None = None) -> _Outputs:
+    def _forward(self, size: StepSize, overlay: Overlay | None = None) -> _Outputs:
         """From the staged arrays to sampled tokens; every tensor it touches has a fixed place."""
         buffers = self._buffers_of(size.num_tokens)
         hidden = self._model.forward(
@@ -407,7 +405,6 @@ class CudaRunner:
                 attention=tuple(buffers.bind(strip, size) for strip in buffers.strips),
                 last_tokens=self._sampler.last_tokens,
                 overlay=overlay,
-                together=together,
                 cross=buffers.bind(CROSS, size) if CROSS in buffers.workspaces else None,
                 recurrent=buffers.recurrent(size),
                 adapters=self._adapters.bind(size, buffers.on_device),

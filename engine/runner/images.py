@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ class SeenImages:
         self._num_states = 1 if tower is None else 1 + tower.config.num_deep
         self._rows: dict[int, Tensor] = {}  # first id → [rows, H], or [rows, (1 + deep layers) · H]
 
-    def see(self, images: StepImages) -> Overlay | None:
+    def see(self, images: StepImages, batch: StepBatch, block_size: int) -> Overlay | None:
         """Drops what the step drops, and looks at what it looks at. Rows that take the place of the table's."""
         for first_id in images.dropped:
             del self._rows[first_id]
@@ -38,14 +39,13 @@ class SeenImages:
             rows = self._tower.look(image.pixels)
             assert len(rows) == image.num_rows, (len(rows), image.num_rows)
             self._rows[image.first_id] = rows
-        return self._gathered(images.gathered) if images.gathered else None
-
-    def together(self, images: StepImages | None, batch: StepBatch, block_size: int) -> Together | None:
-        """Rows of the step that see each other."""
-        if images is None or not images.together:
+        if not images.gathered:
             return None
-        device = self._rows[images.gathered[0].image].device
-        return Together([_span(rows, batch, block_size, device) for rows in images.together])
+        overlay = self._gathered(images.gathered)
+        if not images.together:
+            return overlay
+        spans = [_span(rows, batch, block_size, overlay.rows.device) for rows in images.together]
+        return replace(overlay, together=Together(spans))
 
     def look_at_nothing(self, max_patches: int) -> None:
         """A run of the largest size, to see what it takes."""
@@ -59,4 +59,4 @@ class SeenImages:
         first, *deep = rows.chunk(self._num_states, dim=1)
         turns = [part.turns for part in parts if part.turns is not None]
         placed = sent(np.concatenate(turns), device) if turns else None
-        return Overlay(sent(tokens, device), first, placed, tuple(deep))
+        return Overlay(sent(tokens, device), first, placed, deep=tuple(deep))

@@ -78,9 +78,7 @@ class Scheduler:
         self._step_limits = limits.step
         self.rows = SamplerRows(limits.max_num_seqs, eos_token_ids)
         self._steps = StepMaker(self.rows, self, cache.states, limits)
-        self.images = DeviceImages(
-            limits.max_image_rows, limits.max_num_encoder_tokens, together=limits.images_together
-        )
+        self.images = DeviceImages(limits.max_image_rows, limits.max_num_encoder_tokens, limits.images_together)
         self.clock = StepClock(limits.extraction_sizes, limits.tuning)
         self.extractions = Extractions(limits.extraction, self.clock)
         self.waiting = FairQueue()  # generations; extractions have a queue of their own
