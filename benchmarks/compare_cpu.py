@@ -63,6 +63,7 @@ class Task:
 
 ENGINES = (
     Engine("bequest", "bequest", reads_gguf=True),
+    Engine("bequest_exact", "bequest", reads_gguf=True),  # with --cpu-matmul exact
     Engine("transformers", "transformers", reads_gguf=False),
     Engine("vllm", "vllm", reads_gguf=False),
     Engine("xllamacpp", "xllamacpp", reads_gguf=True),
@@ -131,7 +132,7 @@ def start_workers(options: argparse.Namespace, export: Path) -> list[Worker]:
     model = Path(options.model) if options.model else embedded_model_path()
     workers = []
     for engine in (engine for engine in ENGINES if engine.name in options.engines):
-        python = sys.executable if engine.name == "bequest" else options.peers_python
+        python = sys.executable if engine.package == "bequest" else options.peers_python
         if not is_installed(engine.package, python):
             print(f"{engine.name}: not installed for {python}", file=sys.stderr)
             continue

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from bequest import LLM, SamplingParams
 
 
-def load(model: str, threads: int) -> Callable[[list[list[int]], int], int]:
-    llm = LLM(model, threads=threads, dtype="float32", enable_prefix_caching=False)
+def load(model: str, threads: int, matmul: str = "auto") -> Callable[[list[list[int]], int], int]:
+    llm = LLM(model, threads=threads, dtype="float32", enable_prefix_caching=False, cpu_matmul=matmul)
 
     def generate(prompts: list[list[int]], output_len: int) -> int:
         params = SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)

@@ -7,6 +7,7 @@
 namespace bequest::BEQUEST_ISA {
 
 typedef int16_t VecS __attribute__((vector_size(kLanes * 4)));  // pairs
+typedef int8_t VecB __attribute__((vector_size(kLanes * 4)));   // quads
 
 #if defined(BEQUEST_DOT_dotprod)
 inline constexpr bool kQuads = true;
@@ -14,11 +15,6 @@ inline constexpr bool kQuads = true;
 inline constexpr bool kQuads = false;
 #endif
 
-inline VecU load_words(const uint32_t* p) {
-  VecU v;
-  std::memcpy(&v, p, sizeof(v));
-  return v;
-}
 inline VecU broadcast_word(uint32_t word) { return word + VecU{}; }
 
 #if defined(BEQUEST_DOT_dotprod)

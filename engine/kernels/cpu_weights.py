@@ -20,7 +20,7 @@ _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 _TILES = 2
 _FAST = 16
 
-StoredType = Literal["Q4_0", "Q4_1", "Q8_0"]
+StoredType = Literal["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,9 @@ STORED_CODES: dict[StoredType, StoredCodes] = {
     "Q4_0": StoredCodes(0, 18, _CODES_4),
     "Q4_1": StoredCodes(1, 20, _CODES_4),
     "Q8_0": StoredCodes(2, 34, _CODES_8),
+    "Q4_K": StoredCodes(3, 144, CodeLayout(5, 4, 8 * GROUP, 2368)),
+    "Q5_K": StoredCodes(4, 176, CodeLayout(6, 5, 8 * GROUP, 2880)),
+    "Q6_K": StoredCodes(5, 210, CodeLayout(7, 6, 8 * GROUP, 3392)),
 }
 
 

@@ -42,8 +42,13 @@ class Backend(Protocol):
         """The codes of checkpoints that it may keep, where weights are else in this dtype."""
         ...
 
+    @property
+    def joins_codes(self) -> bool:
+        """Whether matrices in codes of several kinds can be one weight."""
+        ...
+
     def quantised_weight(self, matrices: Sequence[Codes], bias: Tensor | None) -> Weight | None:
-        """The same of matrices in codes of one kind; None where it does not multiply these."""
+        """The same of matrices in codes, of one kind unless it joins them; None where it does not multiply these."""
         ...
 
     def expert_weights(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bequest.engine.errors import ModelError
-from bequest.engine.kernels.cpu_weights import GROUP, QuantisedRows
+from bequest.engine.kernels.cpu_weights import QuantisedRows
 from bequest.engine.layers.codes import Codes
 from bequest.engine.models.config import RecurrentConfig
 from bequest.engine.models.fields import Fields
@@ -83,8 +83,10 @@ class HybridGguf(SourceOver):
         codes = self._source.load_codes(name)
         if codes is None or not self._in_turns or ".linear_attn." not in name:
             return codes
-        if not isinstance(codes, QuantisedRows) or self._sizes.value_dim % GROUP:
-            return None  # a group of codes would be of two heads
+        if not isinstance(codes, QuantisedRows):
+            return None
+        if name.endswith(".out_proj.weight") and self._sizes.value_dim % codes.stored.layout.values:
+            return None  # a block of codes would be of two heads
         return QuantisedRows(codes.type, self._ordered(name, codes.rows))
 
     def _ordered(self, name: str, tensor: Tensor) -> Tensor:

@@ -259,16 +259,18 @@ class Loader(Reader):
     def _quantised(self, names: Sequence[str], bias: Tensor | None) -> Weight | None:
         """A matrix stays in the codes of a checkpoint where the backend multiplies these."""
         codes = self._codes(names)
-        return None if codes is None else self._backend.quantised_weight(codes, bias)
+        if codes is None or not (self._backend.joins_codes or _is_of_one_kind(codes)):
+            return None
+        return self._backend.quantised_weight(codes, bias)
 
     def _codes(self, names: Sequence[str]) -> list[Codes] | None:
-        """Of matrices that are one weight; None where they are not all in codes of one kind that may stay."""
+        """Of matrices that are one weight; None where they are not all in codes that may stay."""
         types = self._backend.code_types(self._dtype)
         if not types:
             return None
         codes = [self._source.load_codes(f"{self._prefix}{name}.weight") for name in names]
         parts = [part for part in codes if isinstance(part, types)]
-        return parts if len(parts) == len(names) and len({part.kind for part in parts}) == 1 else None
+        return parts if len(parts) == len(names) else None
 
     def experts(
         self, names: Sequence[str], rows: Sequence[int], columns: int, num_experts: int, *, has_bias: bool = False
@@ -289,12 +291,12 @@ class Loader(Reader):
     def _quantised_experts(self, names: Sequence[str], num_experts: int, bias: Tensor | None) -> ExpertWeights | None:
         """The same of experts, as the first of them is stored."""
         first = self._codes([f"0.{name}" for name in names])
-        if first is None:
+        if first is None or not _is_of_one_kind(first):
             return None
 
         def of_expert(number: int) -> list[Codes]:
             codes = self._codes([f"{number}.{name}" for name in names])
-            if codes is None or codes[0].kind != first[0].kind:
+            if codes is None or not _is_of_one_kind([first[0], *codes]):
                 described = f"{self._source.description}: {self._prefix}{number}.{names[0]}"
                 raise ModelError(f"{described} is stored otherwise than expert 0; convert the file again")
             return codes
@@ -349,6 +351,10 @@ class Loader(Reader):
 
 
 AnyTable = TypeVar("AnyTable", bound=Stored)
+
+
+def _is_of_one_kind(codes: Sequence[Codes]) -> bool:
+    return len({part.kind for part in codes}) == 1
 
 
 def _site_of(name: str) -> int:

@@ -12,7 +12,20 @@ from tests.kernels.integer_reference import Decoded
 Octets = npt.NDArray[np.uint8]
 TYPES: list[StoredType] = list(STORED_CODES)
 # Where the float16 scales and offsets of a block are.
-_HALVES = {"Q4_0": slice(0, 2), "Q4_1": slice(0, 4), "Q8_0": slice(0, 2)}
+_HALVES = {
+    "Q4_0": slice(0, 2),
+    "Q4_1": slice(0, 4),
+    "Q8_0": slice(0, 2),
+    "Q4_K": slice(0, 4),
+    "Q5_K": slice(0, 4),
+    "Q6_K": slice(208, 210),
+}
+
+
+def whole(kind: StoredType, in_features: int) -> int:
+    """The next number that is a whole number of blocks."""
+    values = STORED_CODES[kind].layout.values
+    return -(-in_features // values) * values
 
 
 def blocks_of(kind: StoredType, out_features: int, in_features: int, seed: int = 0) -> Octets:
@@ -64,4 +77,41 @@ def _q8_0(blocks: Octets) -> Parts:
     return blocks[:, 2:].view(np.int8).astype(np.int64), _halves(blocks[:, :2]), None
 
 
-_DECODERS = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0}
+def _six_bits(octets: Octets) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """[B, 12] → scales and offsets of 8 groups."""
+    first, second, mixed = octets[:, :4], octets[:, 4:8], octets[:, 8:]
+    scales = np.concatenate([first & 63, (mixed & 15) | (first >> 6 << 4)], axis=1)
+    offsets = np.concatenate([second & 63, (mixed >> 4) | (second >> 6 << 4)], axis=1)
+    return scales.astype(np.float32), offsets.astype(np.float32)
+
+
+def _low_nibbles(octets: Octets) -> npt.NDArray[np.int64]:
+    """[B, 128] → [B, 256]: of each 32 octets the low halves, then the high ones."""
+    parts = octets.reshape(len(octets), 4, 32)
+    return np.stack([parts & 15, parts >> 4], axis=2).reshape(len(octets), 256).astype(np.int64)
+
+
+def _q4_k(blocks: Octets) -> Parts:
+    scales, offsets = _six_bits(blocks[:, 4:16])
+    halves = _halves(blocks[:, :4])
+    return _low_nibbles(blocks[:, 16:]), halves[:, :1] * scales, -(halves[:, 1:] * offsets)
+
+
+def _q5_k(blocks: Octets) -> Parts:
+    scales, offsets = _six_bits(blocks[:, 4:16])
+    halves = _halves(blocks[:, :4])
+    high = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
+    codes = _low_nibbles(blocks[:, 48:]) | high.reshape(len(blocks), 256).astype(np.int64) << 4
+    return codes, halves[:, :1] * scales, -(halves[:, 1:] * offsets)
+
+
+def _q6_k(blocks: Octets) -> Parts:
+    low = blocks[:, :128].reshape(-1, 2, 64)
+    nibbles = np.concatenate([low & 15, low >> 4], axis=2)  # [B, 2, 128]
+    high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
+    codes = nibbles.astype(np.int64) | high.reshape(-1, 2, 128).astype(np.int64) << 4
+    scales = _halves(blocks[:, 208:]) * blocks[:, 192:208].view(np.int8).astype(np.float32)
+    return codes.reshape(-1, 256) - 32, scales, None
+
+
+_DECODERS = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k}

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels.cpu_weights import StoredType
-from tests.kernels.code_blocks import TYPES, blocks_of, values_of
+from tests.kernels.code_blocks import TYPES, blocks_of, values_of, whole
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
@@ -24,6 +24,7 @@ def quantised(
     kind: StoredType, out_features: int, in_features: int, seed: int = 0
 ) -> tuple[kernels.QuantisedRows, Tensor]:
     """Rows of random codes, and their values [N, K]."""
+    assert in_features == whole(kind, in_features)
     blocks = blocks_of(kind, out_features, in_features, seed)
     values = torch.from_numpy(values_of(kind, blocks, out_features))
     return kernels.QuantisedRows(kind, torch.from_numpy(blocks).view(out_features, -1)), values
@@ -33,6 +34,7 @@ def quantised(
 @pytest.mark.parametrize("k", [32, 64, 576, 640, 672, 1536])
 @pytest.mark.parametrize("n", [1, 15, 16, 17, 47, 48, 200])
 def test_has_the_bits_of_the_float32_product(kind: StoredType, n: int, k: int) -> None:
+    k = whole(kind, k)
     rows, values = quantised(kind, n, k)
     codes, plain = kernels.pack_quantised([rows]), kernels.pack_weight(values, torch.float32)
     bias = random(n, seed=2)
@@ -52,6 +54,7 @@ def test_has_the_bits_of_the_float32_product(kind: StoredType, n: int, k: int) -
 def test_a_gated_product_has_the_bits_of_product_and_activation(
     kind: StoredType, k: int, intermediate: int, activation: str
 ) -> None:
+    k = whole(kind, k)
     packed = kernels.pack_quantised([quantised(kind, 2 * intermediate, k)[0]])
     bias = random(2 * intermediate, seed=2)
     for t in TOKENS if activation == "silu" else [7, 65]:
@@ -67,8 +70,9 @@ def test_a_gated_product_has_the_bits_of_product_and_activation(
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_row_has_the_same_bits_in_every_batch_on_any_threads(kind: StoredType) -> None:
-    packed = kernels.pack_quantised([quantised(kind, 200, 672)[0]])
-    x = random(270, 672, seed=3)
+    k = whole(kind, 672)
+    packed = kernels.pack_quantised([quantised(kind, 200, k)[0]])
+    x = random(270, k, seed=3)
     kernels.set_num_threads(1)
     alone = torch.cat([kernels.linear(x[i : i + 1], packed) for i in range(270)])
     for threads in (1, 2, 3):
@@ -79,7 +83,7 @@ def test_a_row_has_the_same_bits_in_every_batch_on_any_threads(kind: StoredType)
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_rows_of_the_table_are_the_values(kind: StoredType) -> None:
-    rows, values = quantised(kind, 37, 96)
+    rows, values = quantised(kind, 37, whole(kind, 96))
     embedded = kernels.embedding(torch.arange(36, -1, -1, dtype=torch.int32), kernels.pack_quantised([rows]))
     assert torch.equal(embedded, values.flip(0))
 
@@ -87,18 +91,22 @@ def test_rows_of_the_table_are_the_values(kind: StoredType) -> None:
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("sizes", [(64, 32, 32), (5, 11, 1, 40), (16, 3, 13)])
 def test_stacked_weights_are_the_joined_weight(kind: StoredType, sizes: tuple[int, ...]) -> None:
-    parts = [quantised(kind, size, 64, seed=i) for i, size in enumerate(sizes)]
+    k = whole(kind, 64)
+    parts = [quantised(kind, size, k, seed=i) for i, size in enumerate(sizes)]
     stacked = kernels.pack_quantised([rows for rows, _ in parts])
     joined = kernels.pack_weight(torch.cat([values for _, values in parts]), torch.float32)
-    x = random(3, 64, seed=9)
+    x = random(3, k, seed=9)
     assert torch.equal(kernels.linear(x, stacked), kernels.linear(x, joined))
 
 
-@pytest.mark.parametrize(("kind", "group_bytes"), [("Q4_0", 320), ("Q4_1", 320), ("Q8_0", 576)])
-def test_takes_the_memory_of_the_codes(kind: StoredType, group_bytes: int) -> None:
-    packed = kernels.pack_quantised([quantised(kind, 33, 64)[0]])
-    assert (packed.out_features, packed.in_features, packed.dtype) == (33, 64, torch.float32)
-    assert packed.nbytes == 3 * 2 * group_bytes
+@pytest.mark.parametrize(
+    ("kind", "bits"),
+    [("Q4_0", 5), ("Q4_1", 5), ("Q8_0", 9), ("Q4_K", 4.625), ("Q5_K", 5.625), ("Q6_K", 6.625)],
+)
+def test_takes_the_memory_of_the_codes(kind: StoredType, bits: float) -> None:
+    packed = kernels.pack_quantised([quantised(kind, 33, 512)[0]])
+    assert (packed.out_features, packed.in_features, packed.dtype) == (33, 512, torch.float32)
+    assert packed.nbytes * 8 == 48 * 512 * bits
 
 
 def test_codes_and_shapes_are_checked() -> None:

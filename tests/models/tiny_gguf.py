@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from bequest.engine.models.gguf_experts import LAYER_NAMES as EXPERT_LAYER_NAMES
 from bequest.engine.models.gguf_hybrids import LAYER_NAMES as RECURRENT_NAMES
 from bequest.engine.models.gguf_loader import GLOBAL_NAMES, layer_names
 from bequest.engine.models.registry import GGUF_ARCHITECTURES
+from tests.models.k_quants import quantise
 from tests.tiny_models import make_reference
 
 # Of configurations, by the type of their model.
@@ -53,11 +55,12 @@ EXPERT_NAMES = {theirs: ours for ours, theirs in EXPERT_LAYER_NAMES.items()}
 def write_tiny_gguf(
     name: str | PreTrainedModel,
     path: Path,
-    kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+    kind: GGMLQuantizationType | Callable[[str], GGMLQuantizationType] = GGMLQuantizationType.F32,
     metadata: dict[str, Any] | None = None,
     extra_tensors: dict[str, np.ndarray] | None = None,
 ) -> PreTrainedModel:
-    """Matrices in `kind`, vectors in float32. Returns the reference, its matrices rounded as the file's are."""
+    """Matrices in `kind`, which may depend on their names, vectors in float32. Returns the reference, its matrices
+    rounded as the file's are."""
     reference = make_reference(name) if isinstance(name, str) else name
     architecture = ARCHITECTURES[reference.config.model_type]
     writer = GGUFWriter(path, architecture)
@@ -66,6 +69,7 @@ def write_tiny_gguf(
         add = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}[type(value)]
         add(f"{architecture}.{key}", value)
     for tensor_name, parameter in reference.named_parameters():
+        own = kind if isinstance(kind, GGMLQuantizationType) else kind(tensor_name)
         values = parameter.detach().numpy()
         vectors = ("shared_expert_gate.weight", "_bias", "conv1d.weight")
         is_matrix = values.ndim > 1 and not tensor_name.endswith(vectors)
@@ -73,15 +77,15 @@ def write_tiny_gguf(
             # Files have rows of what is summed, gpt-oss' parameters columns.
             turned = architecture == "gpt-oss" and ".experts." in tensor_name
             values = np.ascontiguousarray(values.swapaxes(-1, -2) if turned else values)
-            values = gguf.dequantize(gguf.quantize(values, kind), kind)
+            values = gguf.dequantize(quantise(values, own), own)
             parameter.data.copy_(parameter.new_tensor(values.swapaxes(-1, -2) if turned else values))
         if architecture in PERMUTED and (".q_proj." in tensor_name or ".k_proj." in tensor_name):
             values = _interleave(values, head_dim_of(reference))
         if architecture in SHIFTED and tensor_name.endswith("norm.weight") and "linear_attn" not in tensor_name:
             values = values + 1
         for stored_name, part in _stored(tensor_name, values, architecture, reference.config):
-            stored = gguf.quantize(np.ascontiguousarray(part), kind) if is_matrix else part
-            writer.add_tensor(stored_name, stored, raw_dtype=kind if is_matrix else None)
+            stored = quantise(np.ascontiguousarray(part), own) if is_matrix else part
+            writer.add_tensor(stored_name, stored, raw_dtype=own if is_matrix else None)
     for tensor_name, values in (extra_tensors or {}).items():
         writer.add_tensor(tensor_name, values)
     writer.write_header_to_file()

@@ -44,6 +44,37 @@ void gather_quantised(const GatherParams& p, int64_t id, float* out) {
   }
 }
 
+// A group of a super block of a column.
+template <int Bits>
+void gather_group(const SuperBlock<Bits>& block, int group, int64_t column, float* out) {
+  const float scale = half_to_float(block.scales[column]);
+  for (int k = 0; k < kGroup; ++k) {
+    uint32_t code = block.words[group][k / 8][column] >> 4 * (k % 8) & 15u;
+    if constexpr (Bits > 4) {
+      const HighPlace place = high_place(Bits - 4, k);
+      code |= (block.high[group][place.word][column] >> place.shift & ((1u << (Bits - 4)) - 1)) << 4;
+    }
+    if constexpr (Bits == 6) {
+      const float own = scale * static_cast<float>(block.group_scales[2 * group + k / 16][column]);
+      out[k] = own * static_cast<float>(static_cast<int>(code) - 32);
+    } else {
+      const float own = scale * static_cast<float>(block.group_scales[group][column]);
+      const float least =
+          half_to_float(block.offsets[column]) * static_cast<float>(block.group_offsets[group][column]);
+      out[k] = own * static_cast<float>(code) - least;
+    }
+  }
+}
+
+template <int Bits>
+void gather_super(const GatherParams& p, int64_t id, float* out) {
+  const int64_t blocks = p.in_features / (kGroup * kSuperGroups), column = id % kPanelWidth;
+  const auto* panel = static_cast<const SuperBlock<Bits>*>(p.weight) + id / kPanelWidth * blocks;
+  for (int64_t block = 0; block < blocks; ++block)
+    for (int group = 0; group < kSuperGroups; ++group, out += kGroup)
+      gather_group(panel[block], group, column, out);
+}
+
 void gather_row(const GatherParams& p, int64_t id, float* out) {
   switch (exact_of(p.format)) {
     case WeightFormat::kF32:
@@ -54,6 +85,12 @@ void gather_row(const GatherParams& p, int64_t id, float* out) {
       return gather_quantised<4>(p, id, out);
     case WeightFormat::kQ8:
       return gather_quantised<8>(p, id, out);
+    case WeightFormat::kK4:
+      return gather_super<4>(p, id, out);
+    case WeightFormat::kK5:
+      return gather_super<5>(p, id, out);
+    case WeightFormat::kK6:
+      return gather_super<6>(p, id, out);
     case WeightFormat::kTiles:
       return gather_tiled(p, id, out);
     case WeightFormat::kFast:

@@ -25,7 +25,17 @@ inline constexpr int64_t kPanelWidth = 16;
 // How a packed weight is stored and multiplied; ops/cpu/quantised.h has the codes, and kTiles are of
 // bfloat16. Codes are multiplied as the float32 values that they stand for, or, where kFast is added, as
 // integers (ops/cpu/linear_integer.h).
-enum class WeightFormat : int { kF32 = 0, kBF16 = 1, kTiles = 2, kQ4 = 3, kQ8 = 4, kFast = 16 };
+enum class WeightFormat : int {
+  kF32 = 0,
+  kBF16 = 1,
+  kTiles = 2,
+  kQ4 = 3,
+  kQ8 = 4,
+  kK4 = 5,
+  kK5 = 6,
+  kK6 = 7,
+  kFast = 16
+};
 
 constexpr bool is_fast(WeightFormat format) { return (int(format) & int(WeightFormat::kFast)) != 0; }
 constexpr WeightFormat exact_of(WeightFormat format) {

@@ -17,7 +17,7 @@ constexpr int64_t kStripGroups = 64;  // at most: a strip stays in L2
 #if defined(BEQUEST_ISA_avx512)
 constexpr int kFewRows = 8;
 constexpr int few_panels(int rows) { return rows <= 2 ? 4 : rows <= 4 ? 2 : 1; }
-constexpr int kStripRows = 6, kLeastRows = 4, kTileWidth = 2;
+constexpr int kStripRows = 6, kLeastRows = 3, kTileWidth = 2;
 #elif defined(BEQUEST_ISA_avx2)
 constexpr int kFewRows = 3;
 constexpr int few_panels(int) { return 1; }
@@ -43,7 +43,7 @@ struct IntegerTile {
 // c [R, 16 P] = x · weightsᵀ, where `weights` shows a group of P panels at a time.
 template <int R, int P, class Weights>
 void multiply_groups(const IntegerTile& t, Weights weights) {
-  constexpr int kScales = Weights::kScales, kOperands = Weights::kOperands / kScales;
+  constexpr int kScales = Weights::kScales, kOperands = kGroupOperands / kScales;
   VecF sum[R][P][kVecs];
   const auto each = [&](auto f) {
 #pragma GCC unroll 8
@@ -152,7 +152,7 @@ void multiply_few(const Product& product, const QuantisedItem& item, float* scra
   const LinearParams& p = product.p;
   const CodePanels<Codes> codes(p);
   const Span rows{item.row_begin, item.row_end};
-  with_rows<kFewRows>(rows.end - rows.begin, [&]<int R>() {
+  with_rows<few_rows<Codes>(kFewRows)>(rows.end - rows.begin, [&]<int R>() {
     constexpr int kMost = few_panels(R);
     const int64_t step = Columns::kHalves == 2 ? kMost : item.panel_end - item.panel_begin;
     for (int64_t begin = item.panel_begin; begin < item.panel_end; begin += step) {
@@ -205,8 +205,8 @@ void multiply_many(const Product& product, const QuantisedItem& item, float* scr
 template <class Columns>
 void multiply_columns(const Product& product, const QuantisedItem& item, float* scratch) {
   with_codes(product.p.format, [&]<class Codes>() {
-    product.p.num_tokens <= kFewRows ? multiply_few<Codes, Columns>(product, item, scratch)
-                                     : multiply_many<Codes, Columns>(product, item, scratch);
+    product.p.num_tokens <= few_rows<Codes>(kFewRows) ? multiply_few<Codes, Columns>(product, item, scratch)
+                                                      : multiply_many<Codes, Columns>(product, item, scratch);
   });
 }
 
@@ -216,12 +216,13 @@ QuantisedCut integer_cut(const LinearParams& p) {
   const auto sums = [&](int64_t rows) {
     return p.gated() ? rows * 2 * kMostGated * kPanelWidth * int64_t{sizeof(float)} : 0;
   };
-  if (p.num_tokens <= kFewRows)
-    return {.rows = kFewRows,
-            .panels = few_panels(static_cast<int>(p.num_tokens)),
-            .scratch_bytes = sums(kFewRows)};
-  int64_t group_bytes = 0;
-  with_codes(p.format, [&]<class Codes>() { group_bytes = sizeof(OperandGroup<Codes>); });
+  int64_t few = 0, group_bytes = 0;
+  with_codes(p.format, [&]<class Codes>() {
+    few = few_rows<Codes>(kFewRows);
+    group_bytes = sizeof(OperandGroup<Codes>);
+  });
+  if (p.num_tokens <= few)
+    return {.rows = few, .panels = few_panels(static_cast<int>(p.num_tokens)), .scratch_bytes = sums(few)};
   return {.rows = kBlockRows,
           .panels = p.gated() ? kStripPanels / 2 : kStripPanels,
           .scratch_bytes = kStripPanels * kStripGroups * group_bytes + sums(kBlockRows)};

@@ -3,7 +3,7 @@
 #include "ops/cpu/linear_quantised.h"
 
 #include "ops/cpu/linear_tiles.h"
-#include "ops/cpu/quantised.h"
+#include "ops/cpu/quantised_codes.h"
 #include "ops/cpu/quantised_columns.h"
 
 namespace bequest::BEQUEST_ISA {
@@ -33,10 +33,15 @@ constexpr int kFewRows = kTileRows;
 constexpr int few_panels(int) { return 1; }
 #endif
 
-// Codes number i of some words, as float.
-template <int Bits>
-VecF codes(VecU words, int i) {
-  if constexpr (Bits == 8) return __builtin_convertvector((VecI)(words << (24 - 8 * i)) >> 24, VecF);
+// Codes number i of word w of a group, as float.
+template <class Codes>
+VecF code_values(VecU words, const VecU* high, int w, int i) {
+  if constexpr (Codes::kBits == 8) return __builtin_convertvector((VecI)(words << (24 - 8 * i)) >> 24, VecF);
+  if constexpr (Codes::kHighBits > 0) {
+    const HighPlace place = high_place(Codes::kHighBits, 8 * w + i);
+    const VecU upper = high[place.word] >> place.shift & ((1u << Codes::kHighBits) - 1);
+    return __builtin_convertvector((VecI)((words >> (4 * i) & 15u) | upper << 4), VecF);
+  }
 #if defined(BEQUEST_ISA_avx512)
   // A permutation looks at the lowest four bits of an index only.
   const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -46,37 +51,46 @@ VecF codes(VecU words, int i) {
 #endif
 }
 
-VecU load_words(const uint32_t* p) {
-  VecU v;
-  std::memcpy(&v, p, sizeof(v));
-  return v;
-}
-
 // A group of a panel with its scales in registers.
-template <int Bits>
+template <class Codes>
 struct OpenGroup {
-  const QuantisedGroup<Bits>* group;
+  const typename Codes::Block* block;
+  int group, word;
   VecF scale[kVecs], offset[kVecs];
-  VecU words[kVecs];
+  VecU words[kVecs], high[kVecs][Codes::kHighBits == 0 ? 1 : Codes::kHighBits];
 
-  void open(const QuantisedGroup<Bits>* at) {
-    group = at;
+  void open(const typename Codes::Block* at, int number) {
+    block = at;
+    group = number;
     for (int v = 0; v < kVecs; ++v) {
-      scale[v] = load_half(at->scales + v * kLanes);
-      offset[v] = load_half(at->offsets + v * kLanes);
+      if constexpr (Codes::kScales == 1) {
+        scale[v] = Codes::scale(*at, number, 0, v);
+        offset[v] = Codes::offset(*at, number, v);
+      }
+      for (int i = 0; i < Codes::kHighBits; ++i)
+        high[v][i] = load_words(Codes::high(*at, number, i) + v * kLanes);
     }
   }
   void take_words(int w) {
-    for (int v = 0; v < kVecs; ++v) words[v] = load_words(group->words[w] + v * kLanes);
+    word = w;
+    for (int v = 0; v < kVecs; ++v) {
+      words[v] = load_words(Codes::words(*block, group, w) + v * kLanes);
+      if constexpr (Codes::kScales > 1) {
+        scale[v] = Codes::scale(*block, group, w / (Codes::kWords / Codes::kScales), v);
+        offset[v] = scale[v] * static_cast<float>(Codes::kLeast);
+      }
+    }
   }
-  VecF weights(int i, int v) const { return codes<Bits>(words[v], i) * scale[v] + offset[v]; }
+  VecF weights(int i, int v) const {
+    return code_values<Codes>(words[v], high[v], word, i) * scale[v] + offset[v];
+  }
 };
 
 // acc [R, P] += x [R, k of a word] · open words
-template <int R, int P, int Bits>
+template <int R, int P, class Codes>
 [[gnu::always_inline]] inline void multiply_words(const float* x, int64_t x_stride,
-                                                  const OpenGroup<Bits>* open, VecF (&acc)[R][P][kVecs]) {
-  constexpr int kPerWord = QuantisedGroup<Bits>::kPerWord;
+                                                  const OpenGroup<Codes>* open, VecF (&acc)[R][P][kVecs]) {
+  constexpr int kPerWord = Codes::kWordCodes;
   // More rows than pointers to rows fit registers: so many k are made weights that each pointer is loaded
   // once.
   constexpr int kAtOnce = R > kTileRows ? kPerWord : 1;
@@ -103,24 +117,23 @@ template <int R, int P, int Bits>
 }
 
 // c [R, 16 P] = x [R, K] · panelsᵀ, meanwhile asking for the panels after these.
-template <int R, int P, int Bits>
-void multiply_codes(const TileOperands& t, const QuantisedGroup<Bits>* panel) {
-  using Group = QuantisedGroup<Bits>;
-  const int64_t groups = t.depth / kGroup;
+template <int R, int P, class Codes>
+void multiply_codes(const TileOperands& t, const typename Codes::Block* panel) {
+  const int64_t groups = t.depth / kGroup, blocks = groups / Codes::kBlockGroups;
   VecF acc[R][P][kVecs] = {};
   for (int64_t g = 0; g < groups; ++g) {
-    OpenGroup<Bits> open[P];
+    const GroupPlace<Codes> place(g);
+    OpenGroup<Codes> open[P];
 #pragma GCC unroll 4
     for (int j = 0; j < P; ++j) {
-      const Group* at = panel + j * groups + g;
-      open[j].open(at);
-      for (size_t line = 0; line < sizeof(Group); line += 64)
-        __builtin_prefetch(reinterpret_cast<const char*>(at + P * groups) + line, 0, 2);
+      const auto* at = panel + j * blocks + place.block;
+      open[j].open(at, place.group);
+      prefetch_group<Codes>(at + P * blocks, place.group);
     }
-    for (int w = 0; w < Group::kWords; ++w) {
+    for (int w = 0; w < Codes::kWords; ++w) {
 #pragma GCC unroll 4
       for (int j = 0; j < P; ++j) open[j].take_words(w);
-      multiply_words<R, P>(t.x + g * kGroup + w * Group::kPerWord, t.x_stride, open, acc);
+      multiply_words<R, P>(t.x + g * kGroup + w * Codes::kWordCodes, t.x_stride, open, acc);
     }
   }
 #pragma GCC unroll 16
@@ -148,23 +161,23 @@ TileOperands operands(const Columns& at, int64_t row, int64_t j, Span k) {
           .c_stride = at.stride()};
 }
 
-template <int Bits, class Columns>
+template <class Codes, class Columns>
 void multiply_few(const LinearParams& p, const QuantisedItem& item, float* scratch) {
-  const auto* groups = static_cast<const QuantisedGroup<Bits>*>(p.weight);
-  const int64_t per_panel = p.in_features / kGroup;
+  const auto* blocks = static_cast<const typename Codes::Block*>(p.weight);
+  const int64_t per_panel = p.in_features / (kGroup * Codes::kBlockGroups);
   const Span rows{item.row_begin, item.row_end};
-  with_rows<kFewRows>(rows.end - rows.begin, [&]<int R>() {
+  with_rows<few_rows<Codes>(kFewRows)>(rows.end - rows.begin, [&]<int R>() {
     constexpr int kMost = few_panels(R);
     const int64_t step = Columns::kHalves == 2 ? kMost : item.panel_end - item.panel_begin;
     for (int64_t begin = item.panel_begin; begin < item.panel_end; begin += step) {
       const int64_t count = begin + step < item.panel_end ? step : item.panel_end - begin;
       const Columns at(p, begin, count, rows, scratch);
       for (int half = 0; half < Columns::kHalves; ++half) {
-        const auto* first = groups + (at.panel(half) - half * count) * per_panel;
+        const auto* first = blocks + (at.panel(half) - half * count) * per_panel;
         each_block<kMost>(at.columns(), half * count, (half + 1) * count, [&]<int P>(int64_t j, bool whole) {
           const TileOperands t = operands(at, rows.begin, j, {0, p.in_features});
           const auto multiply = [&](const TileOperands& to) {
-            multiply_codes<R, P, Bits>(to, first + j * per_panel);
+            multiply_codes<R, P, Codes>(to, first + j * per_panel);
           };
           whole ? multiply(t) : multiply_edge<R>(t, at.columns() - j * kPanelWidth, multiply);
         });
@@ -174,17 +187,17 @@ void multiply_few(const LinearParams& p, const QuantisedItem& item, float* scrat
   });
 }
 
-// to [depth, 16] = weights of a panel
-template <int Bits>
-void expand(const QuantisedGroup<Bits>* groups, int64_t count, float* to) {
-  using Group = QuantisedGroup<Bits>;
-  for (int64_t g = 0; g < count; ++g) {
-    OpenGroup<Bits> open;
-    open.open(groups + g);
-    for (int w = 0; w < Group::kWords; ++w) {
+// to [groups, 32, 16] = weights of a panel
+template <class Codes>
+void expand(const typename Codes::Block* panel, Span groups, float* to) {
+  for (int64_t g = groups.begin; g < groups.end; ++g) {
+    const GroupPlace<Codes> place(g);
+    OpenGroup<Codes> open;
+    open.open(panel + place.block, place.group);
+    for (int w = 0; w < Codes::kWords; ++w) {
       open.take_words(w);
 #pragma GCC unroll 8
-      for (int i = 0; i < Group::kPerWord; ++i, to += kPanelWidth)
+      for (int i = 0; i < Codes::kWordCodes; ++i, to += kPanelWidth)
         for (int v = 0; v < kVecs; ++v) store(to + v * kLanes, open.weights(i, v));
     }
   }
@@ -214,10 +227,10 @@ void multiply_strip(const Columns& at, const QuantisedItem& item, Span k, const 
   }
 }
 
-template <int Bits, class Columns>
+template <class Codes, class Columns>
 void multiply_many(const LinearParams& p, const QuantisedItem& item, float* scratch) {
-  const auto* groups = static_cast<const QuantisedGroup<Bits>*>(p.weight);
-  const int64_t per_panel = p.in_features / kGroup;
+  const auto* blocks = static_cast<const typename Codes::Block*>(p.weight);
+  const int64_t groups = p.in_features / kGroup, per_panel = groups / Codes::kBlockGroups;
   const Strip strip(p);
   const int64_t step = strip.panels / Columns::kHalves;
   const int64_t passes = (p.in_features + strip.depth - 1) / strip.depth;
@@ -225,12 +238,12 @@ void multiply_many(const LinearParams& p, const QuantisedItem& item, float* scra
     const int64_t count = begin + step < item.panel_end ? step : item.panel_end - begin;
     const Columns at(p, begin, count, {item.row_begin, item.row_end}, scratch + strip.floats());
     for (int64_t i = 0; i < passes; ++i) {
-      const Span g = part_of(per_panel, passes, i);
+      const Span g = part_of(groups, passes, i);
       const Span k{g.begin * kGroup, g.end * kGroup};
       float* to = scratch;
       for (int half = 0; half < Columns::kHalves; ++half)
         for (int64_t j = 0; j < count; ++j, to += (k.end - k.begin) * kPanelWidth)
-          expand<Bits>(groups + (at.panel(half) + j) * per_panel + g.begin, g.end - g.begin, to);
+          expand<Codes>(blocks + (at.panel(half) + j) * per_panel, g, to);
       multiply_strip(at, item, k, scratch);
     }
   }
@@ -238,22 +251,22 @@ void multiply_many(const LinearParams& p, const QuantisedItem& item, float* scra
 
 template <class Columns>
 void multiply_columns(const LinearParams& p, const QuantisedItem& item, float* scratch) {
-  const bool few = p.num_tokens <= kFewRows;
-  if (p.format == WeightFormat::kQ4) {
-    few ? multiply_few<4, Columns>(p, item, scratch) : multiply_many<4, Columns>(p, item, scratch);
-  } else {
-    few ? multiply_few<8, Columns>(p, item, scratch) : multiply_many<8, Columns>(p, item, scratch);
-  }
+  with_codes(p.format, [&]<class Codes>() {
+    p.num_tokens <= few_rows<Codes>(kFewRows) ? multiply_few<Codes, Columns>(p, item, scratch)
+                                              : multiply_many<Codes, Columns>(p, item, scratch);
+  });
 }
 
 }  // namespace
 
 QuantisedCut quantised_cut(const LinearParams& p) {
   const auto sums = [&](int64_t rows) { return p.gated() ? rows * 2 * kMostGated * kPanelWidth : 0; };
-  if (p.num_tokens <= kFewRows)
-    return {.rows = kFewRows,
+  int64_t few = 0;
+  with_codes(p.format, [&]<class Codes>() { few = few_rows<Codes>(kFewRows); });
+  if (p.num_tokens <= few)
+    return {.rows = few,
             .panels = few_panels(static_cast<int>(p.num_tokens)),
-            .scratch_bytes = sums(kFewRows) * int64_t{sizeof(float)}};
+            .scratch_bytes = sums(few) * int64_t{sizeof(float)}};
   const Strip strip(p);
   return {.rows = kBlockRows,
           .panels = p.gated() ? strip.panels / 2 : strip.panels,

@@ -6,65 +6,49 @@
 #pragma once
 
 #include "core/dot_products.h"
-#include "ops/cpu/linear_tiles.h"
-#include "ops/cpu/quantised.h"
+#include "ops/cpu/quantised_codes.h"
 
 namespace bequest::BEQUEST_ISA {
 namespace {
 
-// Q4_1, Q4_0: codes 0 … 15 with a scale and an offset.
-struct Codes4 {
-  using Block = QuantisedGroup<4>;
-  static constexpr int kBlockGroups = 1;  // of 32 values of k
-  static constexpr int kScales = 1;       // of a group
-  static constexpr int kWordOperands = kQuads ? 2 : 4;
-  static constexpr int kWordCodes = 8;
-  static constexpr bool kHasOffset = true;
+inline constexpr int kGroupOperands = kQuads ? 8 : 16;
 
-  static VecU operand(const Block& block, int, int o, int v) {
-    const VecU word = load_words(block.words[o / kWordOperands] + v * kLanes);
-    return (word >> (4 * (o % kWordOperands))) & (kQuads ? 0x0f0f0f0fu : 0x000f000fu);
-  }
-  static VecF scale(const Block& block, int, int, int v) { return load_half(block.scales + v * kLanes); }
-  static VecF offset(const Block& block, int, int v) { return load_half(block.offsets + v * kLanes); }
-};
+inline VecU shifted_left(VecU v, int by) { return by >= 0 ? v << by : v >> -by; }
 
-// Q8_0: codes -128 … 127 with a scale.
-struct Codes8 {
-  using Block = QuantisedGroup<8>;
-  static constexpr int kBlockGroups = 1;
-  static constexpr int kScales = 1;
-  static constexpr int kWordOperands = kQuads ? 1 : 2;
-  static constexpr int kWordCodes = 4;
-  static constexpr bool kHasOffset = false;
+// Bits 4 and above of an operand, from those of the codes number `first`, which is its own lowest, and so on.
+template <class Codes>
+VecU high_bits(const typename Codes::Block& block, int group, int first, int v) {
+  constexpr uint32_t kMask = (1u << Codes::kHighBits) - 1;
+  const HighPlace place = high_place(Codes::kHighBits, first);
+  const VecU word = load_words(Codes::high(block, group, place.word) + v * kLanes);
+  const VecU pairs = shifted_left(word, 4 - place.shift) & (kMask << 4 | kMask << 20);
+  if constexpr (!kQuads) return pairs;
+  // Those of the odd bytes are two codes further on.
+  const int next = high_place(Codes::kHighBits, first + 2).shift;
+  return pairs | (shifted_left(word, 12 - next) & (kMask << 12 | kMask << 28));
+}
 
-  static VecU operand(const Block& block, int, int o, int v) {
-    const VecU word = load_words(block.words[o / kWordOperands] + v * kLanes);
+// Operand number o of a group.
+template <class Codes>
+VecU operand(const typename Codes::Block& block, int group, int o, int v) {
+  constexpr int kEach = kGroupOperands / Codes::kWords;  // operands of a word
+  const VecU word = load_words(Codes::words(block, group, o / kEach) + v * kLanes);
+  if constexpr (Codes::kBits == 8) {
     if constexpr (kQuads) return word;
     return (VecU)((o % 2 == 0 ? (VecS)word << 8 : (VecS)word) >> 8);
-  }
-  static VecF scale(const Block& block, int, int, int v) { return load_half(block.scales + v * kLanes); }
-  static VecF offset(const Block&, int, int) { return VecF{}; }
-};
-
-// f<Codes>() for the codes of a format.
-template <class F>
-void with_codes(WeightFormat format, F f) {
-  switch (exact_of(format)) {
-    case WeightFormat::kQ4:
-      return f.template operator()<Codes4>();
-    case WeightFormat::kQ8:
-      return f.template operator()<Codes8>();
-    default:
-      fail("linear: no codes");
+  } else {
+    VecU codes = (word >> (4 * (o % kEach))) & (kQuads ? 0x0f0f0f0fu : 0x000f000fu);
+    if constexpr (Codes::kHighBits > 0) codes |= high_bits<Codes>(block, group, o / kEach * 8 + o % kEach, v);
+    if constexpr (Codes::kLeast == 0) return codes;
+    if constexpr (kQuads) return (VecU)((VecB)codes + static_cast<int8_t>(Codes::kLeast));
+    return (VecU)((VecS)codes + static_cast<int16_t>(Codes::kLeast));
   }
 }
 
 // A group of a panel made operands.
 template <class Codes>
 struct OperandGroup {
-  static constexpr int kOperands = kQuads ? 8 : 16;
-  uint32_t words[kOperands][kPanelWidth];
+  uint32_t words[kGroupOperands][kPanelWidth];
   float scales[Codes::kScales][kPanelWidth];
   float offsets[Codes::kHasOffset ? kPanelWidth : 0];
 };
@@ -72,7 +56,7 @@ struct OperandGroup {
 // P panels of groups that were made operands.
 template <class Codes>
 struct OperandPanels {
-  static constexpr int kScales = Codes::kScales, kOperands = OperandGroup<Codes>::kOperands;
+  static constexpr int kScales = Codes::kScales;
   static constexpr bool kHasOffset = Codes::kHasOffset;
   const OperandGroup<Codes>* first;
   int64_t depth;  // groups of a panel
@@ -98,25 +82,25 @@ class CodePanels {
   // for.
   template <int P>
   struct View {
-    static constexpr int kScales = Codes::kScales, kOperands = OperandGroup<Codes>::kOperands;
+    static constexpr int kScales = Codes::kScales;
     static constexpr bool kHasOffset = Codes::kHasOffset;
     const Block* first;
     int64_t depth;  // blocks of a panel
     const Block* at = nullptr;
-    int sub = 0;  // which group of a block
+    int group = 0;  // of the block
 
     void open(int64_t g) {
-      at = first + g / Codes::kBlockGroups;
-      sub = static_cast<int>(g % Codes::kBlockGroups);
-      constexpr size_t kShare = sizeof(Block) / Codes::kBlockGroups;
+      const GroupPlace<Codes> place(g);
+      at = first + place.block;
+      group = place.group;
 #pragma GCC unroll 8
-      for (int j = 0; j < P; ++j)
-        for (size_t line = 0; line < kShare; line += 64)
-          __builtin_prefetch(reinterpret_cast<const char*>(at + (P + j) * depth) + sub * kShare + line, 0, 2);
+      for (int j = 0; j < P; ++j) prefetch_group<Codes>(at + (P + j) * depth, group);
     }
-    VecU operand(int j, int o, int v) const { return Codes::operand(at[j * depth], sub, o, v); }
-    VecF scale(int j, int part, int v) const { return Codes::scale(at[j * depth], sub, part, v); }
-    VecF offset(int j, int v) const { return Codes::offset(at[j * depth], sub, v); }
+    VecU operand(int j, int o, int v) const {
+      return BEQUEST_ISA::operand<Codes>(at[j * depth], group, o, v);
+    }
+    VecF scale(int j, int part, int v) const { return Codes::scale(at[j * depth], group, part, v); }
+    VecF offset(int j, int v) const { return Codes::offset(at[j * depth], group, v); }
   };
 
   template <int P>
@@ -127,17 +111,18 @@ class CodePanels {
   // to [groups] = those of a panel
   void expand(int64_t panel, Span groups, OperandGroup<Codes>* to) const {
     for (int64_t g = groups.begin; g < groups.end; ++g, ++to) {
-      const Block& block = blocks_[panel * depth_ + g / Codes::kBlockGroups];
-      const int sub = static_cast<int>(g % Codes::kBlockGroups);
+      const GroupPlace<Codes> place(g);
+      const Block& block = blocks_[panel * depth_ + place.block];
       for (int v = 0; v < kVecs; ++v) {
 #pragma GCC unroll 16
-        for (int o = 0; o < OperandGroup<Codes>::kOperands; ++o) {
-          const VecU operand = Codes::operand(block, sub, o, v);
-          std::memcpy(to->words[o] + v * kLanes, &operand, sizeof(operand));
+        for (int o = 0; o < kGroupOperands; ++o) {
+          const VecU made = operand<Codes>(block, place.group, o, v);
+          std::memcpy(to->words[o] + v * kLanes, &made, sizeof(made));
         }
         for (int part = 0; part < Codes::kScales; ++part)
-          store(to->scales[part] + v * kLanes, Codes::scale(block, sub, part, v));
-        if constexpr (Codes::kHasOffset) store(to->offsets + v * kLanes, Codes::offset(block, sub, v));
+          store(to->scales[part] + v * kLanes, Codes::scale(block, place.group, part, v));
+        if constexpr (Codes::kHasOffset)
+          store(to->offsets + v * kLanes, Codes::offset(block, place.group, v));
       }
     }
   }

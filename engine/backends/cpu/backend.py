@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import chain, groupby
 
 import torch
 from torch import Tensor
 
 from bequest.engine.backends.cpu.codes import packable
 from bequest.engine.backends.cpu.experts import CpuExperts
+from bequest.engine.backends.cpu.joined import JoinedWeight
 from bequest.engine.backends.cpu.ops import CpuOps
 from bequest.engine.backends.cpu.stack import StackCompiler
 from bequest.engine.backends.cpu.weights import CpuRows, CpuWeight
@@ -28,6 +29,7 @@ class CpuBackend:
     """A Backend."""
 
     device = torch.device("cpu")
+    joins_codes = True
 
     def __init__(self, *, fast: bool = False) -> None:
         """`fast`: codes of checkpoints are multiplied as integers, else as the float32 values that they stand for."""
@@ -53,6 +55,14 @@ class CpuBackend:
         return (kernels.QuantisedRows, IntegerRows) if dtype is torch.float32 else ()
 
     def quantised_weight(self, matrices: Sequence[Codes], bias: Tensor | None) -> Weight | None:
+        kinds = [list(run) for _, run in groupby(matrices, lambda codes: codes.kind)]
+        if len(kinds) == 1:
+            return self._packed(matrices, bias)
+        parts = [self._packed(run, None) for run in kinds]
+        found = [part for part in parts if part is not None]
+        return JoinedWeight(found, bias) if len(found) == len(parts) else None
+
+    def _packed(self, matrices: Sequence[Codes], bias: Tensor | None) -> CpuWeight | None:
         rows = packable(matrices)
         return None if rows is None else CpuWeight(kernels.pack_quantised(rows, fast=self._fast), bias, self.ops)
 

@@ -27,7 +27,7 @@ class CudaBackend:
     """A Backend. Activations are bfloat16 or float32, weights the same or, beside bfloat16, float8; the cache is in the
     same as activations or in fp8."""
 
-    matmul = None
+    matmul, joins_codes = None, False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
