@@ -100,9 +100,10 @@ class Ring:
         points = [(_hash(f"{one.number}/{k}"), one.number) for one in replicas for k in range(_POINTS)]
         self._points = sorted(points)
         self._replicas = replicas
+        self.open = 0  # requests of all replicas
 
     def choose(self, key: str, now: float) -> Replica:
-        mean = (sum(one.open for one in self._replicas) + 1) / len(self._replicas)
+        mean = (self.open + 1) / len(self._replicas)
         at = bisect_left(self._points, (_hash(key), 0))
         for step in range(len(self._points)):
             one = self._replicas[self._points[(at + step) % len(self._points)][1]]
@@ -122,7 +123,6 @@ class Simulation:
         self.now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        self._open_requests = 0
 
     def at(self, seconds: float, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self.now + seconds, next(self._numbers), event))
@@ -152,6 +152,7 @@ class Simulation:
         self.seen.waits.append(begins - self.now - reading)
         one.prefill_free = begins + tokens / self.assumed.prefill
         one.open += 1
+        self.ring.open += 1
         self.seen.counts["requests"] += 1
         step = self.assumed.step * max(1.0, one.open / self.assumed.crowd)
         ends = one.prefill_free + sampled * step
@@ -160,6 +161,7 @@ class Simulation:
             lived = one.life == life
             if lived:
                 one.open -= 1
+                self.ring.open -= 1
             then(lived)
 
         self.at(ends - self.now, ended)
@@ -210,6 +212,7 @@ class Simulation:
     def _fail(self, one: Replica) -> None:
         self.seen.counts["failures"] += 1
         one.life += 1
+        self.ring.open -= one.open
         one.open, one.prefixes = 0, set()
         one.down_until = self.now + self.assumed.repair
         one.prefill_free = one.down_until

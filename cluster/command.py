@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -16,8 +17,9 @@ from typing import Any
 
 from bequest.cli.parser import Parser
 from bequest.cluster import ray_fleet
+from bequest.cluster.haproxy import Backend, Routing, configuration, tenants_map
 from bequest.cluster.settings import ANYWHERE, LOOPBACK, ClusterSettings
-from bequest.engine.config import ServerConfig
+from bequest.engine.config import REPLICA_TAG, ServerConfig
 from bequest.server.access.auth import is_loopback
 from bequest.server.access.keys import KeyRing
 from bequest.server.process.options import parse
@@ -32,6 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     if rest and given.command != "up":
         parser.refuse(rest)
     try:
+        if given.command == "configure":
+            return _configure(given)
         return _up(up, given, rest) if given.command == "up" else _ask(given)
     except (ray_fleet.RayMissing, ConnectionError, ValueError, OSError) as error:
         print(f"bequest cluster: {error}", file=sys.stderr)
@@ -53,6 +57,13 @@ def _parsers() -> tuple[Parser, Parser]:
     up.add_argument("--drain", type=float, default=30.0, metavar="S", help="seconds to finish (default: %(default)s)")
     up.add_argument("--folder", default="/tmp/bequest-cluster", help="logs and configurations (default: %(default)s)")
     up.add_argument("--certificate", metavar="FILE", help="PEM file of a certificate and its key: serve HTTPS")
+    configure = commands.add_parser("configure", help="write a router's configuration for replicas that run already")
+    configure.add_argument("--replica", action="append", required=True, metavar="TAG=HOST:PORT", help="may be repeated")
+    configure.add_argument("--host", default="0.0.0.0", help="address of the router (default: %(default)s)")
+    configure.add_argument("--port", type=int, default=8000, metavar="N", help="its port (default: %(default)s)")
+    configure.add_argument("--folder", required=True, help="where haproxy.cfg and tenants.map are written")
+    configure.add_argument("--seen-as", metavar="DIR", help="the same folder, where haproxy runs (default: --folder)")
+    configure.add_argument("--api-key-file", metavar="FILE", help="as of `bequest serve`: whose keys are whose")
     for name, text in (
         ("status", "how each replica stands, and all together"),
         ("scale", "start or drain replicas"),
@@ -64,7 +75,7 @@ def _parsers() -> tuple[Parser, Parser]:
             command.add_argument("replicas", type=int, metavar="N")
         if name == "status":
             command.add_argument("--json", action="store_true")
-    for command in commands.choices.values():
+    for command in (one for name, one in commands.choices.items() if name != "configure"):
         command.add_argument("--ray", metavar="ADDRESS", help="Ray's cluster (default: that of this machine)")
     return parser, up
 
@@ -91,6 +102,32 @@ def settings_of(parser: Parser, given: argparse.Namespace, serve: Sequence[str])
         certificate=given.certificate,
         open_host=not is_loopback(given.host),
     )
+
+
+def backend_of(text: str) -> Backend:
+    """`r1=host:8000`. Raises ValueError."""
+    tag, _, address = text.partition("=")
+    host, _, port = address.rpartition(":")
+    if not re.fullmatch(REPLICA_TAG, tag) or not host or not port.isdigit():
+        raise ValueError(f"--replica must be TAG=HOST:PORT, such as r1=127.0.0.1:8101, not {text}")
+    return Backend(tag, host.strip("[]"), int(port))
+
+
+def _configure(given: argparse.Namespace) -> int:
+    """For replicas that systemd, compose or Kubernetes run."""
+    folder, seen = Path(given.folder), given.seen_as or os.path.abspath(given.folder)
+    routing = Routing(
+        host=given.host,
+        port=given.port,
+        backends=[backend_of(text) for text in given.replica],
+        admin_socket="/tmp/bequest-router.sock",
+        tenants=os.path.join(seen, "tenants.map"),
+        peers={"router1": f"127.0.0.1:{given.port + 50}"},
+    )
+    (folder / "haproxy.cfg").write_text(configuration(routing))
+    (folder / "tenants.map").write_text(tenants_map(KeyRing([], given.api_key_file).tenants()))
+    print(f"wrote haproxy.cfg and tenants.map to {folder}; run: haproxy -W -L router1 -f {seen}/haproxy.cfg")
+    return 0
 
 
 def _keys(server: ServerConfig) -> KeyRing:

@@ -14,6 +14,7 @@ should have been asked: the client is sent there by a 307, which repeats method 
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -65,8 +66,8 @@ def tenants_map(tenants: Mapping[str, str]) -> str:
 
 
 def configuration(routing: Routing) -> str:
-    parts = (_global(routing), _peers(routing), _defaults(), _frontend(routing), _replicas(routing), _asked(routing))
-    return "\n".join(parts)
+    sections = (_global, _peers, _resolvers, _defaults, _frontend, _replicas, _asked)
+    return "\n".join(filter(None, (section(routing) for section in sections)))
 
 
 def _global(routing: Routing) -> str:
@@ -86,7 +87,7 @@ def _peers(routing: Routing) -> str:
     return "\n".join(["peers routers", *lines, ""])
 
 
-def _defaults() -> str:
+def _defaults(routing: Routing) -> str:
     # A stream is silent while a long prompt is computed. What has not reached a replica is sent to another one.
     return """\
 defaults
@@ -204,11 +205,26 @@ def _metrics() -> list[str]:
 
 
 def _servers(routing: Routing, track: str = "") -> list[str]:
-    checks = f"track {track}/" if track else "check"
+    """One that is known by a name is looked up again when its address changes."""
     return [
-        f"    server {backend.tag} {_address(backend)} {checks}{backend.tag if track else ''}"
+        f"    server {backend.tag} {_address(backend)} {f'track {track}/{backend.tag}' if track else 'check'}"
+        f"{' resolvers system init-addr last,libc,none' if _is_name(backend.host) else ''}"
         for backend in routing.backends
     ]
+
+
+def _is_name(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return True
+    return False
+
+
+def _resolvers(routing: Routing) -> str:
+    if not any(_is_name(backend.host) for backend in routing.backends):
+        return ""
+    return "resolvers system\n    parse-resolv-conf\n    hold valid 2s\n"
 
 
 def _address(backend: Backend) -> str:

@@ -136,6 +136,14 @@ class Router:
         if checked.returncode != 0:
             raise RouterError(f"haproxy does not take {path}:\n{checked.stderr.strip()}")
 
+    @property
+    def worker_pid(self) -> int:
+        """Of the process that carries the bytes. Raises RouterError."""
+        pid = self._worker()
+        if pid is None:
+            raise RouterError("haproxy does not answer")
+        return int(pid)
+
     def _worker(self) -> str | None:
         """The process id of whoever listens."""
         try:

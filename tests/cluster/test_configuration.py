@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
+from bequest.cluster.command import main
 from bequest.cluster.haproxy import Backend, Routing, configuration, tenants_map
 from bequest.server.wire.names import new_id
 from bequest.server.wire.replicas import TAGGED_ID
@@ -71,3 +73,30 @@ def test_the_pattern_of_ids_is_the_servers_own() -> None:
 
 def test_keys_are_known_by_their_digests() -> None:
     assert tenants_map({"ab01": "acme", "00ff": "blue"}) == "00FF blue\nAB01 acme\n"
+
+
+def test_a_replica_that_is_known_by_name_is_looked_up_again() -> None:
+    text = configuration(routing(backends=[Backend("r1", "bequest-0.replicas", 8000), *REPLICAS[1:]]))
+    assert lines(text, "resolvers system") == ["parse-resolv-conf", "hold valid 2s"]
+    named, numbered = lines(text, "backend replicas")[-2:]
+    assert named == "server r1 bequest-0.replicas:8000 check resolvers system init-addr last,libc,none"
+    assert "resolvers" not in numbered
+    assert "resolvers system" not in configuration(routing())
+
+
+def test_configure_writes_both_files(tmp_path: Path) -> None:
+    """The key itself is in neither."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\nname = "a"\ntenant = "acme"\nkey = "sk-secret"\n')
+    flags = ["--replica", "r1=10.0.0.1:8000", "--replica", "r2=[fd00::2]:8000", "--folder", str(tmp_path)]
+    assert main(["configure", *flags, "--seen-as", "/etc/haproxy", "--api-key-file", str(keys)]) == 0
+    text, tenants = (tmp_path / "haproxy.cfg").read_text(), (tmp_path / "tenants.map").read_text()
+    assert lines(text, "backend replicas")[-1] == "server r2 [fd00::2]:8000 check"
+    assert "map_str(/etc/haproxy/tenants.map,-)" in text
+    assert tenants.endswith(" acme\n") and "sk-secret" not in text + tenants
+
+
+@pytest.mark.parametrize("text", ["r1", "r1=host", "R1=host:1", "r1=:1", "r1=host:x"])
+def test_configure_says_what_a_replica_is(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["configure", "--replica", text, "--folder", str(tmp_path)]) == 1
+    assert "--replica must be TAG=HOST:PORT" in capsys.readouterr().err
