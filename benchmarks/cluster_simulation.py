@@ -2,9 +2,10 @@
 
     python -m benchmarks.cluster_simulation [--replicas 1,10,100,1000] [--minutes 10] [--json FILE]
 
-What is real: the rules of routing (a tag in the id, a consistent hash with bounded load of how a prompt begins), and
-the engine's own budget of leases (engine/inheritance/budget.py). What is assumed: how long a device takes, which the
-flags say, how often replicas fail, and what a request costs the router. The traffic:
+What is real: the rules of routing (a tag in the id, a consistent hash with bounded load of how a prompt begins, and
+weights by leased memory, cluster/scaling.py), and the engine's own budget of leases (engine/inheritance/budget.py).
+What is assumed: how long a device takes, which the flags say, how often replicas fail, and what a request costs the
+router. The traffic:
 
 - agents of 43 turns whose conversation ends at 142,000 tokens, of which each turn samples 444. Each turn continues the
   one before by its id, under a lease of 5 minutes. The first turn begins with one of 50 system prompts, some of which
@@ -29,6 +30,7 @@ from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
+from bequest.cluster.scaling import weight_of
 from bequest.engine.errors import EngineError
 from bequest.engine.inheritance.budget import LeaseBudget
 
@@ -51,7 +53,7 @@ class Assumed:
     crowd: int = 64  # sequences from which on steps take longer in proportion
     budget_tokens: int = 1_600_000  # that leases may hold, on the device and on the host
     think: float = 8.0  # seconds between an agent's turns: its tools run
-    agents: int = 10  # at a time, of each replica
+    agents: int = 6  # at a time, of each replica
     rankings: float = 2.0  # per second and replica
     failures: float = 24.0  # hours between two failures of a replica
     repair: float = 60.0  # seconds until it is back, its model loaded
@@ -60,6 +62,8 @@ class Assumed:
     token_bytes: int = 131_072
     durable: float = 1.0  # share of leases that are in the store
     router: float = 60e-6  # seconds of a core for a request
+    hint: str = "conversation"  # what is hashed; system: the beginning of the system prompt alone
+    weights: int = 1  # 0: a replica gets as many new prompts when its leases fill their budget
 
 
 @dataclass
@@ -69,6 +73,7 @@ class Replica:
     prefill_free: float = 0.0  # when the prompts before are computed
     open: int = 0
     down_until: float = 0.0
+    points: int = _POINTS  # on the ring, by its weight
     prefixes: set[int] = field(default_factory=set)  # system prompts in its cache
     life: int = 0  # counts failures: what an earlier life held is gone
 
@@ -97,17 +102,18 @@ class Ring:
     """HAProxy's consistent hash with bounded load, as far as it decides here."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
-        points = [(_hash(f"{one.number}/{k}"), one.number) for one in replicas for k in range(_POINTS)]
+        points = [(_hash(f"{one.number}/{k}"), one.number, k) for one in replicas for k in range(_POINTS)]
         self._points = sorted(points)
         self._replicas = replicas
         self.open = 0  # requests of all replicas
 
     def choose(self, key: str, now: float) -> Replica:
         mean = (self.open + 1) / len(self._replicas)
-        at = bisect_left(self._points, (_hash(key), 0))
+        at = bisect_left(self._points, (_hash(key), 0, 0))
         for step in range(len(self._points)):
-            one = self._replicas[self._points[(at + step) % len(self._points)][1]]
-            if one.down_until <= now and one.open < LOAD_FACTOR * mean:
+            _, number, point = self._points[(at + step) % len(self._points)]
+            one = self._replicas[number]
+            if point < one.points and one.down_until <= now and one.open < LOAD_FACTOR * mean:
                 return one
         return min(self._replicas, key=lambda one: (one.down_until > now, one.open))
 
@@ -221,6 +227,8 @@ class Simulation:
 
     def _look(self) -> None:
         self.at(1.0, self._look)
+        for one in self.replicas if self.assumed.weights else ():
+            one.points = weight_of(one.budget.used / one.budget.capacity, _POINTS)
         self.seen.leased.append(max(one.budget.used / one.budget.capacity for one in self.replicas))
         mean = sum(one.open for one in self.replicas) / len(self.replicas)
         if mean >= 1:
@@ -231,7 +239,12 @@ class Agent:
     def __init__(self, simulation: Simulation, turn: int) -> None:
         """It may be in the midst of its work when the simulation begins."""
         self.world, self.number = simulation, turn
-        self.prompt = min(int(simulation.random.paretovariate(1.0)) - 1, PROMPTS - 1)
+        self._begin()
+
+    def _begin(self) -> None:
+        draw = self.world.random
+        self.prompt = min(int(draw.paretovariate(1.0)) - 1, PROMPTS - 1)
+        self.key = f"prompt {self.prompt}" + (f" {draw.random()}" if self.world.assumed.hint == "conversation" else "")
         self.parent: Lease | None = None
         self.home: int | None = None
 
@@ -241,8 +254,8 @@ class Agent:
 
     def turn(self) -> None:
         if self.number == TURNS:
-            self.number, self.parent, self.home = 0, None, None
-            self.prompt = min(int(self.world.random.paretovariate(1.0)) - 1, PROMPTS - 1)
+            self.number = 0
+            self._begin()
         before, self.number = self.tokens, self.number + 1
         whole = self.tokens - SAMPLED
         one, inherited, reading = self._routed(before)
@@ -258,14 +271,14 @@ class Agent:
         """Where this turn goes, how many tokens it inherits there, and how long they take to be read."""
         world = self.world
         if self.home is None:
-            one = world.ring.choose(f"prompt {self.prompt}", world.now)
+            one = world.ring.choose(self.key, world.now)
             return one, SYSTEM if self.prompt in one.prefixes else 0, 0.0
         world.seen.counts["continuations"] += 1
         owner = world.replicas[self.home]
         if world.is_good(self.parent):
             world.seen.counts["at their owner"] += 1
             return owner, before, 0.0
-        one = owner if owner.down_until <= world.now else world.ring.choose(f"prompt {self.prompt}", world.now)
+        one = owner if owner.down_until <= world.now else world.ring.choose(self.key, world.now)
         in_store = self.parent is not None and world.now < self.parent.until
         if in_store and world.random.random() < world.assumed.durable:
             world.seen.counts["found in the store"] += 1

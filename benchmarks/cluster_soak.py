@@ -53,7 +53,8 @@ class World:
     port: int
     score: Score = field(default_factory=Score)
     lives: Counter[str] = field(default_factory=Counter)  # how often each replica was ended
-    router_ended: float = -1e9
+    router_ended: float = field(default_factory=time.monotonic)
+    restarting: bool = False  # one after the other: nobody knows here which of them lives
 
     def pid_of(self, tag: str) -> int | None:
         return next(iter(_processes("--replica-tag", tag, str(self.port + 100 + int(tag[1:])))), None)
@@ -161,16 +162,13 @@ class Client:
         lived = self.world.lives[lease.owner] == lease.life
         body = {"continuation_of": lease.reference, "continuation_token_ids": suffix, "continuation_at": "last"}
         status, answer, headers = await self.persist("/v1/completions", body | asked)
-        lived = lived and self.world.lives[lease.owner] == lease.life
+        lived = lived and self.world.lives[lease.owner] == lease.life and not self.world.restarting
         if status != 200:
             self.refused(lease, lived, status, answer)
             return
         self.score.seen["continuations"] += 1
         if lived:
-            there = headers["x-bequest-replica"] == lease.owner and not headers.get("detour")
-            settled = time.monotonic() - self.world.router_ended > 20
-            self.score.seen["owner lived"] += settled
-            self.score.seen["reached its owner"] += there and settled
+            self.count_way(lease, headers)
         inherited = answer["continuation"]
         self.score.seen[f"source {inherited['source']}"] += 1
         if (lease.durable or lived) and inherited["computed_tokens"] != len(suffix) + 1:
@@ -179,6 +177,16 @@ class Client:
         status, expected, _ = await self.persist("/v1/completions", whole | asked)
         if status == 200 and _ids(expected) != _ids(answer):
             self.score.fault(f"wrong tokens: {_ids(answer)}, not {_ids(expected)} of {lease}")
+
+    def count_way(self, lease: Lease, headers: dict[str, str]) -> None:
+        """Of a child whose owner lived all the time."""
+        there = headers["x-bequest-replica"] == lease.owner and "detour" not in headers
+        self.score.seen["owner lived"] += 1
+        self.score.seen["reached its owner"] += there
+        if not there:
+            kind = "id" if lease.reference.startswith("cmpl-") else "name"
+            way = "by a detour" if "detour" in headers else f"at {headers['x-bequest-replica']}, not {lease.owner}"
+            self.score.seen[f"missed: {kind}, {way}, {time.monotonic() - self.world.router_ended:.0f} s"] += 1
 
     def refused(self, lease: Lease, lived: bool, status: int, answer: Any) -> None:
         code = answer["error"]["code"]
@@ -247,14 +255,14 @@ async def torment(world: World, minutes: float, environment: dict[str, str]) -> 
 
 
 async def _rolling_restart(world: World, environment: dict[str, str]) -> None:
-    for tag in TAGS:
-        world.lives[tag] += 1
+    world.restarting = True
     command = [sys.executable, "-m", "bequest", "cluster", "restart"]
     process = await asyncio.create_subprocess_exec(*command, env=environment)
     if await process.wait():
         world.score.fault(f"the rolling restart ended with {process.returncode}")
     for tag in TAGS:  # each was ended somewhere in between
         world.lives[tag] += 1
+    world.restarting = False
     world.score.seen["rolling restarts"] += 1
 
 

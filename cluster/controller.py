@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 from bequest.cluster.figures import Figures, as_dict, total
 from bequest.cluster.fleet import Fleet
-from bequest.cluster.haproxy import Backend
+from bequest.cluster.haproxy import FULL_WEIGHT, Backend
 from bequest.cluster.router import Router, RouterError
-from bequest.cluster.scaling import Load, Scaling
+from bequest.cluster.scaling import Load, Scaling, weight_of
 from bequest.cluster.settings import ClusterSettings, tag_of
 
 log = logging.getLogger("bequest.cluster")
@@ -31,6 +31,7 @@ Looker = Callable[[Backend], Awaitable[tuple[State, Figures] | None]]
 class _Replica:
     backend: Backend
     state: State = "loading"
+    weight: int = FULL_WEIGHT  # as the routers have it
     figures: Figures = field(default_factory=Figures)
 
 
@@ -119,10 +120,20 @@ class Controller:
                 if not router.is_alive:
                     log.error("a router has ended; it is started again")
                     await asyncio.to_thread(router.start, self._backends)
+                    self._forget_weights()
+            await self._weigh()
             wanted = self._scaling.wanted(self._load(), self._clock())
             if wanted != len(self._replicas):
                 log.info("%d replicas are wanted, and there are %d", wanted, len(self._replicas))
                 await self._scale(wanted)
+
+    async def _weigh(self) -> None:
+        for one in self._replicas.values():
+            weight = weight_of(one.figures.leased_share, FULL_WEIGHT)
+            if one.state == "ready" and weight != one.weight:
+                for router in self._routers:
+                    await asyncio.to_thread(router.set_weight, one.backend.tag, weight)
+                one.weight = weight
 
     async def _see(self, one: _Replica) -> None:
         seen = await self._look(one.backend)
@@ -169,6 +180,12 @@ class Controller:
     async def _reload(self) -> None:
         for router in self._routers:
             await asyncio.to_thread(router.reload, self._backends)
+        self._forget_weights()
+
+    def _forget_weights(self) -> None:
+        """A router that begins anew has all of them full."""
+        for one in self._replicas.values():
+            one.weight = FULL_WEIGHT
 
     async def _drained(self, number: int) -> None:
         """No new prompts come. What runs ends, and leases are written, when its server is told to end."""

@@ -6,7 +6,9 @@ Who gets a request, the first of these that says something:
 2. the table of names: what a replica has said that it holds, by tenant and name;
 3. the tag in the parent's id, or in the id of the path;
 4. a name that nobody knows: one replica after the other, until one does not answer 404;
-5. a consistent hash of the tenant and of how the prompt begins, unless that replica has much more to do than others.
+5. a consistent hash of the tenant and of how the prompt begins (of a chat, its first two messages), unless that
+   replica has much more to do than others. A replica's share of the hashes shrinks as its leases fill their budget:
+   cluster/controller.py sets its weight.
 
 The parent is in the path, in a header, or in the body as far as it fits into the buffer. A 421 names the replica that
 should have been asked: the client is sent there by a 307, which repeats method and body.
@@ -30,10 +32,12 @@ from bequest.server.wire.replicas import (
 _BUFFER = 65536  # bytes of a body that are looked at
 _NAMES = 1_000_000  # in the table
 _PREFIX = 256  # bytes of a prompt that are hashed
+FULL_WEIGHT = 10  # of a replica without leases, on the ring of hashes
 QUERY = "bequest-replica"  # names a replica, as a cookie too
 # Fields of bodies that name something that one replica has, in the order in which they count.
 _REFERENCES = ("continuation_of", "previous_response_id", "input_file_id")
-_PROMPTS = ("messages", "prompt", "input")
+_PROMPTS = ("messages[0].content", "prompt", "input")
+_SECOND = "$.messages[1].content"
 _OBJECTS = "continuations|responses|files|batches"
 
 
@@ -149,7 +153,7 @@ def _parent() -> list[str]:
         f"    http-request set-var(txn.parent) req.body,json_query('$.{name}') if METH_POST {known}"
         for name in _REFERENCES
     ]
-    return [*lines, "    http-request set-var(txn.key) var(txn.tenant),concat(/,txn.parent)"]
+    return [*lines, "    http-request set-var(txn.key) var(txn.parent),concat(/,txn.tenant)"]
 
 
 def _replica_named() -> list[str]:
@@ -183,7 +187,8 @@ def _owner(routing: Routing) -> list[str]:
 
 
 def _prefix() -> list[str]:
-    """How the prompt begins: conversations that begin alike meet where their cache is."""
+    """How the prompt begins: conversations that begin alike meet where their cache is. The second message belongs to
+    it: a system prompt that everybody sends is in every cache, and would send everybody to one replica."""
     lines = [
         f"    http-request set-var(txn.prompt) req.body,json_query('$.{name}'),bytes(0,{_PREFIX}) if METH_POST "
         "!{ var(txn.prompt) -m found }"
@@ -191,7 +196,9 @@ def _prefix() -> list[str]:
     ]
     return [
         *lines,
-        "    http-request set-var(txn.prefix) var(txn.tenant),concat(/,txn.prompt) if { var(txn.prompt) -m found }",
+        f"    http-request set-var(txn.second) req.body,json_query('{_SECOND}'),bytes(0,{_PREFIX}) if METH_POST",
+        "    http-request set-var(txn.prefix) var(txn.tenant),concat(/,txn.prompt),concat(/,txn.second) "
+        "if { var(txn.prompt) -m found }",
     ]
 
 
@@ -233,14 +240,11 @@ def _address(backend: Backend) -> str:
 
 
 def _learn() -> list[str]:
-    """Names that clients gave, and parents that are not where their ids say."""
+    """Names that clients gave, and parents that are not where their ids say. This comes before any `http-response`."""
     return [
-        f"    http-response set-var(txn.name) res.hdr({NAME_HEADER}) if {{ res.hdr({NAME_HEADER}) -m found }}",
-        "    http-response set-var(txn.named) var(txn.tenant),concat(/,txn.name)",
-        f"    http-response set-var(txn.held) res.hdr({HOLDS_HEADER}) if {{ res.hdr({HOLDS_HEADER}) -m found }}",
-        "    http-response set-var(txn.holding) var(txn.tenant),concat(/,txn.held)",
-        "    stick store-response var(txn.named) table replicas if { var(txn.name) -m found }",
-        "    stick store-response var(txn.holding) table replicas if { var(txn.held) -m found }",
+        f"    stick store-response res.hdr({header}),concat(/,txn.tenant) table replicas "
+        f"if {{ res.hdr({header}) -m found }}"
+        for header in (NAME_HEADER, HOLDS_HEADER)
     ]
 
 
@@ -263,7 +267,8 @@ def _replicas(routing: Routing) -> str:
         f"    hash-balance-factor {routing.load_factor}",
         "    option httpchk GET /health",
         "    http-check expect status 200",
-        "    default-server inter 500ms fastinter 200ms downinter 500ms fall 2 rise 1 on-error fastinter",
+        f"    default-server weight {FULL_WEIGHT} inter 500ms fastinter 200ms downinter 500ms fall 2 rise 1 "
+        "on-error fastinter",
         f"    stick-table type string len 300 size {_NAMES} expire 24h srvkey name peers routers",
         "    use-server %[var(txn.asked)] if { var(txn.asked) -m found }",
         "    use-server %[var(txn.to)] if { var(txn.to) -m found } !{ var(txn.key),in_table(replicas) }",

@@ -105,6 +105,12 @@ class Router:
         if answer:
             raise RouterError(f"haproxy: {answer}")
 
+    def set_weight(self, tag: str, weight: int) -> None:
+        """Its share of the prompts that begin anew; 0 is none. Raises RouterError."""
+        answer = self.ask(f"set weight replicas/{tag} {weight}").strip()
+        if answer:
+            raise RouterError(f"haproxy: {answer}")
+
     def ask(self, command: str) -> str:
         """A command of HAProxy's runtime API. Raises RouterError."""
         try:

@@ -15,6 +15,12 @@ _LONG_WAIT, _SHORT_WAIT = 1.0, 0.05  # seconds that a request waits to run
 _FULL, _ROOMY = 0.85, 0.6  # shares of the budget of leases
 
 
+def weight_of(leased_share: float, full: int) -> int:
+    """A replica's share of the prompts that begin anew. What begins there stays there, by its leases: one whose budget
+    is full takes few of them."""
+    return max(1, round(full * min(1.0, 1.2 - leased_share)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """Of all replicas together."""

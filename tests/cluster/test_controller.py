@@ -50,6 +50,9 @@ class Stage:
     def set_state(self, tag: str, state: str) -> None:
         self.told.append(f"{tag} {state}")
 
+    def set_weight(self, tag: str, weight: int) -> None:
+        self.told.append(f"{tag} weighs {weight}")
+
     def stop(self) -> None:
         self.told.append("router stops")
 
@@ -150,6 +153,21 @@ async def test_it_scales_by_itself() -> None:
         stage.figures = {"r1": queued, "r2": queued}
         await stage.controller.look_once()
     assert "start r3" in stage.told
+
+
+async def test_a_replica_full_of_leases_gets_fewer_prompts() -> None:
+    """Said once, and again when a router begins anew."""
+    stage = await up()
+    stage.figures = {"r1": Figures(leased_blocks=9, budget_blocks=10), "r2": Figures(leased_blocks=1, budget_blocks=10)}
+    await stage.controller.look_once()
+    await stage.controller.look_once()
+    assert stage.told == ["r1 weighs 3"]
+    stage.alive = False
+    await stage.controller.look_once()
+    assert stage.told == ["r1 weighs 3", "router starts with r1 r2", "r1 weighs 3"]
+    stage.figures = {}
+    await stage.controller.look_once()
+    assert stage.told[-1] == "r1 weighs 10"
 
 
 async def test_the_end_comes_after_the_last_answer() -> None:

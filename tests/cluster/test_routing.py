@@ -56,6 +56,7 @@ def test_a_name_is_learned_from_the_answer(routed: Routed) -> None:
     for number, tag in enumerate(TAGS * 3):
         name = f"learned-{number}"
         assert on(ask(routed, {"request_id": name}, {"X-Bequest-Replica": tag})) == tag
+        assert f"key={name}/- " in routed.router.ask("show table replicas"), "nobody has to be asked for it"
         assert on(ask(routed, {"continuation_of": name})) == tag
         assert on(requests.get(f"{routed.url}/v1/continuations/{name}", timeout=5)) == tag
 
@@ -97,6 +98,21 @@ def test_prompts_that_begin_alike_meet(routed: Routed) -> None:
     again = [on(ask(routed, {"prompt": begin + "two"})) for begin in begins]
     assert first == again
     assert len(Counter(first)) == 3, "and different ones do not all meet"
+
+
+def test_conversations_with_one_system_prompt_spread(routed: Routed) -> None:
+    """And each of them stays, as its later turns are sent along with the first."""
+    system = {"role": "system", "content": "You are brief. " * 8}
+
+    def says(number: int, *more: str) -> str:
+        texts = [f"{number} is my question", *more]
+        messages = [system, *({"role": "user", "content": text} for text in texts)]
+        body = {"messages": messages, "max_tokens": 1}
+        return on(requests.post(f"{routed.url}/v1/chat/completions", json=body, timeout=20))
+
+    first = [says(number) for number in range(18)]
+    assert len({*first}) == 3
+    assert [says(number, "and then?") for number in range(18)] == first
 
 
 def test_responses_files_and_batches_are_found_by_their_ids(routed: Routed) -> None:

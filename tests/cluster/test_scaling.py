@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bequest.cluster.figures import Figures, read, total
-from bequest.cluster.scaling import Load, Scaling
+from bequest.cluster.scaling import Load, Scaling, weight_of
 from bequest.cluster.settings import ClusterSettings
 from bequest.server.operation.metrics import Metrics
 
@@ -53,6 +53,11 @@ def test_within_its_bounds() -> None:
     assert set(after(Scaling(3, 5), QUIET, 1000)) == {3}
     assert Scaling(4, 5).wanted(QUIET, 0.0) == 4
     assert Scaling(1, 2).wanted(QUIET, 0.0) == 2
+
+
+def test_the_weight_of_a_replica_shrinks_with_its_leases() -> None:
+    assert [weight_of(share / 10, 10) for share in range(0, 11, 2)] == [10, 10, 8, 6, 4, 2]
+    assert weight_of(2.0, 10) == 1, "never none: nobody else may have room"
 
 
 def test_figures_are_the_servers_own() -> None:
