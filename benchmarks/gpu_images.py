@@ -5,7 +5,7 @@
 Each request is one JPEG of `side` × `side` pixels that nobody has sent before, a question and an answer of so many
 tokens. The server takes them over HTTP, 32 at a time. transformers takes the same files with its own processor, one
 after another and eight at a time; the better rate counts. Then the first token of one new image alone, over HTTP, of
-one that was seen before, and of the same question without an image.
+one that was seen before, of the same question without an image, and of a text of as many tokens.
 """
 
 from __future__ import annotations
@@ -112,9 +112,11 @@ class Asker:
         self._url = url
         self._answer = answer
 
-    async def first_and_all(self, file: bytes | None, answer: int | None = None) -> tuple[float, float]:
+    async def first_and_all(
+        self, file: bytes | None, answer: int | None = None, question: str = QUESTION
+    ) -> tuple[float, float]:
         """Seconds to the first token, and to the last."""
-        parts: list[dict[str, Any]] = [{"type": "text", "text": QUESTION}]
+        parts: list[dict[str, Any]] = [{"type": "text", "text": question}]
         if file is not None:
             url = f"data:image/jpeg;base64,{base64.b64encode(file).decode()}"
             parts.insert(0, {"type": "image_url", "image_url": {"url": url}})
@@ -161,6 +163,8 @@ async def ask_server(url: str, files: list[bytes], answer: int) -> dict[str, flo
         alone = [(await asker.first_and_all(file, 2))[0] for file in files[4:12]]
         seen = [(await asker.first_and_all(file, 2))[0] for file in files[4:12]]
         blind = [(await asker.first_and_all(None, 2))[0] for _ in range(8)]
+        texts = [f"{number} {'a' * 1427}" for number in range(8)]
+        long = [(await asker.first_and_all(None, 2, text))[0] for text in texts]
         began = time.perf_counter()
         await asyncio.gather(*map(bounded, files[12:]))
         rate = len(files[12:]) / (time.perf_counter() - began)
@@ -170,6 +174,7 @@ async def ask_server(url: str, files: list[bytes], answer: int) -> dict[str, flo
         "first token of the slowest of eight, ms": 1e3 * max(alone),
         "first token of an image seen before, ms": 1e3 * statistics.median(seen),
         "first token without an image, ms": 1e3 * statistics.median(blind),
+        "first token of a text of 1,429 tokens, ms": 1e3 * statistics.median(long),
     }
 
 

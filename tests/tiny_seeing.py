@@ -301,12 +301,12 @@ def plain_pixels(name: str, images: list[Rgb]) -> torch.Tensor:
     return ((values - torch.tensor(norm["image_mean"])) / torch.tensor(norm["image_std"])).permute(0, 3, 1, 2)
 
 
-def reference_pixels(name: str, images: list[Rgb]) -> dict[str, torch.Tensor]:
-    """What the library's model takes beside the tokens of a prompt with these images."""
+def reference_pixels(name: str, images: list[Rgb], **options: Any) -> dict[str, torch.Tensor]:
+    """What the library's model takes beside the tokens of a prompt with these images; `options` go to its processor."""
     if find_spec("PIL") is None:
         return {"pixel_values": plain_pixels(name, images)}
     from PIL import Image
 
-    made = reference_processor(name)([Image.fromarray(image) for image in images], return_tensors="pt")
+    made = reference_processor(name)([Image.fromarray(image) for image in images], return_tensors="pt", **options)
     taken = ("pixel_values", "pixel_attention_mask", "image_grid_thw")
     return {key: value for key, value in made.items() if key in taken}

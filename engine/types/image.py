@@ -27,6 +27,19 @@ Pixels = npt.NDArray[np.uint8]  # [F, height, width, 3]
 Rgb = npt.NDArray[np.uint8]  # [height, width, 3]
 
 
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """How closely an image is looked at."""
+
+    low: bool = False  # in few tokens, where the model can
+    min_pixels: int | None = None  # that it is blown up to; None: those of the model's files
+    max_pixels: int | None = None  # that it is shrunk to
+
+    @property
+    def has_pixels(self) -> bool:
+        return self.min_pixels is not None or self.max_pixels is not None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedImage:
     """An image as the tower takes it, before it has ids."""
@@ -78,9 +91,10 @@ class VisionInfo:
     """What the server has to know of a model that sees."""
 
     image_token: int  # what the chat template writes in the place of an image
-    prepare: Callable[[Rgb, bool], PreparedImage]  # whether in few tokens, where the model can
+    prepare: Callable[[Rgb, Detail], PreparedImage]
     max_tokens: int  # of one image
     turns: bool = False  # images have grids
+    pixels: tuple[int, int] | None = None  # what bounds of a Detail may be; None: all images become of one size
     states_per_row: int = 1  # that the device keeps: what tokens begin with, and what deeper layers get
     row_token: int | None = None  # as which clients see each row of an image; None: the image token
     around: tuple[str, str] | None = None  # text that belongs before and behind what the template writes for an image

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bequest.engine.types.image import PreparedImage, Rgb
-from bequest.engine.vision.processor import Normalisation
+from bequest.engine.types.image import Detail, PreparedImage, Rgb
+from bequest.engine.vision.processor import FULL, Normalisation
 from bequest.engine.vision.resizing import Size, resized
 
 _LOW_PIXELS = 512 * 512  # of an image that is looked at in few tokens
@@ -29,13 +29,25 @@ class GridProcessor:
     def max_tokens(self) -> int:
         return self.max_pixels // (self.patch * self.merge) ** 2
 
-    def prepare(self, image: Rgb, low: bool = False) -> PreparedImage:
-        most = max(self.min_pixels, min(self.max_pixels, _LOW_PIXELS)) if low else self.max_pixels
-        height, width = _whole_patches(image.shape[0], image.shape[1], self.patch * self.merge, self.min_pixels, most)
+    @property
+    def pixel_bounds(self) -> tuple[int, int]:
+        return (self.patch * self.merge) ** 2, self.max_pixels
+
+    def prepare(self, image: Rgb, detail: Detail = FULL) -> PreparedImage:
+        least, most = self._bounds(detail)
+        height, width = _whole_patches(image.shape[0], image.shape[1], self.patch * self.merge, least, most)
         pixels = np.stack([resized(image, (height, width), self.resample)])
         rows, columns = height // self.patch, width // self.patch
         grid = rows // self.merge, columns // self.merge
         return PreparedImage(pixels, (grid[0] * grid[1],), rows * columns, grid)
+
+    def _bounds(self, detail: Detail) -> tuple[int, int]:
+        """Of pixels. What was asked for goes before what the model's files say, and that before `low`."""
+        most = detail.max_pixels or self.max_pixels
+        least = detail.min_pixels or min(self.min_pixels, most)
+        if detail.low and detail.max_pixels is None:
+            most = max(least, min(most, _LOW_PIXELS))
+        return least, most
 
 
 def _whole_patches(height: int, width: int, side: int, least: int, most: int) -> Size:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from bequest.engine.types.image import PreparedImage, Rgb
+from bequest.engine.types.image import Detail, PreparedImage, Rgb
+
+FULL = Detail()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,9 @@ class Processor(Protocol):
         """Of any image, near enough."""
         ...
 
-    def prepare(self, image: Rgb, low: bool = False) -> PreparedImage:
-        """`low`: in few tokens, where the model can."""
+    @property
+    def pixel_bounds(self) -> tuple[int, int] | None:
+        """As `VisionInfo.pixels`."""
         ...
+
+    def prepare(self, image: Rgb, detail: Detail = FULL) -> PreparedImage: ...

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bequest.engine.types.image import PreparedImage, Rgb
-from bequest.engine.vision.processor import Normalisation
+from bequest.engine.types.image import Detail, PreparedImage, Rgb
+from bequest.engine.vision.processor import FULL, Normalisation
 from bequest.engine.vision.resizing import Size, cropped, resized, squared
 
 BICUBIC = 3  # Pillow's number of it
@@ -30,7 +30,11 @@ class SquareProcessor:
     def max_tokens(self) -> int:
         return self.num_rows + bool(self.before)
 
-    def prepare(self, image: Rgb, low: bool = False) -> PreparedImage:
+    @property
+    def pixel_bounds(self) -> None:
+        return None
+
+    def prepare(self, image: Rgb, detail: Detail = FULL) -> PreparedImage:
         if self.pads:
             image = squared(image, tuple(int(value * 255) for value in self.normalisation.mean))
         if self.shortest is None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bequest.engine.types.image import PreparedImage, Rgb
-from bequest.engine.vision.processor import Normalisation
+from bequest.engine.types.image import Detail, PreparedImage, Rgb
+from bequest.engine.vision.processor import FULL, Normalisation
 from bequest.engine.vision.resizing import Size, resized
 
 _AROUND, _WHOLE = "<fake_token_around_image>", "<global-img>"
@@ -38,11 +38,15 @@ class TileProcessor:
         across = -(-min(self.longest or _LONGEST, _LONGEST) // self.side) if self.splits else 0
         return (across * across + 1) * (self.num_rows + _TEXT_TOKENS)
 
-    def prepare(self, image: Rgb, low: bool = False) -> PreparedImage:
+    @property
+    def pixel_bounds(self) -> None:
+        return None
+
+    def prepare(self, image: Rgb, detail: Detail = FULL) -> PreparedImage:
         if self.longest is not None:
             image = resized(image, _by_longest(image.shape[0], image.shape[1], self.longest), self.resample)
         square = (self.side, self.side)
-        if low or not self.splits:
+        if detail.low or not self.splits:
             return self._prepared([resized(image, square, self.resample)], 0, 0)
         image = resized(image, _whole_tiles(image.shape[0], image.shape[1], self.side), self.resample)
         rows, columns = image.shape[0] // self.side, image.shape[1] // self.side

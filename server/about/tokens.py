@@ -57,6 +57,7 @@ def _source(body: TokenizeBody) -> ChatSource:
         continues=body.continue_final_message,
         tools=chat_tools(body.tools, None, None),
         special=bool(body.add_special_tokens),
+        image_kwargs=body.mm_processor_kwargs,
         only_counts=True,
     )
 

@@ -39,6 +39,7 @@ class ChatSource:
     truncation: Truncation = Truncation()
     # How a parent's answer becomes a message, where it is more than its text: it holds thoughts.
     reads_answer: Callable[[str, Prompt], dict[str, Any]] | None = None
+    image_kwargs: Mapping[str, Any] | None = None  # `mm_processor_kwargs`
     only_counts: bool = False  # tokens are counted, for whatever model: it need not converse, nor must they fit
 
 
@@ -148,7 +149,7 @@ async def read_messages(context: Context, source: ChatSource) -> tuple[list[dict
     """The messages that a body has, and their images."""
     given = source.given
     messages = await off_loop(context, MESSAGE_CHARS * len(given or ()), lambda: conversation(given, source.field))
-    return await look_at(context, messages)
+    return await look_at(context, messages, source.image_kwargs)
 
 
 async def rendered_chat(context: Context, source: ChatSource) -> RenderedChat:

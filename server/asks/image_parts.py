@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bequest.engine.types.image import Detail
 from bequest.server.wire.errors import ApiError, invalid, missing, unsupported
 from bequest.server.wire.reading import shorten
 
 IMAGE_PARTS = ("image_url", "input_image", "image")
 _DETAILS = ("auto", "low", "high")
+_PIXELS = ("min_pixels", "max_pixels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +20,9 @@ class GivenImage:
     """An image that a part of a message names, before anybody has looked at it."""
 
     url: str
-    low: bool
     param: str  # the field that names it
+    detail: Detail = Detail()
+    sizes: str = ""  # the field that has its bounds of pixels, if it has any
 
 
 def given_image(part: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -31,12 +34,12 @@ def given_image(part: Mapping[str, Any], path: str) -> dict[str, Any]:
         return {"type": "image", "image": place}
     if place is None and part.get("file_id") is not None:
         raise unsupported(f"{path}.file_id", f"`{path}.file_id` is not taken here: send the image as a data: URL.")
-    detail = part.get("detail")
+    detail, sizes = part.get("detail"), _sizes(part, path)
     if isinstance(place, Mapping):
         detail = place.get("detail", detail)
-        _refuse_sizes(place, at)
+        sizes = {**sizes, **_sizes(place, at)}
+        path = at if _sizes(place, at) else path
         place, at = place.get("url"), f"{at}.url"
-    _refuse_sizes(part, path)
     if place is None:
         raise missing(at)
     if not isinstance(place, str):
@@ -44,13 +47,43 @@ def given_image(part: Mapping[str, Any], path: str) -> dict[str, Any]:
     if detail not in (None, *_DETAILS):
         name = at.removesuffix(".url") + ".detail"
         raise invalid(f"`{name}` must be one of {', '.join(_DETAILS)}, not {shorten(repr(detail))}.", name)
-    return {"type": "image", "image": GivenImage(place, detail == "low", at)}
+    return {"type": "image", "image": GivenImage(place, at, Detail(low=detail == "low", **sizes), path)}
 
 
-def _refuse_sizes(given: Mapping[str, Any], path: str) -> None:
-    for name in ("min_pixels", "max_pixels"):
-        if given.get(name) is not None:
-            message = (
-                f"`{path}.{name}` is not taken by this model: its files say how images are resized. Send `detail`."
-            )
-            raise unsupported(f"{path}.{name}", message)
+def _sizes(given: Mapping[str, Any], path: str) -> dict[str, int]:
+    """`min_pixels` and `max_pixels` of an object."""
+    sizes = {name: given[name] for name in _PIXELS if given.get(name) is not None}
+    for name, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool):
+            message = f"`{path}.{name}` must be a whole number of pixels, not {shorten(repr(size))}."
+            raise ApiError(400, "invalid_type", message, param=f"{path}.{name}")
+    return sizes
+
+
+def sizes_of_all(kwargs: Mapping[str, Any] | None) -> dict[str, int]:
+    """Those of `mm_processor_kwargs`, for all images of a request that have none of their own."""
+    if (other := next((name for name in kwargs or {} if name not in _PIXELS), None)) is not None:
+        field = f"mm_processor_kwargs.{other}"
+        raise unsupported(field, f"`{field}` is not taken; {' and '.join(_PIXELS)} are.")
+    return _sizes(kwargs or {}, "mm_processor_kwargs")
+
+
+def bounded(given: GivenImage, of_all: Mapping[str, int], bounds: tuple[int, int] | None) -> Detail:
+    """How closely to look, where the model takes bounds within `bounds`. Raises ApiError for others."""
+    detail, path = given.detail, given.sizes
+    if not detail.has_pixels:
+        shared = {name: of_all.get(name) for name in _PIXELS}
+        detail, path = Detail(detail.low, shared["min_pixels"], shared["max_pixels"]), "mm_processor_kwargs"
+    if not detail.has_pixels:
+        return detail
+    named = [(f"{path}.{name}", size) for name in _PIXELS if (size := getattr(detail, name)) is not None]
+    if bounds is None:
+        field = named[0][0]
+        message = f"`{field}` is not taken by this model: its files say how images are resized. Send `detail`."
+        raise unsupported(field, message)
+    for field, size in named:
+        if not bounds[0] <= size <= bounds[1]:
+            raise invalid(f"`{field}` must be from {bounds[0]} to {bounds[1]} for this model, not {size}.", field)
+    if (detail.min_pixels or 0) > (detail.max_pixels or bounds[1]):
+        raise invalid(f"`{named[0][0]}` must not be more than `max_pixels`.", named[0][0])
+    return detail

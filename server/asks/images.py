@@ -13,10 +13,10 @@ from typing import Any
 
 from bequest.engine.errors import EngineError
 from bequest.engine.types import ParentChoice
-from bequest.engine.types.image import FIRST_ID, Image, PreparedImage
+from bequest.engine.types.image import FIRST_ID, Detail, Image, PreparedImage
 from bequest.engine.vision.decode import decode
 from bequest.server.asks.extension import Conversation, Extension, extend
-from bequest.server.asks.image_parts import GivenImage
+from bequest.server.asks.image_parts import GivenImage, bounded, sizes_of_all
 from bequest.server.context import Context
 from bequest.server.stores.images import ImageKey, ImageStore
 from bequest.server.transport.fetching import Fetcher, NotFetched, read_below
@@ -31,9 +31,12 @@ _MEGAPIXEL = 10**6
 # --- from parts to images ------------------------------------------------------------------------------------------
 
 
-async def look_at(context: Context, messages: Sequence[Message]) -> tuple[list[dict[str, Any]], tuple[Image, ...]]:
-    """The messages with the first id of each image in its part, and the images in their order."""
-    given = list(_given(messages))
+async def look_at(
+    context: Context, messages: Sequence[Message], kwargs: Mapping[str, Any] | None = None
+) -> tuple[list[dict[str, Any]], tuple[Image, ...]]:
+    """The messages with the first id of each image in its part, and the images in their order. `kwargs`: the request's
+    `mm_processor_kwargs`."""
+    given, of_all = list(_given(messages)), sizes_of_all(kwargs)
     if not given:
         return [dict(message) for message in messages], ()
     store = _store(context, given[0].param)
@@ -41,7 +44,8 @@ async def look_at(context: Context, messages: Sequence[Message]) -> tuple[list[d
         most = context.config.max_images
         message = f"`{given[most].param}` is image {most + 1} of a request with {len(given)}, at most {most} are taken "
         raise invalid(message + "(--max-images).", given[most].param)
-    images = [await _image(context, store, one) for one in given]
+    details = [bounded(one, of_all, store.vision.pixels) for one in given]
+    images = [await _image(context, store, one, detail) for one, detail in zip(given, details, strict=True)]
     left = iter(images)
     return [_with_images(message, left) for message in messages], tuple(images)
 
@@ -72,16 +76,16 @@ def _store(context: Context, param: str) -> ImageStore:
     return context.images
 
 
-async def _image(context: Context, store: ImageStore, given: GivenImage) -> Image:
+async def _image(context: Context, store: ImageStore, given: GivenImage, detail: Detail) -> Image:
     tenant = current_tenant()
     data = await _data(context, given)
-    key = await in_pool(context, lambda: ImageKey.of(tenant, data, given.low))
+    key = await in_pool(context, lambda: ImageKey.of(tenant, data, detail))
     if (known := store.find(key)) is not None:
         return known
     most = int(context.config.max_image_megapixels * _MEGAPIXEL)
 
     def prepare() -> PreparedImage:
-        return store.vision.prepare(decode(data, most), given.low)
+        return store.vision.prepare(decode(data, most), detail)
 
     try:
         prepared = await in_pool(context, prepare)

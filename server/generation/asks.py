@@ -190,6 +190,7 @@ async def _chat_prompt(call: Call[ChatBody], reading: Reading, terms: AskTerms, 
         special=bool(body.add_special_tokens),
         truncation=_truncation(body, length),
         reads_answer=reading.message if reading.shows_thoughts else None,
+        image_kwargs=body.mm_processor_kwargs,
     )
     return await chat_prompt(call.context, terms, source, chat_inheriting(body), body.continuation_fallback)
 

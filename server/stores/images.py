@@ -12,7 +12,7 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from bequest.engine.types import ModelInfo
-from bequest.engine.types.image import FIRST_ID, LAST_ID, Image, PreparedImage, VisionInfo
+from bequest.engine.types.image import FIRST_ID, LAST_ID, Detail, Image, PreparedImage, VisionInfo
 from bequest.server.interfaces import TokenizerLike
 
 
@@ -21,11 +21,11 @@ class ImageKey(NamedTuple):
 
     tenant: str
     digest: bytes
-    low: bool  # in few tokens
+    detail: Detail
 
     @classmethod
-    def of(cls, tenant: str, data: bytes, low: bool) -> ImageKey:
-        return cls(tenant, hashlib.blake2b(data, digest_size=32).digest(), low)
+    def of(cls, tenant: str, data: bytes, detail: Detail) -> ImageKey:
+        return cls(tenant, hashlib.blake2b(data, digest_size=32).digest(), detail)
 
 
 class ImageStore:

@@ -155,6 +155,7 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     include_reasoning: bool = True
+    mm_processor_kwargs: dict[str, Any] | None = None
 
 
 class ResponseBody(SampledBody, frozen=True, kw_only=True):
@@ -232,6 +233,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     tools: list[Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
 
 
 class LoadAdapterBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from bequest.engine.engine import AsyncEngine
 from bequest.engine.errors import InvalidRequest
 from bequest.engine.types import Lineage, Request, SamplingParams, Terms
 from bequest.engine.types.hidden import HiddenStatesParams
-from bequest.engine.types.image import FIRST_ID, Image, Rgb
+from bequest.engine.types.image import FIRST_ID, Detail, Image, Rgb
 from bequest.server.stores.images import ImageKey, ImageStore
 from tests.tiny_seeing import IMAGE_ID, MAKERS, PICTURES, make_seeing, reference_pixels, save_seeing
 
@@ -38,8 +38,8 @@ class Seer:
 
     def image(self, index: int, tenant: str = "") -> Image:
         assert self.engine.info.vision is not None
-        prepared = self.engine.info.vision.prepare(self.pictures[index], False)
-        return self.store.take(ImageKey(tenant, bytes([index]), False), prepared)
+        prepared = self.engine.info.vision.prepare(self.pictures[index], Detail())
+        return self.store.take(ImageKey(tenant, bytes([index]), Detail()), prepared)
 
     def prompt(self, *parts: str | int, tenant: str = "") -> tuple[tuple[int, ...], tuple[Image, ...]]:
         ids: list[int] = []

@@ -10,6 +10,7 @@ import torch
 
 from bequest.engine.errors import ModelError
 from bequest.engine.models.load import LoadedModel, load_model
+from bequest.engine.types.image import Detail
 from tests.tiny_seeing import MAKERS, PICTURES, make_seeing, picture, reference_pixels, save_seeing
 
 SIZES = [(37, 53), (90, 41), (28, 28), (7, 200), (33, 32), (500, 333), (1, 64)]
@@ -47,6 +48,18 @@ def test_pixels_are_those_of_the_library(name: str, loaded: LoadedModel, size: t
     np.testing.assert_allclose(normalised(loaded, prepared.pixels), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("bounds", [(256, 700), (2000, 2400), (1024, 1024)])
+def test_bounds_of_pixels_are_those_of_the_library(loaded: LoadedModel, name: str, bounds: tuple[int, int]) -> None:
+    assert loaded.sight is not None
+    if loaded.sight.processor.pixel_bounds is None:
+        return
+    for image in PICTURES:
+        made = loaded.sight.processor.prepare(image, Detail(False, *bounds))
+        size = {"shortest_edge": bounds[0], "longest_edge": bounds[1]}
+        expected = reference_pixels(name, [image], size=size)["image_grid_thw"][0].tolist()
+        assert [1, *(2 * count for count in made.grid or ())] == expected
+
+
 def test_rows_are_those_of_the_library(name: str, loaded: LoadedModel) -> None:
     assert loaded.sight is not None
     reference = make_seeing(name)
@@ -71,7 +84,7 @@ def test_tiles_say_where_they_stand(tmp_path: Path) -> None:
         *(f"\n{around}<row_2_col_1>", 4, f"{around}<row_2_col_2>", 4, f"{around}<row_2_col_3>", 4),
         *(f"\n\n{around}<global-img>", 4, around),
     )
-    assert sight.processor.prepare(picture(20, 40), low=True).layout == (f"{around}<global-img>", 4, around)
+    assert sight.processor.prepare(picture(20, 40), Detail(low=True)).layout == (f"{around}<global-img>", 4, around)
 
 
 def test_a_model_without_the_file_of_its_processor_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bequest.engine.errors import InvalidRequest
-from bequest.engine.types.image import FIRST_ID, LAST_ID, PreparedImage, VisionInfo, image_spans
+from bequest.engine.types.image import FIRST_ID, LAST_ID, Detail, PreparedImage, VisionInfo, image_spans
 from bequest.server.stores.images import ImageKey, ImageStore
 from tests.server.fakes import ByteTokenizer
 
@@ -18,44 +18,49 @@ def prepared(num_rows: int = 4) -> PreparedImage:
 
 
 def store(most_bytes: int = 1 << 20) -> ImageStore:
-    vision = VisionInfo(7, lambda image, low: prepared(), 4)
+    vision = VisionInfo(7, lambda image, detail: prepared(), 4)
     return ImageStore(vision, ByteTokenizer(), most_bytes)
 
 
 def test_the_same_content_is_the_same_image() -> None:
     images = store()
-    first = images.take(ImageKey.of("a", b"file", False), prepared())
-    assert images.take(ImageKey.of("a", b"file", False), prepared()) is first
-    others = [ImageKey.of("b", b"file", False), ImageKey.of("a", b"filf", False), ImageKey.of("a", b"file", True)]
-    assert len({image.first_id for image in [first, *(images.take(key, prepared()) for key in others)]}) == 4
+    first = images.take(ImageKey.of("a", b"file", Detail()), prepared())
+    assert images.take(ImageKey.of("a", b"file", Detail()), prepared()) is first
+    others = [
+        ImageKey.of("b", b"file", Detail()),
+        ImageKey.of("a", b"filf", Detail()),
+        ImageKey.of("a", b"file", Detail(low=True)),
+        ImageKey.of("a", b"file", Detail(max_pixels=900)),
+    ]
+    assert len({image.first_id for image in [first, *(images.take(key, prepared()) for key in others)]}) == 5
     rows = list(range(FIRST_ID, FIRST_ID + 4))
     assert first.token_ids == (ord("<"), *rows[:3], ord("|"), rows[3], ord(">"))
 
 
 def test_images_that_nobody_holds_make_room() -> None:
     images = store(most_bytes=3 * 8 * 8 * 3)
-    held = images.take(ImageKey.of("a", b"held", False), prepared())
+    held = images.take(ImageKey.of("a", b"held", Detail()), prepared())
     for number in range(5):
-        images.take(ImageKey.of("a", bytes([number]), False), prepared())
+        images.take(ImageKey.of("a", bytes([number]), Detail()), prepared())
     gc.collect()
     assert len(images) == 4, "the last three, and the one that is held"
-    assert images.find(ImageKey.of("a", b"held", False)) is held
-    assert images.find(ImageKey.of("a", bytes([0]), False)) is None
+    assert images.find(ImageKey.of("a", b"held", Detail())) is held
+    assert images.find(ImageKey.of("a", bytes([0]), Detail())) is None
 
 
 def test_ids_begin_again_behind_those_in_use() -> None:
     images = store(most_bytes=0)
-    held = images.take(ImageKey.of("a", b"held", False), prepared())
+    held = images.take(ImageKey.of("a", b"held", Detail()), prepared())
     images._next_id = LAST_ID - 4
-    last = images.take(ImageKey.of("a", b"last", False), prepared())
+    last = images.take(ImageKey.of("a", b"last", Detail()), prepared())
     assert last.first_id + last.num_rows - 1 <= LAST_ID
-    again = images.take(ImageKey.of("a", b"again", False), prepared())
+    again = images.take(ImageKey.of("a", b"again", Detail()), prepared())
     assert again.first_id == held.first_id + held.num_rows
 
 
 def test_spans() -> None:
     images = store()
-    one, two = (images.take(ImageKey.of("a", bytes([n]), False), prepared()) for n in range(2))
+    one, two = (images.take(ImageKey.of("a", bytes([n]), Detail()), prepared()) for n in range(2))
     prompt = (5, *two.token_ids, *one.token_ids, *one.token_ids[2:], 9)
     spans = image_spans(prompt, (one, two))
     assert [span.image for span in spans] == [two, one, one]

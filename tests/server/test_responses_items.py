@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from bequest.engine.types.image import Detail
 from bequest.server.asks.image_parts import GivenImage
 from bequest.server.responses.items import input_items, messages_of, output_message
 from bequest.server.wire.errors import ApiError
@@ -121,7 +122,12 @@ def test_images_are_kept_as_they_came() -> None:
     items = input_items([{"role": "user", "content": [{"type": "input_text", "text": "see"}, image]}])
     assert items[0]["content"][1] == image
     _, part = messages_of(items)[0]["content"]
-    assert part == {"type": "image", "image": GivenImage(image["image_url"], True, "input[0].content[1].image_url")}
+    assert part == {
+        "type": "image",
+        "image": GivenImage(
+            image["image_url"], "input[0].content[1].image_url", Detail(low=True), "input[0].content[1]"
+        ),
+    }
     with pytest.raises(ApiError) as caught:
         input_items([{"role": "assistant", "content": [image]}])
     assert caught.value.param == "input[0].content[0].type" and "'input_image'" in caught.value.message

@@ -38,6 +38,7 @@ class Sight:
             processor.prepare,
             processor.max_tokens,
             turns=bool(config.axes),
+            pixels=processor.pixel_bounds,
             states_per_row=1 + config.num_deep,
             row_token=config.image_token_id,
             around=None if config.place is None else (config.place.before, config.place.behind),

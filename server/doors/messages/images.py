@@ -32,4 +32,4 @@ def image_part(block: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def _part(url: str, param: str) -> dict[str, Any]:
-    return {"type": "image", "image": GivenImage(url, False, param)}
+    return {"type": "image", "image": GivenImage(url, param)}

@@ -146,7 +146,7 @@ def with_images(text: Any, images: Any, param: str, sees: bool) -> list[dict[str
     if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
         raise wrong_type(param, "a list of strings, each an image in base64")
     urls = [image if image.startswith("data:") else f"data:image/png;base64,{image}" for image in images]
-    given = [GivenImage(url, False, f"{param}[{index}]") for index, url in enumerate(urls)]
+    given = [GivenImage(url, f"{param}[{index}]") for index, url in enumerate(urls)]
     parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in given]
     return [*parts, {"type": "text", "text": text}] if text else parts
 
