@@ -20,7 +20,7 @@ from bequest.engine.engine import AsyncEngine
 from bequest.engine.text.whisper_words import words
 from bequest.engine.types import SamplingParams
 from bequest.engine.types.hidden import HiddenStatesParams, Stack
-from bequest.engine.types.listening import CrossHeads
+from bequest.engine.types.listening import Alignment, CrossHeads
 from tests.engine.harness import ask, request
 from tests.engine.model_states import EXTRACT, states_of
 from tests.engine.test_encoder_decoder_models import Item, as_input, engine_config, inputs, positions_for
@@ -28,6 +28,7 @@ from tests.engine.test_encoder_decoder_models import encoder_decoder as encoder_
 from tests.tiny_encoder_decoders import make_encoder_decoder
 
 HEADS = [[0, 2], [1, 0], [2, 1], [2, 2]]
+ALIGNMENT = Alignment(tuple((layer, head) for layer, head in HEADS))
 PROMPT = [2, 9, 8]
 SAID = [41, 17, 93, 5, 66, 66, 30, 12, 77, 21]
 
@@ -55,14 +56,13 @@ def expected_times(reference: PreTrainedModel, item: Item, num_frames: int) -> l
     return told
 
 
-async def actual_times(engine: AsyncEngine, item: Item, num_positions: int) -> list[float]:
+async def actual_times(engine: AsyncEngine, item: Item, num_positions: int, alignment: Alignment) -> list[float]:
     async def states(stack: Stack, layers: tuple[int, ...]) -> np.ndarray:
         wanted = HiddenStatesParams(layers, "all", dtype="float32", stack=stack)
         asked = request([*PROMPT, *SAID], EXTRACT, encoder=as_input(item), hidden_states=wanted)
         return states_of(await ask(engine, asked)).assemble()
 
-    assert engine.info.encoder is not None and engine.info.encoder.alignment is not None
-    alignment = engine.info.encoder.alignment
+    assert engine.info.encoder is not None
     [encoded] = await states("encoder", (engine.info.encoder.num_layers,))
     by_layer = alignment.by_layer()
     decoded = await states("decoder", tuple(by_layer))
@@ -91,10 +91,11 @@ async def test_times_are_those_of_transformers(least: int, encoder_decoder: Call
     reference.set_attn_implementation("eager")  # the others do not say what they look at
     item = next(item for item in inputs(reference) if isinstance(item, torch.Tensor) and item.shape[1] >= 2 * least)
     built = await build_engine(engine_config(with_heads(encoder_decoder("whisper"))))
+    assert built.engine.info.encoder is not None and built.engine.info.encoder.alignment == ALIGNMENT
     try:
         for num_frames in (item.shape[1], 2 * least - 9, 7):
             expected = expected_times(reference, item, num_frames)
-            actual = await actual_times(built.engine, item, num_frames // 2)
+            actual = await actual_times(built.engine, item, num_frames // 2, ALIGNMENT)
             assert np.allclose(actual, expected), num_frames
         assert len(set(expected_times(reference, item, item.shape[1]))) > 3, "the way is not a corner"
     finally:

@@ -10,7 +10,7 @@ import torch
 
 from bequest.engine.build import build_engine
 from tests.engine.test_encoder_decoder_models import inputs, save_model
-from tests.engine.test_listening import actual_times, expected_times, with_heads
+from tests.engine.test_listening import ALIGNMENT, actual_times, expected_times
 from tests.gpu.test_encoder_decoder_engine import config
 from tests.tiny_encoder_decoders import make_encoder_decoder
 
@@ -23,11 +23,11 @@ async def test_times_are_those_of_transformers(dtype: str, most: float, tmp_path
     reference = make_encoder_decoder("whisper")
     reference.set_attn_implementation("eager")
     item = max((one for one in inputs(reference) if isinstance(one, torch.Tensor)), key=lambda one: one.shape[1])
-    built = await build_engine(config(with_heads(save_model("whisper", tmp_path)), dtype))
+    built = await build_engine(config(save_model("whisper", tmp_path), dtype))
     try:
         for num_frames in (item.shape[1], 31):
             expected = expected_times(reference, item, num_frames)
-            actual = await actual_times(built.engine, item, num_frames // 2)
+            actual = await actual_times(built.engine, item, num_frames // 2, ALIGNMENT)
             assert np.abs(np.subtract(actual, expected)).mean() <= most + 1e-6, num_frames
     finally:
         await built.engine.stop()
