@@ -21,6 +21,7 @@ from bequest.server.batches.lines import LineLimits, Lines, WrongLines, checked_
 from bequest.server.batches.objects import why_unkept
 from bequest.server.batches.progress import Progress
 from bequest.server.context import Context
+from bequest.server.operation.batch_figures import BatchLoad
 from bequest.server.stores.batches import Batch, Disk, Status
 from bequest.server.wire.errors import ApiError
 
@@ -60,6 +61,12 @@ class BatchRunner:
         self._rest_until = 0.0  # time.monotonic: the queue was full
         self._task: asyncio.Task[None] | None = None
         self.num_lines = 0  # that run
+        context.metrics.batches.load = self._load
+
+    def _load(self) -> BatchLoad:
+        batches = [running.batch for running in self._running.values()]
+        left = sum(batch.total - batch.completed - batch.failed for batch in batches)
+        return BatchLoad(len(batches) + len(self._new), self.num_lines, left - self.num_lines)
 
     # --- called by handlers
 
@@ -159,6 +166,7 @@ class BatchRunner:
             line = await self._disk.files.off_loop(lambda: progress.lines.read(index))
             outcome = await outcome_of(self._context, caller, ENDPOINTS[running.batch.endpoint], line)
             await progress.keep(index, outcome)
+            self._context.metrics.batches.on_line(failed=outcome.failed)
         except NotNow:
             progress.put_back(index)
             self._rest_until = time.monotonic() + _LOOK
@@ -214,6 +222,7 @@ class BatchRunner:
         batch.errors = errors
         batch.enter("failed", self._disk.files.clock())
         await self._disk.batches.save(batch)
+        self._context.metrics.batches.on_end(batch.status)
         self._forget(running)
         _log.info("batch %s failed: %s", batch.id, errors[0]["message"])
 
@@ -250,6 +259,7 @@ class BatchRunner:
             await progress.to_files()
             batch.enter(status, disk.files.clock())
             await disk.batches.save(batch)
+            self._context.metrics.batches.on_end(batch.status)
         except OSError as error:
             _log.error("batch %s cannot be ended: %s; it will be after a restart", batch.id, error)
         self._forget(running)

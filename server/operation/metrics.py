@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from bequest.engine.types import Grade, GradeLoad, Source
 from bequest.engine.types.states import ExtractedStates
 from bequest.engine.watching.observation import EngineLoad, RequestStats, StepStats
+from bequest.server.operation.batch_figures import BatchFigures
 from bequest.server.operation.spending import Spending
 from bequest.server.operation.traffic import Traffic
 
@@ -105,6 +106,7 @@ class Metrics(Collector):
         self._inference = Histogram(_REQUEST_SECONDS)
         self._per_token = Histogram(_TOKEN_SECONDS)
         self.traffic = Traffic()
+        self.batches = BatchFigures()
         self.spending = Spending()
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -188,6 +190,7 @@ class Metrics(Collector):
         yield from self._counters()
         yield from self._histograms()
         yield from self.traffic.collect()
+        yield from self.batches.collect()
 
     def _gauges(self, load: EngineLoad) -> Iterator[Metric]:
         leases = load.retained.get("leased", GradeLoad()).records

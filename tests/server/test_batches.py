@@ -198,6 +198,16 @@ async def test_answers_are_those_of_the_endpoint(front: Front, endpoint: str) ->
     assert bad["status_code"] == 400 and bad["body"]["error"]["param"] == next(iter(wrong))
     assert all(request.priority == PRIORITY for request in front.engine.submitted[:2])
     assert [found.id async for found in client.batches.list()] == [batch.id]
+    told_metrics = metrics(front)
+    assert 'bequest:batch_lines_total{outcome="completed"} 2.0' in told_metrics
+    assert 'bequest:batch_lines_total{outcome="failed"} 1.0' in told_metrics
+    assert (
+        'bequest:batches_total{status="completed"} 1.0' in told_metrics and "bequest:batches_open 0.0" in told_metrics
+    )
+
+
+def metrics(front: Front) -> list[str]:
+    return front.metrics.exposition()[0].decode().splitlines()
 
 
 async def test_lines_leave_no_records_unless_they_say_so(front: Front) -> None:
@@ -287,6 +297,8 @@ async def test_cancelling(front: Front) -> None:
     front.engine.held = True
     batch = await created(client, jsonl([line(str(i)) for i in range(200)]))
     await front.until(lambda: len(front.engine.runs) == 64)
+    running = {"bequest:batches_open 1.0", "bequest:batch_lines_running 64.0", "bequest:batch_lines_waiting 136.0"}
+    assert running <= set(metrics(front))
     with pytest.raises(openai.ConflictError) as caught:
         await client.files.delete(batch.input_file_id)
     assert caught.value.code == "file_in_use"
