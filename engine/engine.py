@@ -46,6 +46,7 @@ from bequest.engine.types import (
     StepResult,
 )
 from bequest.engine.types.adapter import NO_ADAPTERS, AdapterSource
+from bequest.engine.types.blocks import BlockLayout
 from bequest.engine.types.estate import NO_NOTES, Notes
 from bequest.engine.types.listening import CrossHeads, FloatRows, ListeningRunner
 from bequest.engine.watching.observation import EngineLoad, Observer
@@ -122,6 +123,10 @@ class AsyncEngine(Keeper):
     @property
     def extraction_limits(self) -> ExtractionLimits:
         return self.scheduler.limits.extraction
+
+    @property
+    def block_layout(self) -> BlockLayout:
+        return self._device.block_layout
 
     # --- requests ------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from bequest.engine.sleep import Sleep
 from bequest.engine.state.record import Record
 from bequest.engine.timer import Timer
 from bequest.engine.types import Parent, RecordEntry
+from bequest.engine.types.blocks import BlockLayout
 from bequest.engine.types.estate import Estate
 from bequest.engine.vault.no_vault import NoVault
 from bequest.engine.vault.shelving import Shelving
@@ -40,6 +41,10 @@ class Keeper(ABC):
         self._vault: Vault | NoVault = NoVault()
         self._timer = Timer(clock, self._next_due, self._expire)
         self._death: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+    @property
+    @abstractmethod
+    def block_layout(self) -> BlockLayout: ...
 
     @property
     def retention(self) -> Retention:
@@ -71,26 +76,26 @@ class Keeper(ABC):
         """The bytes of a lease in files will be at hand for its children."""
         record = self.retention.find(tenant, reference)
         self._vault.prefetch(record)
-        return record.as_entry(self.scheduler.pool)
+        return record.as_entry(self.scheduler.pool, self.block_layout)
 
     # --- records -------------------------------------------------------------------------------------------------
 
     def records(self, tenant: str) -> list[RecordEntry]:
         """All that the tenant has, oldest first: every choice of every record is looked at."""
-        return [record.as_entry(self.scheduler.pool) for record in self.retention.of(tenant)]
+        return [record.as_entry(self.scheduler.pool, self.block_layout) for record in self.retention.of(tenant)]
 
     def record_names(self, tenant: str) -> list[tuple[str, str | None]]:
         return [(record.id, record.identity.name) for record in self.retention.of(tenant)]
 
     def record(self, tenant: str, reference: str) -> RecordEntry:
-        return self.retention.find(tenant, reference).as_entry(self.scheduler.pool)
+        return self.retention.find(tenant, reference).as_entry(self.scheduler.pool, self.block_layout)
 
     def set_ttl(self, tenant: str, reference: str, ttl: float | None) -> RecordEntry:
         record = self.retention.find(tenant, reference)
         self.retention.set_ttl(record, ttl, self._clock())
         self._vault.update(record)
         self._timer.arm()
-        return record.as_entry(self.scheduler.pool)
+        return record.as_entry(self.scheduler.pool, self.block_layout)
 
     def forget(self, tenant: str, reference: str) -> str:
         record = self.retention.find(tenant, reference)

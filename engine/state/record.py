@@ -14,20 +14,22 @@ Owned by the event-loop thread.
 
 from __future__ import annotations
 
-from collections import abc
-from collections.abc import Callable, Iterator
+from collections import Counter, abc
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol, overload
+from typing import Literal, Protocol, overload
 
 from bequest.engine._C import BeamEpochs, BlockEpochs, BlockPool, BlockTable, TokenList, count_distinct_blocks
 from bequest.engine.state.cross import CrossTable
 from bequest.engine.state.recurrent import State
 from bequest.engine.types import ChoiceEntry, Grade, Lineage, Parent, ParentChoice, RecordEntry, Request
 from bequest.engine.types.adapter import AdapterRef
+from bequest.engine.types.blocks import BlockLayout
 from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.types.estate import Manifest
 from bequest.engine.types.image import Image
+from bequest.engine.types.record import GroupEntry
 
 
 class Holding(Protocol):
@@ -63,6 +65,9 @@ class Holding(Protocol):
     def as_entry(self, pool: BlockPool) -> ChoiceEntry:
         """As its owner may inspect it."""
 
+    def blocks_by_strip(self, pool: BlockPool) -> list[int]:
+        """How many of its blocks are still there, of each strip."""
+
 
 @dataclass(slots=True, eq=False)
 class KeptChoice:
@@ -90,6 +95,13 @@ class KeptChoice:
 
     def as_entry(self, pool: BlockPool) -> ChoiceEntry:
         return ChoiceEntry(0, len(self.tokens), self.num_left(pool), self.num_shared(pool))
+
+    def blocks_by_strip(self, pool: BlockPool) -> list[int]:
+        if self.table is not None:
+            return count_by_strip(self.table.entries, pool)
+        left = set(self.epochs.blocks_left(pool).tolist())
+        blocks = (self.epochs[i][0] for i in range(len(self.epochs)))
+        return count_by_strip([block if block in left else 0 for block in blocks], pool)
 
     def borrow(self, pool: BlockPool) -> BlockTable:
         if self.table is not None:
@@ -333,7 +345,7 @@ class Record:
             adapter=self.identity.adapter,
         )
 
-    def as_entry(self, pool: BlockPool) -> RecordEntry:
+    def as_entry(self, pool: BlockPool, layout: BlockLayout) -> RecordEntry:
         lineage = self.identity.lineage
         return RecordEntry(
             id=self.id,
@@ -345,7 +357,30 @@ class Record:
             at=None if lineage is None else lineage.at,
             children=self.children,
             choices=tuple(replace(held.as_entry(pool), index=i) for i, held in enumerate(self.holdings())),
+            groups=tuple(self._groups(pool, layout)),
         )
+
+    def _groups(self, pool: BlockPool, layout: BlockLayout) -> Iterator[GroupEntry]:
+        counts: Counter[int] = Counter()
+        for held in self.holdings():
+            alone = pool.num_strips == 1
+            by_strip = [held.as_entry(pool).blocks] if alone else held.blocks_by_strip(pool)
+            for window, count in zip(pool.windows, by_strip, strict=True):
+                counts[window] += count
+        for window, count in counts.items():
+            kind: Literal["full", "window"] = "window" if window else "full"
+            yield GroupEntry(kind, window or None, count, count * layout.num_bytes)
+        if layout.state_bytes:
+            count = len(self.states)
+            yield GroupEntry("state", None, count, count * layout.state_bytes)
+
+
+def count_by_strip(entries: Iterable[int], pool: BlockPool) -> list[int]:
+    """Of the entries of a table, row by row: those that hold something, of each strip."""
+    counts = [0] * pool.num_strips
+    for index, entry in enumerate(entries):
+        counts[index % pool.num_strips] += entry != 0
+    return counts
 
 
 def _as_choice(held: Holding) -> ParentChoice:

@@ -34,7 +34,7 @@ from bequest.engine.state.capture import Capture
 from bequest.engine.state.cross import CrossTable
 from bequest.engine.state.output import Output
 from bequest.engine.state.parts import PromptParts, StatesCharge, Ties, Times
-from bequest.engine.state.record import Holding, Record
+from bequest.engine.state.record import Holding, Record, count_by_strip
 from bequest.engine.state.step import EncoderWish, Stretch
 from bequest.engine.types import (
     NO_ROW,
@@ -424,6 +424,9 @@ class Sequence:
 
     def as_entry(self, pool: BlockPool) -> ChoiceEntry:
         return ChoiceEntry(self.choice, len(self.tokens), *self.work.count_blocks(self))
+
+    def blocks_by_strip(self, pool: BlockPool) -> list[int]:
+        return count_by_strip(self.table.entries, pool)
 
 
 @dataclass(slots=True, eq=False)

@@ -45,6 +45,16 @@ class ChoiceEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupEntry:
+    """What a record keeps for layers of one kind: those that see all tokens, those of a window, recurrent ones."""
+
+    kind: Literal["full", "window", "state"]
+    window: int | None  # tokens, of a window
+    blocks: int  # or states; a block counts once for each choice that has it
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class RecordEntry:
     """A record as its owner may inspect it."""
 
@@ -57,6 +67,7 @@ class RecordEntry:
     at: int | None
     children: int
     choices: tuple[ChoiceEntry, ...]
+    groups: tuple[GroupEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

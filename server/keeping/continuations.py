@@ -10,6 +10,7 @@ from aiohttp import web
 
 from bequest.engine.errors import InsufficientRetention, ParentNotFound, RetentionTooLarge
 from bequest.engine.types import RecordEntry
+from bequest.engine.types.record import GroupEntry
 from bequest.server.access.marks import TENANT
 from bequest.server.asks import leases
 from bequest.server.context import CONTEXT
@@ -99,4 +100,13 @@ def entry_object(entry: RecordEntry) -> dict[str, Any]:
             }
             for choice in entry.choices
         ],
+        "groups": [_group_object(group) for group in entry.groups],
     }
+
+
+def _group_object(group: GroupEntry) -> dict[str, Any]:
+    """By what layers see: all tokens, a window of them, or a state that stands for all before."""
+    if group.kind == "state":
+        return {"kind": "state", "states": group.blocks, "bytes": group.num_bytes}
+    window = {} if group.window is None else {"window": group.window}
+    return {"kind": group.kind, **window, "blocks": group.blocks, "bytes": group.num_bytes}

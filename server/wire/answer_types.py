@@ -177,6 +177,14 @@ class ContinuationChoice(msgspec.Struct, kw_only=True):
     shared_blocks: int
 
 
+class ContinuationGroup(msgspec.Struct, kw_only=True, omit_defaults=True):
+    kind: Literal["full", "window", "state"]
+    bytes: int
+    window: int | None = None
+    blocks: int | None = None
+    states: int | None = None
+
+
 class Continuation(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["continuation"]
@@ -188,6 +196,7 @@ class Continuation(msgspec.Struct, kw_only=True):
     at: int | None
     children: int
     choices: list[ContinuationChoice]
+    groups: list[ContinuationGroup]
 
 
 class ContinuationList(msgspec.Struct, kw_only=True):

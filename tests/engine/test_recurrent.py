@@ -70,6 +70,10 @@ async def test_a_child_at_the_end_computes_its_suffix_and_one_token(retain: Reta
             answer = await ask(engine, branch)
             assert answer.inheritance is not None
             assert answer.inheritance.computed_tokens == 1 + at - (0 if at < 24 else 24 if at < 28 else 28)
+        full, states = engine.record("t", parent.id).groups
+        assert (full.kind, states.kind) == ("full", "state")
+        assert (states.blocks > 0) == (retain is not None), "those that a lease holds"
+        assert states.num_bytes == states.blocks * engine.block_layout.state_bytes
         if retain is not None:
             engine.forget("t", parent.id)
 

@@ -172,6 +172,15 @@ async def test_a_lease_holds_less_than_without_windows() -> None:
         assert whole < first.retained.blocks <= whole + 2 * 2 * window  # at the end, and where the prompt ends
         entry = engine.record("t", first.id)
         assert entry.choices[0].blocks == first.retained.blocks
+        full, *windows = entry.groups
+        assert (full.kind, full.window, full.blocks) == ("full", None, whole)
+        assert [(group.kind, group.window) for group in windows] == [("window", 6)]
+        assert sum(group.blocks for group in entry.groups) == first.retained.blocks
+        assert full.num_bytes == whole * engine.block_layout.num_bytes
+        kept = entry.groups
+        engine.set_ttl("t", first.id, None)
+        assert engine.record("t", first.id).grade == "warm"
+        assert engine.record("t", first.id).groups == kept, "what is warm is still there"
         engine.forget("t", first.id)
 
 

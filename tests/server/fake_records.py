@@ -21,6 +21,7 @@ from bequest.engine.types import (
     Retained,
     Source,
 )
+from bequest.engine.types.record import GroupEntry
 
 BLOCK = 16
 
@@ -70,6 +71,7 @@ class Record:
             None if lineage is None else lineage.at,
             self.children,
             tuple(ChoiceEntry(i, tokens, -(-tokens // BLOCK), 0) for i, tokens in enumerate(lengths)),
+            (GroupEntry("full", None, 2, 64), GroupEntry("window", 8, 1, 32), GroupEntry("state", None, 3, 30)),
         )
 
 

@@ -43,6 +43,11 @@ async def test_an_entry(front: Front) -> None:
         "at": None,
         "children": 1,
         "choices": [{"index": i, "tokens": 7, "blocks": 1, "shared_blocks": 0} for i in range(2)],
+        "groups": [
+            {"kind": "full", "blocks": 2, "bytes": 64},
+            {"kind": "window", "window": 8, "blocks": 1, "bytes": 32},
+            {"kind": "state", "states": 3, "bytes": 30},
+        ],
     }
     _, entry = await front.get(f"{PATH}/{child}")
     assert (entry["parent"], entry["at"], entry["grade"], entry["request_id"]) == (parent, 5, "leased", None)
