@@ -95,6 +95,7 @@ def _run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
         engine_config.durable_by_default,
         engine_config.estate_dir,
         engine_config.estate_peers,
+        engine_config.keeps_estates,
     )
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(serve(server_config, leases, load))

@@ -61,6 +61,8 @@ def _about(context: Context) -> dict[str, Any]:
         "time": time.time(),
         "models": list(context.model_names),
         "takes": _takes(context),
+        "way": _way(context),
+        "durable": context.leases.can_last,
         "max_model_len": context.engine.info.max_model_len,
         "state": context.engine.state,
     }
@@ -70,6 +72,15 @@ def _takes(context: Context) -> list[str]:
     if context.speech is not None:
         return ["audio"]
     return ["text"] if context.images is None else ["text", "image"]
+
+
+def _way(context: Context) -> str:
+    """How the model is talked to."""
+    if context.speech is not None:
+        return "hear"
+    if context.engine.info.encoder is not None:
+        return "rewrite"
+    return "complete" if context.text.chat_template is None else "chat"
 
 
 def _cache(snapshot: Snapshot) -> dict[str, Any]:

@@ -32,10 +32,10 @@ for (const [id, name] of Object.entries(ICONS)) {
   byId(id).title = byId(id).getAttribute("aria-label") ?? byId(id).textContent;
 }
 
-function meet({ names, takes }) {
+function meet({ names, takes, way, durable }) {
   models = names;
+  chat.meet({ way, durable });
   byId("model").textContent = names[0];
-  thread.hears = !takes.includes("text");
   composer.setModel({ name: names[0], takes });
   if (!chat.current.turns.length) chat.tell("thread");
 }

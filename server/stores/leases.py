@@ -14,3 +14,4 @@ class LeaseTimes:
     durable: bool = False  # whether one that does not say shall outlive the process
     directory: str | None = None  # of what outlives the process
     has_neighbours: bool = False  # whether directories of other servers stand beside it
+    can_last: bool = False  # whether a lease may outlive the process

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from bequest.engine.errors import InternalError, QueueFull
 from bequest.engine.text.chat import ChatTemplate
 from tests.console.browser import DESKTOP, PHONE
 from tests.console.conftest import Opener
-from tests.server.conftest import Starter
+from tests.server.conftest import LEASES, Starter
 from tests.server.fake_whisper import WhisperTokenizer, Window, sound, whisper_engine
 from tests.server.fakes import PIECES, FakeEngine, FakeText, failing_script, seeing_engine
 from tests.server.test_reasoning import OPENED
@@ -300,6 +301,50 @@ async def test_thoughts_are_folded(start: Starter, visit: Opener, expect: Any) -
     assert not await thoughts.evaluate("fold => fold.open")
     await thoughts.locator("summary").click()
     await expect(thoughts.locator(".text")).to_have_text("I weigh it.")
+
+
+async def test_a_model_without_a_template_completes(start: Starter, visit: Opener, expect: Any) -> None:
+    """It says so, goes on with the text, and inherits what it wrote; what only a chat has is not offered."""
+    front = await start(FakeEngine(), FakeText(chat_template=None))
+    tab = await visit(front)
+    await expect(tab.page.locator(".welcome p")).to_contain_text("no chat template")
+    await tab.page.click("#open-settings")
+    await expect(tab.page.get_by_label("Longest answer", exact=True)).to_be_visible()
+    await expect(tab.page.get_by_label("System prompt", exact=True)).to_have_count(0)
+    await tab.page.keyboard.press("Escape")
+    await tab.say("Once upon")
+    await expect(tab.page.locator(".answer > .text")).to_contain_text("Hello")
+    await tab.say(" and so")
+    written = "".join(PIECES)
+    first, second = (bytes(i for i in one.prompt_token_ids if i < 256) for one in front.engine.submitted)
+    assert first == b"Once upon" and second.endswith(b" and so")
+    assert front.engine.submitted[1].terms.lineage is not None
+    front.engine.found.clear()  # as after a restart
+    await tab.say("!")
+    last = bytes(i for i in front.engine.submitted[-1].prompt_token_ids if i < 256).decode()
+    assert last == f"Once upon{written} and so{written}!"
+    await tab.button("Ask again").last.click()
+    await tab.idle()
+    again = front.engine.submitted[-1]
+    assert again.prompt_token_ids == front.engine.submitted[-2].prompt_token_ids
+
+
+async def test_leases_that_last(start: Starter, visit: Opener, expect: Any) -> None:
+    """Offered where the server has a place for them."""
+    for can_last in (False, True):
+        front = await start(leases=replace(LEASES, can_last=can_last))
+        tab = await visit(front)
+        await tab.page.click("#open-settings")
+        await tab.page.locator("dialog details").evaluate_all("folds => folds.forEach((fold) => { fold.open = true; })")
+        await tab.page.get_by_label("Lease the cache of every answer").check()
+        lasting = tab.page.get_by_label("Leases outlive the server")
+        await expect(lasting).to_have_count(int(can_last))
+        if can_last:
+            await lasting.check()
+        await tab.button("Use these").click()
+        await tab.say("Hello there")
+        retain = front.engine.submitted[0].terms.retain
+        assert retain is not None and (retain.ttl, retain.durable) == (600.0, can_last)
 
 
 async def test_a_recording_is_heard(start: Starter, visit: Opener, expect: Any) -> None:

@@ -11,7 +11,13 @@ export class Chat extends EventTarget {
     this.current = newConversation(lastSettings()); // not among the others until something is said
     this.place = null; // { turn, cut } that the next message follows, where that is not the end of what is shown
     this.running = new Running((conversation, turn) => this.progressed(conversation, turn), store.files);
+    this.server = { way: "chat", durable: false }; // how its model is talked to; whether its leases may last
     store.onForeignChange((id) => this.reload(id));
+  }
+
+  meet(server) {
+    this.server = server;
+    this.running.way = server.way;
   }
 
   async load(wanted) {

@@ -5,6 +5,10 @@ import { bytes, plural } from "../parts/units.js";
 import { tokensTo } from "./turns.js";
 
 const DRAFT = "bequest.draft";
+const PLACEHOLDERS = {
+  chat: "Ask anything", complete: "Write the beginning of a text", rewrite: "A text to work on",
+  hear: "Words that the recording may hold (optional)",
+};
 const PICTURES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 
 export class Composer {
@@ -127,7 +131,8 @@ export class Composer {
       return;
     }
     const file = this.file && { blob: this.file, model: this.model.name };
-    const text = this.field.value.trim();
+    // To a model that goes on with a text, spaces at its ends are a part of it.
+    const text = this.chat.server.way === "complete" ? this.field.value : this.field.value.trim();
     this.field.value = "";
     const pictures = this.pictures.map(({ url }) => url);
     this.file = null;
@@ -144,8 +149,7 @@ export class Composer {
     this.drawPlace();
     this.drawFile();
     byId("hint").textContent = this.hint();
-    const hears = !this.model.takes.includes("text");
-    this.field.placeholder = hears ? "Words that the recording may hold (optional)" : "Ask anything";
+    this.field.placeholder = PLACEHOLDERS[this.chat.server.way];
   }
 
   hint() {
@@ -153,7 +157,7 @@ export class Composer {
     if (chat.busyTurn) return "Esc stops the answer.";
     if (chat.place) return "";
     const parent = chat.chosen;
-    if (!parent?.answerId || parent.file) return "Enter sends, Shift+Enter makes a new line.";
+    if (!parent?.answerId || parent.file || chat.server.way === "rewrite") return "Enter sends, Shift+Enter makes a new line.";
     const known = tokensTo(parent, parent.pieces.length);
     return `Follows the last answer: ${plural(known, "token")} can be inherited.`;
   }

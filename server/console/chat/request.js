@@ -1,6 +1,7 @@
 // What a turn asks the server. It names its parent, so that the server inherits its cache, and brings the whole
 // conversation along for the case that the parent is gone: after a restart, or when its record was dropped.
 import { exchanges, find, goesOn, headOf, lineage, messagesOf, tokensTo } from "./turns.js";
+import { completionBody } from "./completion.js";
 import { fieldsOf } from "./settings.js";
 
 // Where a turn takes up: { of: an answer's id, at: tokens of it, or null for its end }; null: nowhere.
@@ -15,8 +16,13 @@ function origin(conversation, turn) {
   return { of: parent.answerId, at: null, whole: false };
 }
 
-// Throws Error that says which setting is wrong.
-export function bodyOf(conversation, turn) {
+// { path, json } of a turn. `way`: how the model is talked to. Throws Error that says which setting is wrong.
+export function requestOf(conversation, turn, way) {
+  if (way === "chat") return { path: "/v1/chat/completions", json: chatBody(conversation, turn) };
+  return { path: "/v1/completions", json: completionBody(conversation, turn, way, origin(conversation, turn)) };
+}
+
+function chatBody(conversation, turn) {
   const { settings } = conversation;
   const line = lineage(conversation, turn);
   const fields = fieldsOf(settings);

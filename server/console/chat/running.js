@@ -1,5 +1,5 @@
 // Turns that are being answered: one request each, whose events become pieces. Knows nothing of the page.
-import { alternativesBody, alternativesOf, bodyOf } from "./request.js";
+import { alternativesBody, alternativesOf, requestOf } from "./request.js";
 import { Failure, call, events } from "./wire.js";
 
 export class Running {
@@ -7,6 +7,7 @@ export class Running {
   constructor(changed, files) {
     this.changed = changed;
     this.files = files; // what was attached, by turn
+    this.way = "chat"; // how the model is talked to: "chat", "complete" or "rewrite"
     this.open = new Map(); // id of a turn → AbortController
   }
 
@@ -37,7 +38,8 @@ export class Running {
   }
 
   async ask(conversation, turn, signal, seen) {
-    const response = await call("/v1/chat/completions", { json: bodyOf(conversation, turn), signal });
+    const { path, json } = requestOf(conversation, turn, this.way);
+    const response = await call(path, { json, signal });
     for await (const event of events(response)) {
       seen();
       take(turn, event);
@@ -88,7 +90,7 @@ export function take(turn, event) {
 }
 
 function takeDelta(turn, choice) {
-  const { content, reasoning_content: thought, tool_calls: calls } = choice.delta ?? {};
+  const { content, reasoning_content: thought, tool_calls: calls } = choice.delta ?? { content: choice.text };
   const tokens = choice.token_ids?.length ?? (content || thought ? 1 : 0);
   if (thought) turn.pieces.push({ text: thought, kind: "thought", tokens: content ? 0 : tokens });
   if (content || (!thought && tokens)) turn.pieces.push({ text: content ?? "", kind: "answer", tokens });

@@ -23,7 +23,7 @@ export const FORMATS = {
 
 export const DEFAULTS = {
   model: "", system: "", numbers: {}, stop: "", format: "none", formatText: "", tools: "", toolChoice: "auto",
-  lease: false, leaseSeconds: 600, thinking: "auto",
+  lease: false, leaseSeconds: 600, durable: false, thinking: "auto",
 };
 
 const KEPT = "bequest.settings";
@@ -48,7 +48,7 @@ export function fieldsOf(settings) {
   for (const [name, value] of Object.entries(settings.numbers)) if (value !== "" && value !== null) fields[name] = Number(value);
   const stop = settings.stop.split("\n").filter(Boolean);
   if (stop.length) fields.stop = stop;
-  if (settings.lease) fields.retain = { ttl: Number(settings.leaseSeconds) || DEFAULTS.leaseSeconds };
+  if (settings.lease) fields.retain = { ttl: Number(settings.leaseSeconds) || DEFAULTS.leaseSeconds, ...(settings.durable ? { durable: true } : {}) };
   if (settings.thinking !== "auto") fields.chat_template_kwargs = { enable_thinking: settings.thinking === "on" };
   return { ...fields, ...formatOf(settings), ...toolsOf(settings) };
 }

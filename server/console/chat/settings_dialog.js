@@ -43,7 +43,7 @@ export function openSettings(chat, models) {
   const reset = () => { chat.setSettings(structuredClone(DEFAULTS)); dialog.close(); };
   dialog.append(el("form", { onsubmit: save },
     el("header", {}, el("h2", {}, "Settings"), el("button.icon", { type: "button", "aria-label": "Close", onclick: () => dialog.close() }, icon("close"))),
-    el("div.sheet-body", {}, sections(fields)),
+    el("div.sheet-body", {}, sections(fields, chat.server)),
     fault,
     el("footer", {}, el("button.quiet", { type: "button", onclick: reset }, "Back to the defaults"), el("button.primary", { type: "submit" }, "Use these"))));
   dialog.addEventListener("close", () => dialog.remove());
@@ -72,33 +72,37 @@ function makeFields(settings, models) {
     thinking: choiceOf(settings.thinking, { auto: "As the model does", on: "On", off: "Off" }),
     lease: el("input", { type: "checkbox", checked: settings.lease }),
     leaseSeconds: el("input", { type: "number", min: 1, step: 1, value: settings.leaseSeconds }),
+    durable: el("input", { type: "checkbox", checked: settings.durable }),
   };
 }
 
-function sections(fields) {
+// What the server cannot do is not offered.
+function sections(fields, { way, durable }) {
+  const chats = way === "chat";
   const number = (name) => labelled(NUMBERS[name].label, fields.numbers[name], NUMBERS[name].help);
   const fold = (title, open, ...inside) => el("details", { open }, el("summary", {}, title), inside);
   return [
-    labelled("System prompt", fields.system, "What the model is told first. A change holds from the next message on, whose history is then read anew."),
+    chats ? labelled("System prompt", fields.system, "What the model is told first. A change holds from the next message on, whose history is then read anew.") : null,
     el("div.grid", {}, MAIN.map(number)),
     fold("More sampling", Object.entries(fields.numbers).some(([name, field]) => !MAIN.includes(name) && field.value !== ""),
       el("div.grid", {}, Object.keys(NUMBERS).filter((name) => !MAIN.includes(name)).map(number)),
       labelled("Stop at", fields.stop, "One text per line. The answer ends before any of them."),
-      labelled("Thinking", fields.thinking, "For models that can think before they answer.")),
+      chats ? labelled("Thinking", fields.thinking, "For models that can think before they answer.") : null),
     fold("Structured output", fields.format.value !== "none",
       labelled("The answer is", fields.format), labelled("Rule", fields.formatText, "The answer is held to it token by token.")),
-    fold("Tools", fields.tools.value !== "",
+    chats ? fold("Tools", fields.tools.value !== "",
       labelled("Tools", fields.tools, "A list of functions, as OpenAI writes them. You give the results; the console runs nothing."),
-      labelled("The model calls them", fields.toolChoice)),
+      labelled("The model calls them", fields.toolChoice)) : null,
     fold("Model and cache", fields.lease.checked || fields.model.value !== "",
       labelled("Model", fields.model),
       el("div.field.inline", {}, el("label", {}, fields.lease, " Lease the cache of every answer")),
-      labelled("Lease (seconds)", fields.leaseSeconds, "Without a lease the cache of an answer stays warm as long as nobody needs its room.")),
+      labelled("Lease (seconds)", fields.leaseSeconds, "Without a lease the cache of an answer stays warm as long as nobody needs its room."),
+      durable ? el("div.field.inline", {}, el("label", {}, fields.durable, " Leases outlive the server: they are written to its disk")) : null),
   ];
 }
 
 function read(fields, before) {
   const numbers = Object.fromEntries(Object.entries(fields.numbers).filter(([, field]) => field.value !== "").map(([name, field]) => [name, Number(field.value)]));
   const texts = ["format", "formatText", "model", "system", "stop", "tools", "toolChoice", "thinking"].map((name) => [name, fields[name].value]);
-  return { ...before, ...Object.fromEntries(texts), numbers, lease: fields.lease.checked, leaseSeconds: Number(fields.leaseSeconds.value) || DEFAULTS.leaseSeconds };
+  return { ...before, ...Object.fromEntries(texts), numbers, lease: fields.lease.checked, durable: fields.durable.checked, leaseSeconds: Number(fields.leaseSeconds.value) || DEFAULTS.leaseSeconds };
 }

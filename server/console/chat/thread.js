@@ -13,7 +13,6 @@ export class Thread {
     this.composer = composer;
     this.box = byId("thread");
     this.parts = new Map(); // key → Question or Answer
-    this.hears = false; // the model takes recordings and nothing else
     this.follows = true; // whether the end is kept in sight
     this.down = el("button.icon.down", { type: "button", hidden: true, "aria-label": "Go to the end", title: "Go to the end", onclick: () => this.toEnd() }, icon("send"));
     this.box.after(this.down);
@@ -34,7 +33,7 @@ export class Thread {
     this.follows ||= chat.current !== this.shown;
     this.shown = chat.current;
     const found = exchanges(chat.line);
-    if (!found.length) return this.box.replaceChildren(welcome((text) => this.composer.suggest(text), this.hears));
+    if (!found.length) return this.box.replaceChildren(welcome((text) => this.composer.suggest(text), chat.server.way));
     const kept = new Map();
     const elements = found.flatMap((exchange, i) => this.exchange(exchange, i === found.length - 1, kept));
     this.parts = kept;

@@ -9,7 +9,7 @@ import { errorRow, errorTable, requestRow, requestTable } from "./tables.js";
 const QUICK = 1000, SLOW = 5000;
 
 export class Watch {
-  // `onmodel` is called with { names, takes } when they change, `onstate` with a text and its kind.
+  // `onmodel` is called with { names, takes, way, durable } when they change, `onstate` with a text and its kind.
   constructor(box, { onmodel, onstate }) {
     this.onmodel = onmodel;
     this.onstate = onstate;
@@ -70,8 +70,9 @@ export class Watch {
   }
 
   take(state) {
-    const model = JSON.stringify([state.models, state.takes]);
-    if (model !== this.model) this.onmodel({ names: state.models, takes: state.takes });
+    const { models: names, takes, way, durable } = state;
+    const model = JSON.stringify([names, takes, way, durable]);
+    if (model !== this.model) this.onmodel({ names, takes, way, durable });
     this.model = model;
     this.noteFigures(state);
     this.last = state;
