@@ -53,7 +53,7 @@ from bequest.engine.types.adapter import NO_ADAPTERS, AdapterSource
 from bequest.engine.types.recurrent import StateSizes
 
 if TYPE_CHECKING:
-    from bequest.engine.runner.cuda import RunnerLimits
+    from bequest.engine.runner.cuda import CudaRunner, RunnerLimits
     from bequest.engine.runner.cuda_adapters import CudaAdapters
 
 log = logging.getLogger("bequest.start")
@@ -235,12 +235,7 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None,
     log.info("device: %s; %s", torch.cuda.get_device_name(device), _storage(loaded))
     _log_notes(loaded)
     runner = CudaRunner(loaded.model, kv_cache, loaded.dtype, num_host, limits, adapters, recurrent, loaded.tower)
-    if _takes_graphs(config, loaded):
-        with phase("graphs"):
-            count = runner.capture()
-        log.info("graphs: %d sizes", count)
-    elif loaded.without_graphs is not None:
-        log.info("graphs: none, because %s", loaded.without_graphs)
+    _capture(runner, config, loaded)
     extracting = _tokens_extracting(loaded, tokens)
     return Prepared(
         as_whole(runner, loaded.cutting, ranks),
@@ -258,6 +253,15 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None,
         adapters=source_of(config, loaded, adapters),
         weights=KeptWeights(loaded, device) if kept is None else weights,
     )
+
+
+def _capture(runner: CudaRunner, config: EngineConfig, loaded: LoadedModel) -> None:
+    if _takes_graphs(config, loaded):
+        with phase("graphs"):
+            count = runner.capture()
+        log.info("graphs: %d sizes", count)
+    elif loaded.without_graphs is not None:
+        log.info("graphs: none, because %s", loaded.without_graphs)
 
 
 def _tokens_beyond(loaded: LoadedModel) -> int:
