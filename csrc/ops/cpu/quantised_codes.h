@@ -17,7 +17,7 @@ inline VecU load_words(const uint32_t* p) {
 // The octets of some columns as floats. GCC 12 would widen them in halves that it joins again.
 template <class Octet>
 VecF load_octets(const Octet* p) {
-  constexpr bool kSigned = Octet(-1) < Octet(0);
+  [[maybe_unused]] constexpr bool kSigned = Octet(-1) < Octet(0);
 #if defined(BEQUEST_ISA_avx512)
   const __m128i octets = _mm_loadu_si128((const __m128i*)p);
   return (VecF)_mm512_maskz_cvtepi32_ps(0xffff, kSigned ? _mm512_maskz_cvtepi8_epi32(0xffff, octets)
