@@ -1,8 +1,8 @@
 """Typed functions over the extension: checks of shapes, and no logic.
 
 On the CPU activations are float32; weights are stored in float32, bfloat16 or the codes of a quantised file, and
-multiplied in float32. A chip with matrix units multiplies bfloat16 weights by them: x is rounded to bfloat16, sums are
-float32.
+multiplied in float32; codes also as integers, with x rounded to 16 bits. A chip with matrix units multiplies bfloat16
+weights by them: x is rounded to bfloat16, sums are float32.
 All results depend, to the bit, on a token's own row alone: neither the batch around it nor the number of threads
 changes them. Functions release the GIL. Dims: T tokens, H hidden, N outputs, K inputs, I intermediate, NQ / NKV heads,
 D head dim, P positions, S sequences, NB blocks, L layers, BS tokens per block, MB blocks per row, V vocabulary.
