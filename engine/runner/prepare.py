@@ -213,12 +213,11 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None,
     wish = _wish(config, loaded, ranks)
     left = ranks.size * ranks.least(_left_beside_weights(config, device))
     memory_of_states = plan_states(state_wish(config, loaded, wish, ranks.size), left)
-    recurrent = memory_of_states.allocate(device)
+    num_seqs, recurrent = memory_of_states.max_num_seqs, memory_of_states.allocate(device)
     shape = loaded.config.kv_shape(config.block_size)
     adapters = make_adapters(config, loaded, device)
     states = _states_rows(loaded, _CUDA_STATES, loaded.dtype)
     encoder_tokens = config.max_num_encoder_tokens or _CUDA_ENCODER_TOKENS
-    num_seqs = memory_of_states.max_num_seqs
     limits = RunnerLimits(
         num_seqs, tokens + _tokens_beyond(loaded), wish.self_blocks, states, wish.cross_blocks, encoder_tokens
     )
