@@ -290,7 +290,9 @@ def _built_again(config: EngineConfig, path: Path, sizes: CacheSizes, weights: K
     """A runner of the same sizes, or larger ones, which nobody will use. Raises MemoryError."""
     rows = -(-sizes.num_blocks // len(sizes.windows))
     try:
-        prepared = _prepare(replace(config, num_blocks=rows), path, weights)
+        # The same once more, whatever share of the GPU it is: what the driver keeps has grown since the start.
+        again = replace(config, num_blocks=rows, gpu_memory_utilization=1.0)
+        prepared = _prepare(again, path, weights)
     except ModelError as error:
         raise MemoryError(str(error)) from None
     slots = 0 if prepared.states is None else prepared.states.num_slots
@@ -303,7 +305,8 @@ def _built_again(config: EngineConfig, path: Path, sizes: CacheSizes, weights: K
 
 def _recorded(prepared: Prepared, config: EngineConfig, path: Path) -> Runner:
     recorder = Recorder(path)
-    recorder.write(Opened(replace(config, record=None), prepared.num_blocks, prepared.num_host_blocks))
+    rows = -(-prepared.num_blocks // len(prepared.windows))  # as the configuration counts them, whatever the strips
+    recorder.write(Opened(replace(config, record=None), rows, prepared.num_host_blocks))
     log.warning("recording to %s: it holds the prompts and answers of all users", recorder.path)
     return RecordingRunner(prepared.runner, recorder)
 

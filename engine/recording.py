@@ -48,7 +48,7 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
     """The first record: what the runner was made of."""
 
     config: EngineConfig
-    num_blocks: int
+    num_blocks: int  # as in the configuration: each for all strips
     num_host_blocks: int
 
 

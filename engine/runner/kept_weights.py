@@ -8,6 +8,7 @@ and go with their runner. Device thread only.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -77,8 +78,8 @@ class _HostCopy:
         for part, storage in self._parts():
             _bytes_of(storage).copy_(part, non_blocking=True)
         _synchronise()
-        if self._is_pinned:
-            torch.cuda.cudart().cudaHostUnregister(self._host.data_ptr())
+        # Giving so much memory back takes longer than the copies.
+        threading.Thread(target=_unpin, args=(self._host, self._is_pinned), name="bequest-unpin").start()
 
     def _parts(self) -> Iterator[tuple[Tensor, UntypedStorage]]:
         begin = 0
@@ -93,6 +94,11 @@ def _pin(host: Tensor) -> bool:
     if not torch.cuda.is_initialized() or not host.nbytes:
         return False
     return int(torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.nbytes, 0)) == 0
+
+
+def _unpin(host: Tensor, is_pinned: bool) -> None:
+    if is_pinned:
+        torch.cuda.cudart().cudaHostUnregister(host.data_ptr())
 
 
 def _synchronise() -> None:

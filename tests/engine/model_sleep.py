@@ -34,7 +34,8 @@ async def check_sleep(config: EngineConfig, encoder: EncoderInput | None = None)
             if number:
                 cache.make_room(cache.pool.num_free + 2)  # some of a lease lies on the host
             await _pages_are_there()
-            given_back = given_back or await engine.sleep(wakes_itself=True)
+            slept = await engine.sleep(wakes_itself=True)
+            given_back = given_back or slept
             for parent, answer in zip(parents, before, strict=True):
                 known = engine.parent("t", parent.id).choices[0].token_ids
                 child = [*known, 11, 12, 13]

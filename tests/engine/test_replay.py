@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from bequest.engine.build import build_engine
 from bequest.engine.config import EngineConfig
 from bequest.engine.errors import ModelError
 from bequest.engine.recording import (
@@ -24,7 +25,8 @@ from bequest.engine.recording import (
     Returned,
     encode,
 )
-from bequest.engine.replay import Replay, Replayed, main
+from bequest.engine.replay import Replay, Replayed, main, make_runner
+from bequest.engine.runner.cpu import CpuRunner
 from bequest.engine.types import StepPlan
 from tests.engine import world as worlds
 from tests.engine.paged_fake import PagedFakeRunner
@@ -86,6 +88,23 @@ async def test_random_steps_on_a_model(tiny_model: Callable[[str], Path], tmp_pa
 async def test_random_steps_on_an_encoder_decoder_model(encoder_decoder: Callable[[str], Path], tmp_path: Path) -> None:
     fields = {"max_model_len": 40, "num_blocks": 200}
     await check_recorded_encoder_run(config(encoder_decoder("bart"), tmp_path / "recording", **fields), STEPS // 4)
+
+
+@pytest.mark.parametrize("sized", [{}, {"num_blocks": None, "kv_cache_gb": 0.005}], ids=["blocks", "memory"])
+async def test_a_replay_takes_the_memory_of_its_server(
+    tiny_model: Callable[[str], Path], tmp_path: Path, sized: dict[str, object]
+) -> None:
+    """A cache of strips has several blocks for each that the configuration counts."""
+    path = tmp_path / "recording"
+    engine = (await build_engine(config(tiny_model("gemma3"), path, **sized))).engine
+    pool = engine.scheduler.pool
+    await engine.stop()
+    opened = records_of(path)[0]
+    assert pool.num_strips > 1 and isinstance(opened, Opened)
+    runner, _ = make_runner(opened)
+    assert isinstance(runner, CpuRunner)
+    assert 0 <= runner._kv_cache.shape[0] - pool.num_blocks < pool.num_strips
+    runner.close()
 
 
 def write(path: Path, records: list[Any]) -> Path:
