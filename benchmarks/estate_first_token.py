@@ -109,7 +109,7 @@ async def _lease(engine: AsyncEngine, num_tokens: int) -> tuple[int, ...]:
 
 
 def _move_to_host(engine: AsyncEngine) -> None:
-    """As others do who need the room."""
+    """As others do who need the room. The next step carries it out."""
     cache = engine.scheduler.cache
     record = engine.retention.find("t", "parent")
     assert cache.make_room(cache.pool.num_free + sum(len(table) for table in record.tables()) - 1)
@@ -140,6 +140,7 @@ async def _child(
     engine: AsyncEngine, before: tuple[int, ...], prepare: Callable[[], None], source: str, number: int
 ) -> tuple[float, int]:
     prepare()
+    await _timed(engine, _request(f"between-{number}", (7, 8, 9), Terms(keep_record=False), "apart"), computed=3)
     terms = Terms(lineage=Lineage("parent", 0, len(before)), keep_record=False)
     asked = _request(f"child-{number}", (*before, 5, 6 + number), terms)
     return await _timed(engine, asked, computed=3, source=source)

@@ -86,8 +86,8 @@ class NeighbourShelf(Shelf):
             except InvalidEstate as error:
                 log.error("the lease in %s is lost: %s", path, error)
                 raise ParentLost(f"The lease '{reference}' is lost.", reason="parent_lost", id=reference) from None
-            if (why := keep(manifest)) is not None:
-                log.info("a lease in %s is left there: %s", path, why)
+            if (unwanted := keep(manifest)) is not None:
+                log.info("a lease in %s is left there: %s", path, unwanted.why)
                 return None
             return self._move(place, path, manifest)
 

@@ -168,10 +168,10 @@ class ObjectShelf:
 
     # --- reading -------------------------------------------------------------------------------------------------
 
-    def read(self, blocks: Sequence[StoredBlock], block_bytes: int) -> BlockBytes:
-        content = np.empty((len(blocks), block_bytes), np.uint8)
+    def read(self, blocks: Sequence[StoredBlock], into: BlockBytes) -> None:
+        block_bytes = into.shape[1]
         size, held = _per_object(block_bytes), ("", b"")
-        for block, row in zip(blocks, content, strict=True):
+        for block, row in zip(blocks, into, strict=True):
             key = self._key("blocks", block.segment, str(block.index // size))
             if held[0] != key:
                 held = key, self._object(key)
@@ -180,10 +180,9 @@ class ObjectShelf:
             if len(found) < block_bytes or zlib.crc32(found.data) != block.checksum:
                 raise BrokenBlocks("the bytes of a block are not those that were written")
             row[:] = found
-        return content
 
     def scan(self, keep: Keep) -> Scanned:
-        """What is another model's stays: its servers may share the store."""
+        """What is another model's stays: its servers may share the store. `find` sees what may be wanted later."""
         found: list[Found] = []
         torn, wanted = set[str](), set[str]()
         keys = self._store.keys(self._key(""))
@@ -197,12 +196,12 @@ class ObjectShelf:
                 self.withdraw(newest, segments_of(newest))
                 continue
             wanted.update(segments_of(newest))
-            if (why := keep(newest)) is None:
+            if (unwanted := keep(newest)) is None:
                 found.append(Found(newest, self._lacks(newest, there)))
             else:
-                log.info("a lease of the store is not listed: %s", why)
+                log.info("a lease of the store is not listed: %s", unwanted.why)
         self._sweep(keys, wanted)
-        return Scanned(found, frozenset(torn))
+        return Scanned(found, [], frozenset(torn))
 
     def find(self, tenant: str, reference: str, keep: Keep) -> Found | None:
         mark = mark_of(tenant, reference)

@@ -28,7 +28,7 @@ from bequest.engine.errors import InvalidEstate
 from bequest.engine.types.blocks import BlockBytes
 from bequest.engine.types.estate import Manifest, StoredBlock
 from bequest.engine.vault import manifest as manifests
-from bequest.engine.vault.shelving import BrokenBlocks, Found, Keep, Scanned
+from bequest.engine.vault.shelving import BrokenBlocks, Found, Keep, Scanned, Unwanted
 
 log = logging.getLogger("bequest.estates")
 
@@ -113,47 +113,47 @@ class Shelf:
 
     # --- reading -------------------------------------------------------------------------------------------------
 
-    def read(self, blocks: Sequence[StoredBlock], block_bytes: int) -> BlockBytes:
+    def read(self, blocks: Sequence[StoredBlock], into: BlockBytes) -> None:
         """Raises OSError or BrokenBlocks."""
-        content = np.empty((len(blocks), block_bytes), np.uint8)
         for begin, end in _runs(blocks):
             first = blocks[begin]
             descriptor = os.open(self._blocks / first.segment, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                _read(descriptor, content[begin:end].reshape(-1).data, first.index * block_bytes)
+                _read(descriptor, into[begin:end].reshape(-1).data, first.index * into.shape[1])
             finally:
                 os.close(descriptor)
-        for block, row in zip(blocks, content, strict=True):
+        for block, row in zip(blocks, into, strict=True):
             if zlib.crc32(row.data) != block.checksum:
                 raise BrokenBlocks("the bytes of a block have changed since they were written")
-        return content
 
     def scan(self, keep: Keep) -> Scanned:
         """The leases that are there; `keep` says why one is not wanted. Others, and bytes that no lease has, go. A
         manifest that is broken stays for a while: whoever was promised its lease hears that it is lost."""
         found: list[Found] = []
+        waiting: list[Manifest] = []
         torn: set[str] = set()
         for path in sorted(self._leases.iterdir()):
             try:
                 manifest = manifests.from_bytes(path.read_bytes())
-                why = keep(manifest)
-                if path.name != manifests.file_name(manifest):
-                    why = "it was never finished" if path.suffix == _COMING else "its name is another's"
             except (OSError, InvalidEstate) as error:
-                why = str(error)
                 if (marks := manifests.marks_in(path.name)) and _age(path) < _TORN_SECONDS:
-                    log.error("the lease in %s is lost: %s", path.name, why)
+                    log.error("the lease in %s is lost: %s", path.name, error)
                     torn.update(marks)
-                    continue
-            if why is None:
-                found.append(Found(manifest, self._lacks(manifest)))
+                else:
+                    _clear(path, str(error))
                 continue
-            log.info("a lease in %s is cleared: %s", path.name, why)
-            with suppress(OSError):
-                path.unlink()
-        wanted = {block.segment for one in found for block in one.manifest.blocks}
+            unwanted = keep(manifest)
+            if path.name != manifests.file_name(manifest):
+                unwanted = Unwanted("it was never finished" if path.suffix == _COMING else "its name is another's")
+            if unwanted is None:
+                found.append(Found(manifest, self._lacks(manifest)))
+            elif unwanted.yet:
+                waiting.append(manifest)
+            else:
+                _clear(path, unwanted.why)
+        wanted = {block.segment for one in (*(one.manifest for one in found), *waiting) for block in one.blocks}
         self.remove(path.name for path in self._blocks.iterdir() if path.name not in wanted)
-        return Scanned(found, frozenset(torn))
+        return Scanned(found, waiting, frozenset(torn))
 
     def find(self, tenant: str, reference: str, keep: Keep) -> Found | None:
         """Nobody else writes here: what there is was found at the start."""
@@ -180,6 +180,12 @@ def try_lock(descriptor: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _clear(path: Path, why: str) -> None:
+    log.info("a lease in %s is cleared: %s", path.name, why)
+    with suppress(OSError):
+        path.unlink()
 
 
 def _age(path: Path) -> float:

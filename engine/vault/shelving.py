@@ -12,7 +12,16 @@ from typing import Protocol
 from bequest.engine.types.blocks import BlockBytes
 from bequest.engine.types.estate import Manifest, StoredBlock
 
-Keep = Callable[[Manifest], str | None]  # why a lease is not wanted here; None: it is
+
+@dataclass(frozen=True, slots=True)
+class Unwanted:
+    """A lease that cannot be continued here."""
+
+    why: str
+    yet: bool = False  # it may be later
+
+
+Keep = Callable[[Manifest], Unwanted | None]  # None: it is wanted
 
 
 class BrokenBlocks(Exception):
@@ -30,6 +39,7 @@ class Found:
 @dataclass(frozen=True, slots=True)
 class Scanned:
     found: list[Found]
+    waiting: list[Manifest]  # of those that may be wanted later
     torn: frozenset[str]  # marks of leases whose manifests are broken: they were promised, and are lost
 
 
@@ -59,8 +69,8 @@ class Shelving(Protocol):
     def remove(self, segments: Iterable[str]) -> None:
         """Nobody here has blocks of them. Failures: as above."""
 
-    def read(self, blocks: Sequence[StoredBlock], block_bytes: int) -> BlockBytes:
-        """Raises OSError or BrokenBlocks."""
+    def read(self, blocks: Sequence[StoredBlock], into: BlockBytes) -> None:
+        """`into`: a row for each. Several threads may read. Raises OSError or BrokenBlocks."""
 
     def scan(self, keep: Keep) -> Scanned:
         """The leases that are there. What has expired goes, and bytes that no lease has."""

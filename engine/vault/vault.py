@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -28,14 +28,13 @@ from bequest.engine.inheritance.warm import WARM_SECONDS, WarmEntry, WarmEstates
 from bequest.engine.state.record import Record
 from bequest.engine.types import Delta, Retain, Retained
 from bequest.engine.types.adapter import AdapterRef
-from bequest.engine.types.blocks import BlockBytes
 from bequest.engine.types.estate import NO_BLOCK, ChoiceBytes, Estate, Manifest, StoredBlock
 from bequest.engine.vault.manifest import mark_of, new_segment
-from bequest.engine.vault.shelving import BrokenBlocks, Found, Keep, Shelving
+from bequest.engine.vault.reading import Reader
+from bequest.engine.vault.shelving import BrokenBlocks, Found, Keep, Shelving, Unwanted
 
 log = logging.getLogger("bequest.estates")
 
-_READERS = 2
 _PIECE_BYTES = 4 << 20  # that the device thread copies between two steps
 _MOST_BACKLOG = 512 << 20  # bytes that wait for the disk
 _MOST_LOADED = 512 << 20  # bytes that were read and may be wanted again
@@ -64,7 +63,7 @@ class Vault:
         self._clock = clock
         self._on_lost = on_lost
         self._writer = ThreadPoolExecutor(1, "bequest-estates-write")
-        self._readers = ThreadPoolExecutor(_READERS, "bequest-estates-read")
+        self._reader = Reader(shelf, desk)
         self._backlog = 0
         self._storing: dict[Record, asyncio.Task[str | None]] = {}
         self._held_back: dict[str, asyncio.Task[None]] = {}  # ends of answers, by request
@@ -72,6 +71,7 @@ class Vault:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loaded: OrderedDict[_Key, ChoiceBytes] = OrderedDict()  # least recently used first
         self._num_loaded = 0  # bytes
+        self._waiting: dict[tuple[str, str], Manifest] = {}  # of adapters that are not loaded; by tenant, id and name
         self._keeps_warm = warm
         self._warm = WarmEstates(desk.block_size, self._withdraw)
         self.find = self._warm.find
@@ -87,26 +87,42 @@ class Vault:
         self._retention.is_torn = lambda tenant, reference: mark_of(tenant, reference) in scanned.torn
         for one in scanned.found:
             self._restore(one)
+        for manifest in scanned.waiting:
+            self._retention.books.hold(segments_of(manifest), sizes_of(manifest))
+            deed = manifest.deed
+            for reference in filter(None, (deed.id, deed.name)):
+                self._waiting[deed.identity.tenant, reference] = manifest
         if scanned.found:
             log.info("%d leases of earlier processes are here", len(scanned.found) - len(self._warm))
 
     async def seek(self, tenant: str, reference: str) -> None:
-        """A lease that another server has put into the store since then is known from now on, if there is one."""
-        if not self._shelf.is_shared or self._retention.get(tenant, reference) is not None:
+        """A lease that another server has put into the store since then is known from now on, if there is one; and one
+        whose adapter was loaded since then."""
+        if self._retention.get(tenant, reference) is not None:
             return
+        if (waiting := self._waiting.get((tenant, reference))) is not None:
+            keep = await self._keep()
+            if keep(waiting) is None and self._waiting.pop((tenant, waiting.deed.id), None) is not None:
+                self._adopt(Found(waiting, lost=False))
+                self._retention.books.let_go(segments_of(waiting))  # which the record holds from now on
+        if self._shelf.is_shared:
+            await self._seek_elsewhere(tenant, reference)
+
+    async def _seek_elsewhere(self, tenant: str, reference: str) -> None:
         keep = await self._keep()
-        loop = asyncio.get_running_loop()
         try:
-            found = await loop.run_in_executor(self._readers, self._shelf.find, tenant, reference, keep)
+            found = await self._reader.find(tenant, reference, keep)
         except OSError as error:
             log.warning("%s was not asked for %s: %s", self._shelf.name, reference, error.strerror)
             return
-        if found is None or self._retention.get(tenant, found.manifest.deed.id) is not None:
-            return
-        name = found.manifest.deed.name
-        if name is not None and self._retention.get(tenant, name) is not None:  # who has it here keeps it
-            deed = replace(found.manifest.deed, name=None)
-            found = replace(found, manifest=replace(found.manifest, deed=deed))
+        if found is not None and self._retention.get(tenant, found.manifest.deed.id) is None:
+            self._adopt(found)
+
+    def _adopt(self, found: Found) -> None:
+        """As one of an earlier process. Who has its name here keeps it."""
+        deed = found.manifest.deed
+        if deed.name is not None and self._retention.get(deed.identity.tenant, deed.name) is not None:
+            found = replace(found, manifest=replace(found.manifest, deed=replace(deed, name=None)))
         self._restore(found)
 
     async def _keep(self) -> Keep:
@@ -114,13 +130,16 @@ class Vault:
         identity, wall = await self._desk.identity(""), self._retention.wall()
         adapters = {ref.identity: ref for ref in self._desk.adapters.refs}
 
-        def why_not(manifest: Manifest) -> str | None:
+        def why_not(manifest: Manifest) -> Unwanted | None:
             theirs = manifest.deed.identity
             adapter = adapters.get(theirs.adapter)
             ours = replace(identity, tenant=theirs.tenant, adapter="" if adapter is None else adapter.identity)
-            if differs := manifest.deed.identity.differs(ours):
-                return f"it is of another model: {', '.join(differs)}"
-            return "it has expired" if manifest.expires_at <= wall else None
+            if manifest.expires_at <= wall:
+                return Unwanted("it has expired")
+            differs = manifest.deed.identity.differs(ours)
+            if differs == ["adapter"] and not manifest.warm:
+                return Unwanted("its adapter is not loaded", yet=True)
+            return Unwanted(f"it is of another model: {', '.join(differs)}") if differs else None
 
         return why_not
 
@@ -236,8 +255,8 @@ class Vault:
         for task in (*self._storing.values(), *self._held_back.values(), *self._tasks):
             task.cancel()
         self._writer.submit(self._shelf.close)
-        for threads in (self._writer, self._readers):
-            threads.shutdown(wait=False)
+        self._writer.shutdown(wait=False)
+        self._reader.close()
 
     def _store_soon(self, record: Record) -> asyncio.Task[str | None]:
         if record not in self._storing:
@@ -402,7 +421,7 @@ class Vault:
         if manifest is None:
             return None
         try:
-            content = await self._fetch(manifest, range(len(manifest.blocks)))
+            content = await self._reader.rows(manifest, range(len(manifest.blocks)))
         except (OSError, BrokenBlocks) as error:
             self._lose(record, error)
             raise lost(record) from None
@@ -434,7 +453,7 @@ class Vault:
         assert manifest is not None
         error: Exception | None = None
         try:
-            self._load(key, await self._read_choice(manifest, choice))
+            self._load(key, await self._reader.choice(manifest, choice))
         except (OSError, BrokenBlocks) as failed:
             error = failed
         ticket = self._reading.pop(key)
@@ -449,26 +468,6 @@ class Vault:
         log.error("the lease %s is lost: %s", record.id, error)
         record.lost = True
         self._on_lost(record, lost(record))
-
-    async def _read_choice(self, manifest: Manifest, index: int) -> ChoiceBytes:
-        """Raises OSError or BrokenBlocks."""
-        deed = manifest.deed
-        choice = next(c for c in deed.choices if c.index == index)
-        rows = [row for row in choice.rows if row != NO_BLOCK]
-        encoder = () if deed.encoder is None else deed.encoder.rows
-        content = await self._fetch(manifest, [*rows, *encoder, *(r for state in choice.states for r in state.rows)])
-        end = len(rows) + len(encoder)
-        states: dict[int, BlockBytes] = {}
-        for state in choice.states:
-            states[state.position] = self._desk.state_in(content[end : end + len(state.rows)])
-            end += len(state.rows)
-        return ChoiceBytes(choice, content[: len(rows)], content[len(rows) : len(rows) + len(encoder)], states)
-
-    async def _fetch(self, manifest: Manifest, rows: Iterable[int]) -> BlockBytes:
-        """Rows of the content of a lease. Raises OSError or BrokenBlocks."""
-        blocks = [manifest.blocks[row] for row in rows]
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._readers, self._shelf.read, blocks, self._desk.block_bytes)
 
     def _load(self, key: _Key, content: ChoiceBytes) -> None:
         self._loaded[key] = content

@@ -142,8 +142,19 @@ async def test_a_durable_lease_comes_back_where_its_adapter_is(
         await engine.stop()
     engine = (await build_engine(config(("a0",), **kept))).engine
     try:
+        await engine.seek("t", parent.id)
         with pytest.raises(ParentNotFound):
             engine.parent("t", parent.id)
+        assert engine.retention.books.used > 0, "it waits for its adapter, and takes room"
+        path = next(Path(entry.partition("=")[2]) for entry in config(("a1",)).lora)
+        await engine.adapters.load("a1", path)
+        await engine.seek("t", parent.id)
+        adapter, used = engine.adapters.find("a1"), engine.retention.books.used
+        child = await ask(engine, request((*tokens, 7), GREEDY, adapter=adapter, lineage=lineage))
+        assert child.token_ids == whole.token_ids
+        assert child.inheritance is not None and child.inheritance.source == "file"
+        engine.forget("t", parent.id)
+        assert used > 0 == engine.retention.books.used
     finally:
         await engine.stop()
 

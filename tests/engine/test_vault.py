@@ -6,12 +6,14 @@ import asyncio
 import errno
 import os
 import random
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bequest.engine.engine import AsyncEngine
@@ -24,7 +26,9 @@ from bequest.engine.errors import (
     RetentionTooLarge,
 )
 from bequest.engine.types import Request, Retain, SamplingParams
+from bequest.engine.types.estate import StoredBlock
 from bequest.engine.vault import manifest as manifests
+from bequest.engine.vault import shelf as shelves
 from bequest.engine.vault.shelf import Shelf
 from bequest.engine.vault.shelving import BrokenBlocks
 from tests.engine.harness import Answer, Setup, ask, ask_all, request, running, until
@@ -288,6 +292,33 @@ def _read_only(path: str, flags: int) -> int:
     raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
+async def test_a_disk_that_stands_still_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams, leases of memory and children that read files go on while a lease is written, for however long."""
+    moves, write = threading.Event(), shelves._write
+
+    def wait(descriptor: int, data: memoryview) -> None:
+        assert moves.wait(60)
+        write(descriptor, data)
+
+    async with vault(tmp_path) as engine:
+        before, _ = await a_lease(engine, 20)
+    async with vault(tmp_path, wait=0.1) as engine:
+        monkeypatch.setattr(shelves, "_write", wait)
+        try:
+            slow, answer = await a_lease(engine)
+            assert answer.retained is not None and answer.retained.durable is False
+            assert "longer than 0.1 s" in str(answer.retained.durable_reason)
+            others = [request([9, i] * 4, params(9), retain=Retain(600) if i % 2 else None) for i in range(4)]
+            for asked, told in zip(others, await ask_all(engine, others), strict=True):
+                assert told.token_ids[0] == expected_tokens(asked.prompt_token_ids, 9)
+            await check_child(engine, before.id, "file")
+            await check_child(engine, slow.id, "blocks")
+            assert engine.record("t", slow.id).grade == "leased"
+        finally:
+            moves.set()
+        await until(lambda: engine.record("t", slow.id).grade == "stored")
+
+
 async def test_a_disk_that_fails_later_keeps_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases of before are continued from a disk that has become read-only; new ones are in memory, ends cannot be
     moved, and what is deleted there comes back."""
@@ -389,7 +420,7 @@ async def test_ten_thousand_mutations(tmp_path: Path) -> None:
     data, shelf = lease.read_bytes(), Shelf(tmp_path)
     manifest = manifests.from_bytes(data)
     size = manifest.deed.identity.cache.num_bytes
-    whole = shelf.read(manifest.blocks, size).tobytes()
+    whole = _read(shelf, manifest.blocks, size)
     for number in range(10_000):
         if number % 10:
             with pytest.raises(InvalidEstate):
@@ -398,11 +429,17 @@ async def test_ten_thousand_mutations(tmp_path: Path) -> None:
         changed = mutated(whole, draw)
         segment.write_bytes(changed)
         if changed[: len(whole)] == whole:  # what is behind the blocks is nobody's
-            assert shelf.read(manifest.blocks, size).tobytes() == whole
+            assert _read(shelf, manifest.blocks, size) == whole
             continue
         with pytest.raises(BrokenBlocks):
-            shelf.read(manifest.blocks, size)
+            _read(shelf, manifest.blocks, size)
     shelf.close()
+
+
+def _read(shelf: Shelf, blocks: tuple[StoredBlock, ...], size: int) -> bytes:
+    content = np.empty((len(blocks), size), np.uint8)
+    shelf.read(blocks, content)
+    return content.tobytes()
 
 
 def mutated(data: bytes, draw: random.Random) -> bytes:
