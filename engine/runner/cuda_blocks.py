@@ -13,6 +13,9 @@ from bequest.engine.runner.host_cache import PinnedHostCache
 from bequest.engine.types import IntArray, StepMoves
 from bequest.engine.types.blocks import BlockBytes, BlockRead, BlockWrite, StateRead, StateWrite
 
+_BUFFER_BYTES = 32 << 20
+_NUM_BUFFERS = 4
+
 
 class PendingRead:
     """Blocks or states on their way to the host. `wait` may be called from another thread, once."""
@@ -36,17 +39,47 @@ class PendingRead:
 
 
 class PendingWrite:
-    """Blocks on their way to the device: their pinned memory stays until they are there."""
+    """Blocks or states on their way to the device."""
 
     __slots__ = ("_copied", "_pinned")
 
-    def __init__(self, pinned: Tensor, copied: torch.cuda.Event) -> None:
+    def __init__(self, copied: torch.cuda.Event, pinned: Tensor | None = None) -> None:
+        """`pinned`: memory that has to stay until they are there."""
         self._pinned = pinned
         self._copied = copied
 
     def wait(self) -> BlockBytes:
         self._copied.synchronize()
-        return bytes_of(self._pinned)[:0].copy()
+        return np.empty((0, 0), np.uint8)
+
+
+class _Ring:
+    """A few pinned buffers that blocks pass through, one after the other: to pin memory takes longer than to copy it,
+    and an estate has gigabytes. Made when it is first needed."""
+
+    def __init__(self, kv_cache: Tensor) -> None:
+        block_bytes = kv_cache[0].nbytes
+        self.num_blocks = max(1, _BUFFER_BYTES // block_bytes)  # of a buffer
+        self._shape = (self.num_blocks, *kv_cache.shape[1:])
+        self._dtype = kv_cache.dtype
+        self._buffers: list[tuple[Tensor, torch.cuda.Event]] = []
+        self._next = 0
+
+    def fill(self, content: BlockBytes) -> Tensor:
+        """A buffer with these blocks, once its last ones are on the device."""
+        if len(self._buffers) <= self._next:
+            self._buffers.append((torch.empty(self._shape, dtype=self._dtype, pin_memory=True), torch.cuda.Event()))
+        buffer, copied = self._buffers[self._next]
+        copied.synchronize()
+        filled = buffer[: len(content)]
+        # torch copies with all its threads.
+        torch.from_numpy(bytes_of(filled)).copy_(torch.from_numpy(np.require(content, requirements=["C", "W"])))
+        return filled
+
+    def used(self) -> None:
+        """The buffer is read by what was queued."""
+        record(self._buffers[self._next][1])
+        self._next = (self._next + 1) % _NUM_BUFFERS
 
 
 class BlockTransfers:
@@ -56,6 +89,7 @@ class BlockTransfers:
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
         self._host_cache = host_cache
         self._states = states  # [NS, LR, E]
+        self._ring = _Ring(kv_cache)
         self.layout = layout_of(kv_cache, windows, states)
 
     def read(self, read: BlockRead) -> PendingRead:
@@ -69,11 +103,12 @@ class BlockTransfers:
     def write(self, write: BlockWrite) -> PendingWrite:
         """On the current stream."""
         self._swap(write.moves)
-        pinned = self._pin(len(write.blocks))
-        if len(write.blocks):
-            bytes_of(pinned)[:] = write.content
-            kernels.swap_blocks(pinned, self._kv_cache, _pairs(np.arange(len(write.blocks)), write.blocks))
-        return PendingWrite(pinned, _recorded())
+        for begin in range(0, len(write.blocks), self._ring.num_blocks):
+            blocks = write.blocks[begin : begin + self._ring.num_blocks]
+            filled = self._ring.fill(write.content[begin : begin + len(blocks)])
+            kernels.swap_blocks(filled, self._kv_cache, _pairs(np.arange(len(blocks)), blocks))
+            self._ring.used()
+        return PendingWrite(_recorded())
 
     def read_states(self, read: StateRead) -> PendingRead:
         """On the current stream. They are few, and each is one copy."""
@@ -88,7 +123,7 @@ class BlockTransfers:
         bytes_of(pinned)[:] = write.content
         for place, slot in enumerate(write.slots.tolist()):
             states[slot].copy_(pinned[place], non_blocking=True)
-        return PendingWrite(pinned, _recorded())
+        return PendingWrite(_recorded(), pinned)
 
     def _pinned_states(self, count: int) -> tuple[Tensor, Tensor]:
         assert self._states is not None, "the model has no recurrent layers"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bequest.engine.runner import cuda_blocks
 from bequest.engine.types.encoder import EncoderInput
 from tests.engine.model_estates import check_estates_move
 from tests.engine.model_vault import check_leases_last
@@ -20,6 +21,15 @@ pytestmark = pytest.mark.gpu
 async def test_leases_come_back(name: str, tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     shape = {"num_blocks": 200, "estate_dir": str(tmp_path / "e"), "state_interval": 16}
     await check_leases_last(config(tiny_model(name), **shape))
+
+
+async def test_more_blocks_than_buffers(
+    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On their way to the device they pass through pinned ones, which are used again."""
+    monkeypatch.setattr(cuda_blocks, "_BUFFER_BYTES", 1)
+    monkeypatch.setattr(cuda_blocks, "_NUM_BUFFERS", 2)
+    await check_leases_last(config(tiny_model("llama-head-64"), num_blocks=200, estate_dir=str(tmp_path / "e")))
 
 
 async def test_of_encoder_inputs(tmp_path: Path) -> None:
