@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import urllib.error
 import urllib.request
 import zlib
@@ -152,6 +153,28 @@ def test_images_change_answers_and_are_found_again(server: Server) -> None:
     assert cached(again) == again["usage"]["prompt_tokens"] - 1
     swapped = chat(server, parts[0], *map(image_part, PICTURES[::-1]), parts[-1])
     assert said(swapped) != said(first)
+
+
+def test_what_the_tower_does_is_counted(server: Server) -> None:
+    """An image that nobody has sent; the same again needs neither the tower nor its rows."""
+    before = counted(server)
+    asked = [text_part("count: "), image_part(picture(40, 40, 77))]
+    chat(server, *asked)
+    once = counted(server)
+    assert once["images_seen"] == before["images_seen"] + 1 and once["image_bytes"] > before["image_bytes"]
+    chat(server, *asked)
+    assert counted(server) == once
+    chat(server, text_part("otherwise: "), asked[1])  # its tokens are computed again, of the rows that are there
+    again = counted(server)
+    assert again["images_seen"] == once["images_seen"] and again["images_found"] > once["images_found"]
+
+
+def counted(server: Server) -> dict[str, float]:
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=60) as response:
+        text = response.read().decode()
+    names = ("images_seen", "image_bytes", "images_found")
+    found = {name: re.search(rf"^bequest:{name}_total\{{.*\}} (\S+)$", text, re.MULTILINE) for name in names}
+    return {name: float(match[1]) for name, match in found.items() if match is not None}
 
 
 def test_formats_and_ways_in(server: Server, folder: Path) -> None:

@@ -46,6 +46,9 @@ class StepStats:
     drafts: int = 0  # sequences for which tokens were drafted
     drafted_tokens: int = 0
     accepted_tokens: int = 0  # of them
+    images_seen: int = 0  # that the tower looked at
+    image_bytes: int = 0  # of their pixels
+    images_found: int = 0  # whose rows the step needed and the device had
 
 
 @dataclass(frozen=True, slots=True)

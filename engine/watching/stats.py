@@ -8,6 +8,7 @@ from typing import Literal
 from bequest.engine.state.launch import Launch
 from bequest.engine.state.sequence import Applied, Group
 from bequest.engine.types import StepResult, Usage
+from bequest.engine.types.image import StepImages
 from bequest.engine.watching.observation import RequestStats, StepStats
 
 
@@ -22,6 +23,8 @@ def usage_of(group: Group) -> Usage:
 
 
 def stats_of_step(launch: Launch, result: StepResult, applied: Applied) -> StepStats:
+    images = launch.plan.images or StepImages()
+    seen = {image.first_id for image in images.looked_at}
     return StepStats(
         prompt_tokens=launch.num_prompt_tokens + sum(run.input.length for run in launch.plan.encoders),
         generated_tokens=applied.num_generated,
@@ -34,6 +37,9 @@ def stats_of_step(launch: Launch, result: StepResult, applied: Applied) -> StepS
         drafts=applied.num_drafts,
         drafted_tokens=applied.num_drafted,
         accepted_tokens=applied.num_right,
+        images_seen=len(seen),
+        image_bytes=sum(image.pixels.nbytes for image in images.looked_at),
+        images_found=len({rows.image for rows in images.gathered} - seen),
     )
 
 

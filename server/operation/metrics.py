@@ -81,6 +81,7 @@ class Metrics(Collector):
         self._preemptions = 0
         self._drafts = self._draft_tokens = self._accepted_tokens = 0
         self._prefix_hits = 0
+        self._images_seen = self._image_bytes = self._images_found = 0
         self._swapped_out = 0
         self._swapped_in = 0
         self._inherited_tokens = 0
@@ -118,6 +119,9 @@ class Metrics(Collector):
         self._preemptions += stats.preempted
         self._swapped_out += stats.swapped_out
         self._swapped_in += stats.swapped_in
+        self._images_seen += stats.images_seen
+        self._image_bytes += stats.image_bytes
+        self._images_found += stats.images_found
         self._step.observe(stats.seconds)
         self._iteration_tokens.observe(stats.prompt_tokens + stats.generated_tokens)
         for seconds in stats.first_token_seconds:
@@ -266,6 +270,9 @@ class Metrics(Collector):
             ("bequest:dropped_readers", "Clients dropped because they stopped reading.", self._dropped_readers),
             ("bequest:swapped_out_blocks", "Blocks moved to the host pool.", self._swapped_out),
             ("bequest:swapped_in_blocks", "Blocks moved back.", self._swapped_in),
+            ("bequest:images_seen", "Times the vision tower looked at an image.", self._images_seen),
+            ("bequest:image_bytes", "Bytes of pixels that it looked at.", self._image_bytes),
+            ("bequest:images_found", "Times a step found rows of an image on the device.", self._images_found),
         ):
             counter = CounterMetricFamily(name, text, labels=["model_name"])
             counter.add_metric([self.model_name], value)

@@ -81,6 +81,7 @@ def test_windows_of_several_lengths() -> None:
     assert (parts.attend(*heads).float() - expected).abs().max() < 0.02
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_tower_waits_for_nothing(tmp_path: Path) -> None:
     """A run of a size that was seen before is queued behind what the device does."""
     loaded = load_model(save_seeing("qwen2.5-vl", tmp_path), "bfloat16", backend=CudaBackend(torch.device("cuda", 0)))
