@@ -44,6 +44,12 @@ def join(meeting: str, rank: int, size: int, *, on_gpu: bool) -> GlooRanks:
     return NcclRanks(rank, size) if on_gpu else GlooRanks(rank, size)
 
 
+def leave() -> None:
+    """The process may join another time."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 class GlooRanks:
     """Ranks on a CPU."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bequest.engine.config import EngineConfig
 from bequest.engine.errors import ModelError
-from bequest.engine.ranks.group import check_devices, join
+from bequest.engine.ranks.group import check_devices, join, leave
 from bequest.engine.ranks.processes import Followers
 from bequest.engine.recording import Record, RecordingRunner, Returned, encode
 from bequest.engine.runner.prepare import Prepared, prepare, uses_cuda
@@ -36,11 +36,11 @@ def prepare_ranks(config: EngineConfig, path: Path) -> Prepared:
             prepared = prepare(config, path, ranks=ranks)
             ranks.least(0)  # the others have come as far
         except ModelError:
-            followers.end()
+            _end(followers)
             raise
         except RuntimeError as error:  # torch's, of a connection that ended
             ended = followers.find_ended()
-            followers.end()
+            _end(followers)
             if ended is None:
                 raise
             raise ModelError(f"tensor_parallel_size={size}: {ended} while it loaded; stderr says why") from error
@@ -69,4 +69,9 @@ class _Telling:
         self._followers.tell(encode(record))
 
     def close(self) -> None:
-        self._followers.end()
+        _end(self._followers)
+
+
+def _end(followers: Followers) -> None:
+    followers.end()
+    leave()
