@@ -13,13 +13,17 @@ from bequest.engine.config import EngineConfig
 from bequest.engine.errors import ModelError
 from bequest.engine.ranks.channel import Reader, ReaderGone, Writer
 from bequest.offline import LLM, SamplingParams
+from tests.adapters.tiny_adapters import make_adapter, save_adapter
+from tests.tiny_models import make_reference
 
 PROMPTS = ["the quick brown fox", "a finished request leaves its cache"]
 
 
-def texts(path: Path, **flags: object) -> list[str]:
+def texts(path: Path, model: str | None = None, **flags: object) -> list[str]:
+    """`model`: the name of an adapter."""
+    asked = {} if model is None else {"model": model}
     with LLM(path, device="cpu", num_blocks=64, threads=1, **flags) as llm:
-        answers = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
+        answers = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), **asked)
     return [answer.text for answer in answers]
 
 
@@ -29,6 +33,17 @@ def test_four_processes_say_what_one_says(name: str, tiny_model: Callable[[str],
     """One after another in one process: whoever leaves may join again."""
     path = tiny_model(name)
     assert texts(path, tensor_parallel_size=4) == texts(path, tensor_parallel_size=2) == texts(path)
+
+
+@pytest.mark.cluster
+def test_adapters_and_draft_models_follow(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    """Each rank takes its part of an adapter, and has a whole draft model."""
+    path = tiny_model("llama")
+    adapter = save_adapter(make_adapter(make_reference("llama"), "one"), tmp_path / "one")
+    for flags, model in (({"lora": [f"one={adapter}"]}, "one"), ({"draft_model": str(path), "speculative": "draft:3"}, None)):
+        one, two = (texts(path, model, tensor_parallel_size=size, **flags) for size in (1, 2))
+        assert two == one
+        assert (two == texts(path)) == (model is None)
 
 
 @pytest.mark.cluster
