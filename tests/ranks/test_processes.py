@@ -40,7 +40,10 @@ def test_adapters_and_draft_models_follow(tiny_model: Callable[[str], Path], tmp
     """Each rank takes its part of an adapter, and has a whole draft model."""
     path = tiny_model("llama")
     adapter = save_adapter(make_adapter(make_reference("llama"), "one"), tmp_path / "one")
-    for flags, model in (({"lora": [f"one={adapter}"]}, "one"), ({"draft_model": str(path), "speculative": "draft:3"}, None)):
+    for flags, model in (
+        ({"lora": [f"one={adapter}"]}, "one"),
+        ({"draft_model": str(path), "speculative": "draft:3"}, None),
+    ):
         one, two = (texts(path, model, tensor_parallel_size=size, **flags) for size in (1, 2))
         assert two == one
         assert (two == texts(path)) == (model is None)
