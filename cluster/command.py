@@ -18,6 +18,7 @@ from typing import Any
 from bequest.cli.parser import Parser
 from bequest.cluster import ray_fleet
 from bequest.cluster.haproxy import Backend, Routing, configuration, tenants_map
+from bequest.cluster.router import RouterError, find_haproxy
 from bequest.cluster.settings import ANYWHERE, LOOPBACK, ClusterSettings
 from bequest.engine.config import REPLICA_TAG, ServerConfig
 from bequest.server.access.auth import is_loopback
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
         if given.command == "configure":
             return _configure(given)
         return _up(up, given, rest) if given.command == "up" else _ask(given)
-    except (ray_fleet.RayMissing, ConnectionError, ValueError, OSError) as error:
+    except (ray_fleet.RayMissing, RouterError, ConnectionError, ValueError, OSError) as error:
         print(f"bequest cluster: {error}", file=sys.stderr)
         return 1
 
@@ -139,6 +140,7 @@ def _keys(server: ServerConfig) -> KeyRing:
 def _up(parser: Parser, given: argparse.Namespace, serve: Sequence[str]) -> int:
     settings = settings_of(parser, given, serve)
     Path(settings.folder).mkdir(parents=True, exist_ok=True, mode=0o700)
+    find_haproxy()
     ray = ray_fleet.load()
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -157,11 +159,14 @@ def _up(parser: Parser, given: argparse.Namespace, serve: Sequence[str]) -> int:
 
 
 def start(ray: Any, settings: ClusterSettings, key: str | None = None) -> Any:
-    """The controller of a cluster that is up."""
+    """The controller of a cluster that is up. Raises RouterError."""
     from bequest.cluster.actor import ControllerActor
 
     controller = ray.remote(ControllerActor).options(name=ray_fleet.CONTROLLER, num_cpus=0).remote(settings, key)
-    ray.get(controller.up.remote())
+    try:
+        ray.get(controller.up.remote())
+    except ray.exceptions.RayTaskError as error:
+        raise RouterError(str(error.cause)) from None
     return controller
 
 

@@ -24,6 +24,14 @@ class RouterError(Exception):
     """HAProxy is not here, or does not take its configuration."""
 
 
+def find_haproxy() -> str:
+    """Raises RouterError."""
+    found = shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+    if found is None:
+        raise RouterError("haproxy is not installed: on Debian and Ubuntu, apt-get install haproxy")
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterPlace:
     """Where a router listens, and which others it shares the table of names with."""
@@ -40,10 +48,7 @@ class RouterPlace:
 class Router:
     def __init__(self, place: RouterPlace, tenants: Mapping[str, str]) -> None:
         """`tenants`: by the SHA-256 of their keys. Raises RouterError."""
-        found = shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
-        if found is None:
-            raise RouterError("haproxy is not installed: on Debian and Ubuntu, apt-get install haproxy")
-        self._command = [found, "-W", "-L", place.name, "-f", str(place.folder / "haproxy.cfg")]
+        self._command = [find_haproxy(), "-W", "-L", place.name, "-f", str(place.folder / "haproxy.cfg")]
         self._place = place
         self._socket = place.folder / "admin.sock"
         self._process: subprocess.Popen[bytes] | None = None
