@@ -61,7 +61,7 @@ def _counted(port: int, streams: int, tokens: int, router: int, servers: Sequenc
     """Seconds of the clock, and of the processor in the router and in all servers."""
     before = cpu_seconds(router), sum(map(cpu_seconds, servers))
     seconds, events = asyncio.run(load_server(port, streams, tokens))
-    assert events >= streams * tokens, f"{events} events of {streams} streams of {tokens} tokens"
+    assert events >= streams, "every stream was answered; what a client lags behind comes as one event"
     return seconds, cpu_seconds(router) - before[0], sum(map(cpu_seconds, servers)) - before[1]
 
 
