@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from pathlib import Path
 
 from bequest.engine.vault.objects import ObjectShelf, ObjectStore
@@ -47,7 +48,7 @@ class Files(Shelves):
         return len(self._files("leases"))
 
     def num_bytes(self) -> int:
-        return sum(file.stat().st_size for file in self._files("blocks"))
+        return sum(map(_size, self._files("blocks")))
 
     def change(self, folder: str, data: bytes | None) -> None:
         [file] = self._files(folder)
@@ -61,6 +62,13 @@ class Files(Shelves):
 
     def _files(self, folder: str) -> list[Path]:
         return [file for file in (self._path / folder).iterdir() if file.suffix != ".new"]
+
+
+def _size(file: Path) -> int:
+    """0 of one that goes at this moment."""
+    with suppress(FileNotFoundError):
+        return file.stat().st_size
+    return 0
 
 
 class Objects(Shelves):
