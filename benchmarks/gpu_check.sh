@@ -31,6 +31,10 @@ sanitize() { # tool
     "tests/gpu/test_quantised.py::test_chain[False-1-sizes0]" "tests/gpu/test_quantised.py::test_chain[True-4-sizes1]" \
     "tests/gpu/test_quantised.py::test_products_of_few_rows[1-16-512]" "tests/gpu/test_quantised.py::test_products_of_few_rows[4-1024-1536]" \
     tests/gpu/test_quantised.py::test_rows_of_zeros_and_of_no_numbers \
+    "tests/gpu/test_int4.py::test_chain[False-1-sizes0]" "tests/gpu/test_int4.py::test_chain[True-4-sizes0]" \
+    "tests/gpu/test_int4.py::test_products[1-8-1024]" "tests/gpu/test_int4.py::test_products[5-8-1024]" \
+    "tests/gpu/test_int4.py::test_products[31-1024-3072]" "tests/gpu/test_int4.py::test_products[130-8-1024]" \
+    "tests/gpu/test_skinny_chain_deltas.py::test_chain[sizes0-1-16]" "tests/gpu/test_skinny_chain_deltas.py::test_chain[sizes1-4-64]" \
     "tests/gpu/test_lora.py::test_rows_get_what_their_slot_adds[2]" "tests/gpu/test_lora.py::test_rows_get_what_their_slot_adds[17]" \
     "tests/gpu/test_speculation.py::test_the_tokens_of_the_cpus_sampler[0-False]" \
     "tests/gpu/test_speculation.py::test_the_tokens_of_the_cpus_sampler[1-True]" \

@@ -14,6 +14,7 @@ import torch
 
 from bequest.engine.kernels import cuda_chain, cuda_int4
 from bequest.engine.kernels.cuda_chain import Head, Product, Tail
+from bequest.engine.kernels.cuda_coded import GROUP
 from bequest.engine.kernels.cuda_linear import RowNorm
 from bequest.engine.kernels.kv_format import FP8
 
@@ -29,8 +30,8 @@ def product(outputs: int, depth: int, bits: int) -> Product:
         codes = torch.randint(0, 120, (outputs, depth), dtype=torch.uint8, device=DEVICE).view(FP8)
         return Product(codes, None, torch.full((outputs,), 1e-4, device=DEVICE))
     codes = torch.randint(0, 16, (outputs, depth), dtype=torch.uint8, device=DEVICE)
-    scales = torch.full((outputs, depth // cuda_int4.GROUP), 0.2 * depth**-0.5, device=DEVICE)
-    return cuda_int4.pack(codes, scales, torch.full_like(scales, 8)).product(None, None)
+    scales = torch.full((outputs, depth // GROUP), 0.2 * depth**-0.5, device=DEVICE)
+    return cuda_int4.product(cuda_int4.pack(codes, scales, torch.full_like(scales, 8)))
 
 
 def layer(shape: tuple[int, int, int, int], bits: int) -> tuple[Tail, Head]:
@@ -86,7 +87,7 @@ def main() -> None:
         for num_tokens in (1, 4):
             times = {bits: microseconds(shape, num_tokens, bits) for bits in (16, 8, 4)}
             for bits, taken in times.items():
-                read = values * (bits / 8 + (4 / cuda_int4.GROUP if bits == 4 else 0))
+                read = values * (bits / 8 + (4 / GROUP if bits == 4 else 0))
                 ratio = times[16] / taken
                 print(f"{name:6} {num_tokens:4} {bits:4} {taken:8.2f} {read / taken / 1e6:6.2f} {ratio:12.2f}")
                 rows.append({"shape": name, "rows": num_tokens, "bits": bits, "us": taken})

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bequest.engine.kernels import cuda_chain, cuda_int4
+from bequest.engine.kernels import cuda_chain, cuda_coded, cuda_int4
 from bequest.engine.kernels.cuda_chain import Head, Product, Tail
-from bequest.engine.kernels.cuda_int4 import GROUP, Int4Rows
+from bequest.engine.kernels.cuda_coded import GROUP, CodedRows
 from bequest.engine.kernels.cuda_linear import RowNorm
 from tests.gpu.test_engine import BF16_GAP
 from tests.gpu.test_ops import DEVICE, guarded, randn
@@ -28,7 +28,7 @@ BF16 = torch.bfloat16
 SIZES = [(1024, 1024, 1024, 8), (1024, 2048, 5120, 1021), (2048, 5120, 9216, 300), (4096, 4096, 14336, 6144)]
 
 
-def draw(outputs: int, depth: int, seed: int) -> tuple[Int4Rows, Tensor]:
+def draw(outputs: int, depth: int, seed: int) -> tuple[CodedRows, Tensor]:
     """Random codes, and what they stand for in float32."""
     random = torch.Generator(DEVICE).manual_seed(seed)
     codes = torch.randint(0, 16, (outputs, depth), dtype=torch.uint8, generator=random, device=DEVICE)
@@ -44,7 +44,7 @@ def product(outputs: int, depth: int, with_bias: bool, seed: int) -> tuple[Produ
     """In codes and in numbers."""
     rows, values = draw(outputs, depth, seed)
     bias = randn(outputs, dtype=BF16, seed=seed + 1) if with_bias else None
-    return rows.product(bias, None), Product(values, bias)
+    return cuda_int4.product(rows, bias), Product(values, bias)
 
 
 def make_layers(sizes: Sizes, *, with_bias: bool) -> tuple[Layers, Layers]:
@@ -92,20 +92,21 @@ def test_rows_do_not_depend_on_the_batch(sizes: Sizes) -> None:
         assert torch.equal(residual, whole[-count:])
 
 
-# (N, K): few tiles, part of a stage, several stages.
-PRODUCTS = [(8, 1024), (1024, 3072), (6144, 4096), (4096, 14336)]
+# (N, K): few tiles, part of a stage, several stages, rows that the chain does not take.
+PRODUCTS = [(8, 1024), (1024, 3072), (6144, 4096), (4096, 14336), (256, 768)]
 
 
 @pytest.mark.parametrize(("outputs", "depth"), PRODUCTS)
-@pytest.mark.parametrize("num_tokens", [1, 2, 3, 4, 5, 130])
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 4, 5, 8, 9, 16, 31, 64, 130])
 def test_products(outputs: int, depth: int, num_tokens: int) -> None:
     rows, values = draw(outputs, depth, 3)
     bias, scratch = randn(outputs, dtype=BF16, seed=4), make_scratch()
     x = randn(num_tokens, depth, dtype=BF16, seed=num_tokens)
     expected = x.float() @ values.T + bias.float()
-    assert_near(cuda_int4.linear(x, rows, bias, scratch), expected.to(BF16))
-    if not cuda_int4.is_few(x):
+    if num_tokens > cuda_int4.most_rows(depth):
+        assert_near(cuda_coded.linear(x, rows, bias), expected.to(BF16))
         return
+    assert_near(cuda_int4.linear(x, rows, bias, scratch), expected.to(BF16))
     gate, up = expected.to(BF16).float().chunk(2, dim=-1)
     assert_near(cuda_int4.gated_linear(x, rows, bias, "silu", scratch), (F.silu(gate) * up).to(BF16))
     start = randn(num_tokens, outputs, dtype=BF16, seed=6)
@@ -116,21 +117,34 @@ def test_products(outputs: int, depth: int, num_tokens: int) -> None:
     check()
 
 
+@pytest.mark.parametrize(("outputs", "depth"), [*PRODUCTS, (298, 2048)])
+def test_tiles_do_not_depend_on_the_batch(outputs: int, depth: int) -> None:
+    rows, values = draw(outputs, depth, 3)
+    x = randn(64, depth, dtype=BF16, seed=9)
+    whole = cuda_coded.linear(x, rows, None)
+    assert_near(whole, (x.float() @ values.T).to(BF16))
+    for first, end in ((0, 5), (3, 12), (40, 64), (20, 37)):
+        assert torch.equal(cuda_coded.linear(x[first:end], rows, None), whole[first:end])
+
+
 def test_every_code_with_every_zero() -> None:
     codes = torch.arange(16, dtype=torch.uint8, device=DEVICE).repeat(64, 64)  # [64, 1024]
     zeros = torch.arange(64, dtype=torch.int16, device=DEVICE)[:, None].expand(64, 8)
     scales = torch.full((64, 8), 0.5, device=DEVICE)
     rows = cuda_int4.pack(codes, scales, zeros.contiguous())
     expected = (codes.float() - zeros.float().repeat_interleave(GROUP, 1)) * 0.5
-    assert torch.equal(cuda_int4.numbers(rows).float(), expected)
+    assert torch.equal(rows.numbers().float(), expected)
     one = torch.zeros(1, 1024, dtype=BF16, device=DEVICE)
     for at in range(20):
         one.zero_()[0, at * 51] = 1
-        assert torch.equal(cuda_int4.linear(one, rows, None, make_scratch())[0].float(), expected[:, at * 51])
+        of_chain = cuda_int4.linear(one, rows, None, make_scratch())
+        of_tiles = cuda_coded.linear(one.expand(5, -1).contiguous(), rows, None)
+        assert torch.equal(of_chain[0].float(), expected[:, at * 51])
+        assert torch.equal(of_tiles.float(), expected[:, at * 51].expand(5, -1))
 
 
 def test_what_cannot_be_packed() -> None:
-    assert cuda_int4.has_kernel(1024) and cuda_int4.has_kernel(14336) and not cuda_int4.has_kernel(1536)
+    assert cuda_int4.most_rows(1024) == cuda_int4.most_rows(14336) == 4 and cuda_int4.most_rows(1536) == 0
     assert cuda_chain.has_kernel(4096, 4096, 14336, bits=4)
     assert cuda_int4.can_pack(torch.tensor([0, 15])) and not cuda_int4.can_pack(torch.tensor([-1, 64]))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from bequest.engine.backends.cuda import int4
+from bequest.engine.backends.cuda import coded
 from bequest.engine.backends.cuda.chain import ChainCompiler
 from bequest.engine.backends.cuda.experts import DenseExperts, check_experts, place_experts
 from bequest.engine.backends.cuda.ops import CudaOps
@@ -51,14 +51,14 @@ class CudaBackend:
         return stacked
 
     def code_types(self, dtype: torch.dtype) -> tuple[type[Codes], ...]:
-        return (Float8Rows,) if dtype is torch.bfloat16 else ()
+        return (Float8Rows, IntegerRows) if dtype is torch.bfloat16 else ()
 
     def quantised_weight(self, matrices: Sequence[Codes], bias: Tensor | None) -> Weight | None:
-        """Codes of 4 bits in groups of 128, and float8 with a scale for each row; others become bfloat16."""
+        """Codes of up to 4 bits in groups of 128, and float8 with a scale for each row; others become bfloat16."""
         integers = [part for part in matrices if isinstance(part, IntegerRows)]
         if len(integers) == len(matrices):
-            packed = int4.packed(integers, self.device)
-            return None if packed is None else int4.Int4Weight(packed, bias, self.ops, self._scratch)
+            packed = coded.int4_groups(integers, self.device)
+            return None if packed is None else coded.Int4Weight(packed, bias, self.ops, self._scratch)
         rows = [part for part in matrices if isinstance(part, Float8Rows) and part.scales.shape[1] == 1]
         num_outputs = sum(len(part.codes) for part in rows)
         if len(rows) < len(matrices) or num_outputs % _SCALED_UNIT or rows[0].codes.shape[1] % _SCALED_UNIT:

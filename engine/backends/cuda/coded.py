@@ -1,4 +1,4 @@
-"""Weights in codes of 4 bits on a GPU."""
+"""Weights that stay in the codes of a checkpoint on a GPU, in groups of 128 along their rows."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bequest.engine.kernels import cuda_int4
-from bequest.engine.kernels.cuda_int4 import Int4Rows
+from bequest.engine.kernels import cuda_coded, cuda_int4
+from bequest.engine.kernels.cuda_coded import GROUP, CodedRows
 from bequest.engine.layers.codes import IntegerRows
 from bequest.engine.layers.ops import Ops
 from bequest.engine.layers.parts import Activation
@@ -17,13 +17,15 @@ from bequest.engine.layers.weight import Weight
 
 
 class Int4Weight(Weight):
-    """Few rows are multiplied with the codes; for more it becomes bfloat16 on its way."""
+    """Up to 64 rows are multiplied with the codes, up to four in the chain, or by its kernel, where they fit into
+    shared memory. For more it becomes bfloat16 on its way."""
 
-    def __init__(self, packed: Int4Rows, bias: Tensor | None, ops: Ops, scratch: Tensor) -> None:
-        """scratch: of the chain, whose kernel multiplies few rows"""
+    def __init__(self, packed: CodedRows, bias: Tensor | None, ops: Ops, scratch: Tensor) -> None:
+        """scratch: of the chain"""
         self.packed, self.bias = packed, bias
         self.ops = ops
         self._scratch = scratch
+        self._most_few = cuda_int4.most_rows(packed.depth)
 
     @property
     def out_features(self) -> int:
@@ -35,7 +37,7 @@ class Int4Weight(Weight):
 
     @property
     def nbytes(self) -> int:
-        return self.packed.codes.nbytes + self.packed.groups.nbytes
+        return self.packed.nbytes
 
     @property
     def format(self) -> str:
@@ -45,41 +47,45 @@ class Int4Weight(Weight):
         return Int4Weight(self.packed, bias, self.ops, self._scratch)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return cuda_int4.linear(x, self.packed, self.bias, self._scratch)
+        if self._is_few(x):
+            return cuda_int4.linear(x, self.packed, self.bias, self._scratch)
+        return cuda_coded.linear(x, self.packed, self.bias)
 
     def rows(self, ids: Tensor, last_tokens: Tensor | None = None) -> Tensor:
         raise AssertionError("tables stay in numbers")
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
-        if cuda_int4.is_few(x):
+        if self._is_few(x):
             return cuda_int4.gated_linear(x, self.packed, self.bias, activation, self._scratch)
         return super().gated(x, activation)
 
     def add_to(self, stream: Stream, x: Tensor) -> None:
-        if cuda_int4.is_few(x):
+        if self._is_few(x):
             cuda_int4.linear_into(x, self.packed, self.bias, stream.state(), self._scratch)
         else:
             super().add_to(stream, x)
 
+    def _is_few(self, x: Tensor) -> bool:
+        return 0 < len(x) <= self._most_few
 
-def packed(matrices: Sequence[IntegerRows], device: torch.device) -> Int4Rows | None:
-    """The matrices one under the other; None where no kernel takes such codes."""
-    if not all(map(_has_kernel, matrices)):
+
+def int4_groups(matrices: Sequence[IntegerRows], device: torch.device) -> CodedRows | None:
+    """Codes of up to 4 bits, one matrix under the other; None where no kernel takes such groups."""
+    if not all(map(_has_int4_kernel, matrices)):
         return None
     parts = [_packed(part, device) for part in matrices]
-    return Int4Rows(torch.cat([part.codes for part in parts]), torch.cat([part.groups for part in parts]))
+    return CodedRows(torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts]))
 
 
-def _has_kernel(part: IntegerRows) -> bool:
+def _has_int4_kernel(part: IntegerRows) -> bool:
     depth = part.codes.shape[1]
-    if part.bits != 4 or part.order is not None or not cuda_int4.has_kernel(depth):
+    if part.bits > 4 or part.order is not None or depth % (2 * GROUP):
         return False
-    return (part.group % cuda_int4.GROUP == 0 or part.group == depth) and cuda_int4.can_pack(part.zeros)
+    return (part.group % GROUP == 0 or part.group == depth) and cuda_int4.can_pack(part.zeros)
 
 
-def _packed(part: IntegerRows, device: torch.device) -> Int4Rows:
-    times = part.group // cuda_int4.GROUP
-    count = part.codes.shape[1] // cuda_int4.GROUP
+def _packed(part: IntegerRows, device: torch.device) -> CodedRows:
+    times, count = part.group // GROUP, part.codes.shape[1] // GROUP
     scales, zeros = (
         values.to(device).repeat_interleave(times, dim=1)[:, :count] for values in (part.scales, part.zeros)
     )
