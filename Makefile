@@ -143,6 +143,7 @@ check: setup $(VENV)/.test check-cuda
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/hadolint Dockerfile Dockerfile.cuda
+	STAGES=names PYTHON=$(abspath $(BIN)/python) benchmarks/gpu_check.sh build/names
 
 # Compiles without linking and without a device.
 NVCC_FLAGS := -std=c++20 -O1 -gencode=arch=compute_90a,code=sm_90a \

@@ -19,30 +19,52 @@ check() { # name, lines to show, command…
   local name=$1 lines=$2; shift 2
   if "$@" > "$out/$name.log" 2>&1; then report "$name" ok "$lines"; else report "$name" "FAILED ($?)" 40; return 1; fi
 }
+# Small cases of every kernel.
+sanitized=(
+  "tests/gpu/test_attention.py::test_small"
+  "tests/gpu/test_attention.py::test_no_rows"
+  "tests/gpu/test_shared_prefix.py::test_small"
+  "tests/gpu/test_single_token.py::test_small"
+  "tests/gpu/test_sampling.py::test_features"
+  "tests/gpu/test_sampling.py::test_logprobs_of_broken_padded_and_masked_rows"
+  "tests/gpu/test_ops.py::test_parts_of_prepare_qkv"
+  "tests/gpu/test_ops.py::test_hidden_tap"
+  "tests/gpu/test_ops.py::test_embedding"
+  "tests/gpu/test_skinny_linear.py::test_results_stay_in_their_rows"
+  "tests/gpu/test_skinny_linear.py::test_hidden_tap_of_a_normed_product"
+  "tests/gpu/test_skinny_chain.py::test_chain[False-1-sizes0]"
+  "tests/gpu/test_skinny_chain.py::test_chain[True-4-sizes1]"
+  "tests/gpu/test_quantised.py::test_chain[False-1-sizes0]"
+  "tests/gpu/test_quantised.py::test_chain[True-4-sizes1]"
+  "tests/gpu/test_quantised.py::test_products_of_few_rows[1-16-512]"
+  "tests/gpu/test_quantised.py::test_products_of_few_rows[4-1024-1536]"
+  "tests/gpu/test_quantised.py::test_rows_of_zeros_and_of_no_numbers"
+  "tests/gpu/test_int4.py::test_chain[False-1-sizes0]"
+  "tests/gpu/test_int4.py::test_chain[True-4-sizes0]"
+  "tests/gpu/test_int4.py::test_products[1-8-1024]"
+  "tests/gpu/test_int4.py::test_products[5-8-1024]"
+  "tests/gpu/test_int4.py::test_products[31-1024-3072]"
+  "tests/gpu/test_int4.py::test_products[130-8-1024]"
+  "tests/gpu/test_skinny_chain_deltas.py::test_chain[sizes0-1-16]"
+  "tests/gpu/test_skinny_chain_deltas.py::test_chain[sizes1-4-64]"
+  "tests/gpu/test_lora.py::test_rows_get_what_their_slot_adds[2]"
+  "tests/gpu/test_lora.py::test_rows_get_what_their_slot_adds[17]"
+  "tests/gpu/test_speculation.py::test_the_tokens_of_the_cpus_sampler[0-False]"
+  "tests/gpu/test_speculation.py::test_the_tokens_of_the_cpus_sampler[1-True]"
+  "tests/gpu/test_experts.py::test_small"
+  "tests/gpu/test_skinny_chain_experts.py::test_chain[renormalised-sizes0]"
+  "tests/gpu/test_skinny_chain_experts.py::test_chain[as they are-sizes1]"
+  "tests/gpu/test_masks.py::test_rows_that_are_skipped_or_closed"
+  "tests/gpu/test_fp8_cache.py::test_small"
+)
 sanitize() { # tool
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 check "$1" 3 compute-sanitizer --tool "$1" --kernel-regex kns=bequest \
-    --error-exitcode 9 --print-limit 5 "$python" -m pytest -m gpu -q -p no:cacheprovider --timeout 100 \
-    tests/gpu/test_attention.py::test_small tests/gpu/test_attention.py::test_no_rows tests/gpu/test_shared_prefix.py::test_small tests/gpu/test_single_token.py::test_small \
-    tests/gpu/test_sampling.py::test_features \
-    tests/gpu/test_sampling.py::test_logprobs_of_broken_padded_and_masked_rows tests/gpu/test_ops.py::test_parts_of_prepare_qkv \
-    tests/gpu/test_ops.py::test_hidden_tap tests/gpu/test_ops.py::test_embedding \
-    tests/gpu/test_skinny_linear.py::test_results_stay_in_their_rows tests/gpu/test_skinny_linear.py::test_hidden_tap_of_a_normed_product \
-    "tests/gpu/test_skinny_chain.py::test_chain[False-1-sizes0]" "tests/gpu/test_skinny_chain.py::test_chain[True-4-sizes1]" \
-    "tests/gpu/test_quantised.py::test_chain[False-1-sizes0]" "tests/gpu/test_quantised.py::test_chain[True-4-sizes1]" \
-    "tests/gpu/test_quantised.py::test_products_of_few_rows[1-16-512]" "tests/gpu/test_quantised.py::test_products_of_few_rows[4-1024-1536]" \
-    tests/gpu/test_quantised.py::test_rows_of_zeros_and_of_no_numbers \
-    "tests/gpu/test_int4.py::test_chain[False-1-sizes0]" "tests/gpu/test_int4.py::test_chain[True-4-sizes0]" \
-    "tests/gpu/test_int4.py::test_products[1-8-1024]" "tests/gpu/test_int4.py::test_products[5-8-1024]" \
-    "tests/gpu/test_int4.py::test_products[31-1024-3072]" "tests/gpu/test_int4.py::test_products[130-8-1024]" \
-    "tests/gpu/test_skinny_chain_deltas.py::test_chain[sizes0-1-16]" "tests/gpu/test_skinny_chain_deltas.py::test_chain[sizes1-4-64]" \
-    "tests/gpu/test_lora.py::test_rows_get_what_their_slot_adds[2]" "tests/gpu/test_lora.py::test_rows_get_what_their_slot_adds[17]" \
-    "tests/gpu/test_speculation.py::test_the_tokens_of_the_cpus_sampler[0-False]" \
-    "tests/gpu/test_speculation.py::test_the_tokens_of_the_cpus_sampler[1-True]" \
-    tests/gpu/test_experts.py::test_small \
-    "tests/gpu/test_skinny_chain_experts.py::test_chain[True-sizes0]" "tests/gpu/test_skinny_chain_experts.py::test_chain[False-sizes1]" \
-    tests/gpu/test_masks.py::test_rows_that_are_skipped_or_closed tests/gpu/test_fp8_cache.py::test_small
+    --error-exitcode 9 --print-limit 5 "$python" -m pytest -m gpu -q -p no:cacheprovider --timeout 100 "${sanitized[@]}"
 }
 
+if has names; then # without a GPU: whether the cases above are still called so
+  check names 1 "$python" -m pytest -m gpu -q -p no:cacheprovider --collect-only "${sanitized[@]}" || exit 1
+fi
 if has build; then
   check build 2 env BEQUEST_CUDA=on "$python" setup.py -q build_ext --inplace || exit 1
 fi
