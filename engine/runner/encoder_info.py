@@ -40,15 +40,16 @@ def encoder_info(config: EngineConfig, loaded: LoadedModel) -> EncoderInfo | Non
         num_frames=encoder.max_len * encoder.frames_per_state if encoder.takes == "audio" else 0,
         frames_per_position=encoder.frames_per_state,
         num_layers=encoder.num_layers,
-        alignment=_alignment(loaded, loaded.config) if encoder.takes == "audio" else None,
+        alignment=_alignment(config, loaded, loaded.config) if encoder.takes == "audio" else None,
     )
 
 
-def _alignment(loaded: LoadedModel, config: EncoderDecoderConfig) -> Alignment | None:
-    if not isinstance(loaded.model, EncoderDecoder) or loaded.model.device.type != "cpu":
+def _alignment(config: EngineConfig, loaded: LoadedModel, shape: EncoderDecoderConfig) -> Alignment | None:
+    """A rank has some of the heads alone, and the others are not asked."""
+    if not isinstance(loaded.model, EncoderDecoder) or config.tensor_parallel_size > 1:
         return None
     decoding = loaded.generation.decoding
-    return (None if decoding is None else decoding.alignment) or _upper_heads(config)
+    return (None if decoding is None else decoding.alignment) or _upper_heads(shape)
 
 
 def _upper_heads(config: EncoderDecoderConfig) -> Alignment:

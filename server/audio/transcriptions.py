@@ -119,7 +119,7 @@ async def _order(call: Call[TranslationBody], speech: Speech, task: Task, langua
 def _check_words(call: Call[TranscriptionBody], speech: Speech) -> None:
     why = None
     if speech.encoder.alignment is None:
-        why = "on this device: ask for segments, or serve the model with --device cpu"
+        why = "by a model in parts (--tensor-parallel-size): ask for segments"
     elif call.adapter is not None:
         why = "with an adapter: name the model itself, or ask for segments"
     if why is not None:

@@ -122,7 +122,7 @@ async def test_a_model_that_tells_no_words(start: Starter) -> None:
     engine.info = replace(engine.info, encoder=replace(engine.info.encoder, alignment=None))
     front: Front = await start(engine, FakeText(WhisperTokenizer()))
     ask = {"model": MODEL, "response_format": "verbose_json", "timestamp_granularities": ["word"]}
-    with pytest.raises(openai.BadRequestError, match="not told on this device") as refused:
+    with pytest.raises(openai.BadRequestError, match="not told by a model in parts") as refused:
         await front.strict().audio.transcriptions.create(**ask, file=SPEECH)
     assert refused.value.param == "timestamp_granularities" and not front.engine.submitted
 
