@@ -102,7 +102,7 @@ def is_certain(command: str) -> bool:
 
 def differences(written: Any, got: Any, certain: bool = True, path: str = "") -> list[str]:
     """Where `got` does not hold what is written. Fields may be missing from what is written; … stands for anything, and
-    behind a text for the rest of it."""
+    behind a text or at the end of a list for the rest of it."""
     name = path.rpartition(".")[2]
     if written == "…" or (name in SAMPLED and isinstance(got, str) and not certain):
         return []
@@ -110,6 +110,9 @@ def differences(written: Any, got: Any, certain: bool = True, path: str = "") ->
         return [] if got.startswith(written[:-1].rstrip()) else [f"{path}: written {written!r}, got {got!r}"]
     if isinstance(written, dict) and isinstance(got, dict):
         return [line for key in written for line in differences(written[key], got.get(key), certain, f"{path}.{key}")]
+    if isinstance(written, list) and isinstance(got, list) and written[-1:] == ["…"]:
+        written = written[:-1]
+        got = got[: len(written)]
     if isinstance(written, list) and isinstance(got, list) and len(written) == len(got):
         pairs = enumerate(zip(written, got, strict=True))
         return [line for i, (one, other) in pairs for line in differences(one, other, certain, f"{path}[{i}]")]
@@ -350,6 +353,7 @@ def test_the_comparison_can_fail() -> None:
     assert not differences({"a": 1, "text": "two", "list": [{"b": "…"}]}, got, certain=False)
     assert differences({"text": "two"}, got) and not differences({"text": "on…"}, got)
     assert differences({"text": "two…"}, got)
+    assert not differences([1, "…"], [1, 2, 3]) and differences([2, "…"], [1, 2]) and differences([1, 2, "…"], [1])
     assert differences({"a": 2}, got) and differences({"c": 1}, got) and differences({"list": []}, got)
     assert differences({"list": [{"b": 3}]}, got) == [".list[0].b: written 3, got 2"]
     assert is_certain("curl -d '{\"temperature\": 0}'") and not is_certain("curl -d '{\"temperature\": 0.2}'")
