@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -43,15 +42,6 @@ class Requantised(SourceOver):
     def __init__(self, source: WeightSource, kind: StoredType) -> None:
         super().__init__(source)
         self._kind: StoredType = kind
-
-    def names(self) -> Collection[str]:
-        return self._source.names()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._source.shape(name)
-
-    def load(self, name: str) -> Tensor:
-        return self._source.load(name)
 
     def load_codes(self, name: str) -> Codes | None:
         if ".layers." not in name:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -99,12 +99,6 @@ class Rounded(SourceOver):
     def __init__(self, source: WeightSource, rounding: Rounding) -> None:
         super().__init__(source)
         self._rounding = rounding
-
-    def names(self) -> Collection[str]:
-        return self._source.names()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._source.shape(name)
 
     def load(self, name: str) -> Tensor:
         tensor = self._source.load(name)

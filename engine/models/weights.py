@@ -54,6 +54,15 @@ class SourceOver:
     def dtype(self) -> torch.dtype:
         return self._source.dtype
 
+    def names(self) -> Collection[str]:
+        return self._source.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._source.shape(name)
+
+    def load(self, name: str) -> Tensor:
+        return self._source.load(name)
+
 
 class PrefixedSource(SourceOver):
     """A WeightSource whose `bare` names get a prefix."""

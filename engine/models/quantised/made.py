@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import torch
 from torch import Tensor
 
@@ -18,15 +16,6 @@ _LARGEST_CODE = 448.0  # of e4m3
 class MadeFloat8(SourceOver):
     """A WeightSource over another: matrices of layers are float8 with a scale for each row. The embedding and the
     head stay in numbers."""
-
-    def names(self) -> Collection[str]:
-        return self._source.names()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._source.shape(name)
-
-    def load(self, name: str) -> Tensor:
-        return self._source.load(name)
 
     def load_codes(self, name: str) -> Codes | None:
         return float8_rows(self._source.load(name)) if ".layers." in name else None
