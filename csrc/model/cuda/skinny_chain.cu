@@ -306,7 +306,7 @@ __global__ __launch_bounds__(kThreads, kIsAdapted<A> || kForm == Form::kInt4
       fixed.ring.full[i].init(1);
       fixed.ring.empty[i].init(kWarps);
     }
-    if constexpr (kPerLane > 0) fixed.chosen.there.init(1);
+    if constexpr (kPerLane > 0) fixed.chosen.there.init(a.num_chosen);
     publish_barriers();
   }
   if (threadIdx.x < a.num_phases)

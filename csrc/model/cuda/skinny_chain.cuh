@@ -157,7 +157,7 @@ struct Ring {
 struct Chosen {
   int ids[kMostRanks];
   float counts[kMostRanks + 1];  // the last of them is the shared one's
-  PhaseBarrier there;            // ids are
+  PhaseBarrier there;            // ids are: whoever writes one says so
 };
 
 // Which product is which: with experts the router is one more.

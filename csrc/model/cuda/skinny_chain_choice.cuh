@@ -104,11 +104,10 @@ __device__ __forceinline__ void choose(const Arguments& a, LaunchNumber number, 
   count /= a.renormalises ? warp_sum(count) : total_of(all, top);
   if (lane < a.num_chosen) {
     chosen.ids[lane] = expert_of_key(mine);
+    chosen.there.arrive();
     chosen.counts[lane] = count * a.factor;
   }
   if (a.has_shared && lane == 0) chosen.counts[a.num_chosen] = count_of_shared(a, number.get());
-  __syncwarp();
-  if (lane == 0) chosen.there.arrive();
 }
 
 }  // namespace bequest::cuda::chain
