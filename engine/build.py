@@ -211,6 +211,7 @@ def _limits(config: EngineConfig, prepared: Prepared, tuning: Tuning) -> Schedul
         max_num_encoder_tokens=prepared.max_num_encoder_tokens,
         max_image_rows=_image_rows(config, prepared),
         turns_images=_turns_images(prepared),
+        takes_embeds=config.allow_prompt_embeds,
         images_together=prepared.info.vision is not None and prepared.info.vision.together,
         prompt_pace=prepared.prompt_pace,
         draft_rows=0 if prepared.info.drafts is None else prepared.info.drafts.rows,
@@ -277,7 +278,8 @@ def _runner_of(config: EngineConfig, path: Path, prepared: Prepared) -> Runner:
     story."""
     if config.record is not None:
         return _recorded(prepared, config, Path(config.record))
-    if prepared.info.vision is not None or not prepared.adapters.lasting or config.tensor_parallel_size > 1:
+    has_images = prepared.info.vision is not None or config.allow_prompt_embeds
+    if has_images or not prepared.adapters.lasting or config.tensor_parallel_size > 1:
         return prepared.runner
     from bequest.engine.runner.sleeping import SleepingRunner
 

@@ -147,6 +147,9 @@ class EngineConfig:
     image_cache_mb: float = option(
         512, "memory in MiB on the device for what the vision tower made of images; they are looked at again later"
     )
+    allow_prompt_embeds: bool = option(
+        False, "requests may bring rows of the embedding instead of tokens (`prompt_embeds` of /v1/completions)"
+    )
     max_num_encoder_tokens: int | None = option(
         None,
         "most positions of encoder inputs in one step, a longer input has a step to itself; "

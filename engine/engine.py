@@ -31,6 +31,7 @@ from bequest.engine.scheduling.limits import ExtractionLimits
 from bequest.engine.scheduling.policy.pace import Pace
 from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.sleep import Sleep
+from bequest.engine.state.contents import Contents
 from bequest.engine.state.launch import Launch
 from bequest.engine.state.record import Record
 from bequest.engine.state.sequence import Group, Lane
@@ -123,6 +124,14 @@ class AsyncEngine(Keeper):
     @property
     def extraction_limits(self) -> ExtractionLimits:
         return self.scheduler.limits.extraction
+
+    @property
+    def contents(self) -> Contents:
+        return self.scheduler.retention.contents
+
+    @property
+    def takes_embeds(self) -> bool:
+        return self.scheduler.limits.takes_embeds
 
     @property
     def block_layout(self) -> BlockLayout:

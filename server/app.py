@@ -39,7 +39,7 @@ from bequest.server.states.hidden_states import hidden_states
 from bequest.server.stores.batches import Disk
 from bequest.server.stores.catalogues import CatalogueStore
 from bequest.server.stores.grammars import GrammarStore
-from bequest.server.stores.images import images_of
+from bequest.server.stores.images import RecentContents, images_of
 from bequest.server.stores.kept_grammars import KeptGrammars
 from bequest.server.stores.leases import LeaseTimes
 from bequest.server.stores.response_file import ResponseFile
@@ -136,6 +136,7 @@ def make_context(
         static_paths=console.STATIC_PATHS,
     )
     extraction = engine.extraction_limits
+    recent = RecentContents(engine.contents, int(config.images_mb * 2**20))
     archive = None
     if leases.directory is not None:
         path = Path(leases.directory).absolute() / "responses.sqlite"
@@ -165,7 +166,8 @@ def make_context(
         pool=FairPool(_WORKERS, "text"),
         builder=FairPool(1, "catalogues", most_late=2),
         speech=speech_of(engine.info, text.tokenizer),
-        images=images_of(engine.info, text.tokenizer, int(config.images_mb * 2**20)),
+        recent=recent,
+        images=images_of(engine.info, text.tokenizer, recent),
         encoder=DaemonThreads(_WORKERS, "states"),
         room=Room(extraction.max_bytes, extraction.max_queued),
         fingerprint=system_fingerprint(engine.info),

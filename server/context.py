@@ -23,7 +23,7 @@ from bequest.server.stores.batches import Disk
 from bequest.server.stores.catalogues import CatalogueStore
 from bequest.server.stores.coming import Coming
 from bequest.server.stores.grammars import GrammarStore
-from bequest.server.stores.images import ImageStore
+from bequest.server.stores.images import ImageStore, RecentContents
 from bequest.server.stores.leases import LeaseTimes
 from bequest.server.stores.response_file import ResponseFile
 from bequest.server.stores.response_rows import RunsElsewhere
@@ -56,6 +56,7 @@ class Context:
     pool: FairPool  # for what would hold the event loop up: long texts
     builder: FairPool  # for catalogues: they take seconds, and the memory of many at once would add up
     speech: Speech | None  # of a model that hears
+    recent: RecentContents  # images, and rows of requests, that may come again
     images: ImageStore | None  # of a model that sees
     encoder: DaemonThreads  # for hidden states: much arithmetic on few requests
     room: Room  # for their memory

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from bequest.engine.state.contents import Contents
 from bequest.engine.types import ModelInfo, Parent, RecordEntry, Request, Sink
 from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.types.estate import Estate
@@ -43,6 +44,14 @@ class EngineLike(Protocol):
 
     @property
     def extraction_limits(self) -> ExtractionLimits: ...
+
+    @property
+    def contents(self) -> Contents:
+        """Images and rows that have token ids of their own."""
+
+    @property
+    def takes_embeds(self) -> bool:
+        """Whether requests may bring rows instead of tokens."""
 
     @property
     def state(self) -> EngineState: ...

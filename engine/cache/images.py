@@ -61,7 +61,7 @@ class DeviceImages:
     def _whole(self, spans: Sequence[ImageSpan], stretch: Stretch) -> Stretch | None:
         """Ends within no image: behind it, or before it if another one has made the step longer already."""
         end = stretch.begin + stretch.count
-        cut = next((span for span in spans if span.begin < end < span.end), None)
+        cut = next((span for span in spans if span.begin < end < span.end and span.image.is_seen), None)
         if cut is None:
             return stretch
         if not self._overdrew:
@@ -78,7 +78,7 @@ class DeviceImages:
     def take(self) -> tuple[tuple[int, ...], tuple[Image, ...]]:
         """What the step drops, and what its tower looks at."""
         taken = tuple(self._dropped), tuple(self._looked_at)
-        self.num_runs += len(self._looked_at)
+        self.num_runs += sum(image.is_seen for image in self._looked_at)
         self._dropped, self._looked_at = [], []
         return taken
 

@@ -7,6 +7,7 @@ a tensor. Anything else is refused, so that a file can do nothing but say what i
 
 from __future__ import annotations
 
+import io
 import mmap
 import pickletools
 import struct
@@ -68,18 +69,17 @@ _NOT_A_ZIP = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, Run
 class TorchZip:
     """`content` is what was saved, with a StoredTensor for each tensor. May be read from several threads."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, source: Path | bytes, largest_pickle: int = _LARGEST_PICKLE) -> None:
+        """`source`: a file, or what is in one."""
+        self.path = path = source if isinstance(source, Path) else "The tensor"
         try:
-            with zipfile.ZipFile(path) as archive:
+            with zipfile.ZipFile(source if isinstance(source, Path) else io.BytesIO(source)) as archive:
                 self._members = {info.filename: info for info in archive.infolist()}
                 pickle = next((name for name in self._members if name.endswith("/data.pkl")), None)
-                if pickle is None or self._members[pickle].file_size > _LARGEST_PICKLE:
+                if pickle is None or self._members[pickle].file_size > largest_pickle:
                     raise ModelError(f"{path} is not a file of torch.save: it has no data.pkl of a sane size")
                 program = archive.read(pickle)
-            with path.open("rb") as file:
-                # A private mapping: torch wants memory it may write to.
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._map = _mapped(source)
         except _NOT_A_ZIP as error:
             raise ModelError(f"{path} is not a file of torch.save (a zip), or is cut short: {error}") from error
         self._folder = pickle.removesuffix("data.pkl") + "data/"
@@ -117,6 +117,14 @@ class TorchZip:
         if signature != b"PK\x03\x04" or start + info.file_size > len(self._map):
             raise ModelError(f"{self.path}: storage {key} is cut short")
         return start, info.file_size
+
+
+def _mapped(source: Path | bytes) -> mmap.mmap | bytearray:
+    """Private: torch wants memory that it may write to."""
+    if isinstance(source, bytes):
+        return bytearray(source)
+    with source.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
 class _Reader:

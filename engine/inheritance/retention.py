@@ -30,6 +30,7 @@ from bequest.engine.inheritance.budget import LeaseBudget
 from bequest.engine.inheritance.leases import OPEN_ENDED_TOKENS, Borrowed, Leases
 from bequest.engine.inheritance.state_leases import StateLeases
 from bequest.engine.inheritance.tallies import Tallies
+from bequest.engine.state.contents import Contents
 from bequest.engine.state.corpus import Corpus
 from bequest.engine.state.record import Identity, KeptBeams, KeptChoice, Living, Record
 from bequest.engine.state.sequence import Group, Sequence
@@ -73,6 +74,7 @@ class Retention:
         self.cross = CrossTables(pool)
         self.states = Stateless() if states is None else states
         self.leases = Leases(budget, pool, self.cross, StateLeases(self.states, limits.states), wall)
+        self.contents = Contents()  # of images that records and requests have
         self.books = FileBooks(limits.file_blocks)
         self.on_discard: Callable[[Record], None] = lambda record: None  # its lease in files is over
         self.is_torn: Callable[[str, str], bool] = lambda tenant, reference: False  # files had it, and are broken

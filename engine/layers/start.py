@@ -14,7 +14,7 @@ from bequest.engine.layers.weight import Table
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """Rows that some tokens begin with in place of the table's: those of images."""
+    """Rows that some tokens begin with in place of the table's: those of images, or of a request itself."""
 
     tokens: Tensor  # [M] int64 in [0, T)
     rows: Tensor  # [M, H]
@@ -34,13 +34,16 @@ class StartRows:
     position_table: Table | None = None  # [P, H]
     factor: float = 1.0  # of the rows by token
     overlay: Overlay | None = None
+    scales_overlay: bool = False  # the factor is that of its rows, too
 
     def stream(self, ops: Ops) -> Stream:
         rows = self.table.rows(self.ids, self.last_tokens)
         if self.factor != 1.0:
             rows = rows.mul_(self.factor)
         if self.overlay is not None:
-            rows[self.overlay.tokens] = self.overlay.rows.to(rows.dtype)
+            placed = self.overlay.rows.to(rows.dtype)
+            scales = self.scales_overlay and self.factor != 1.0
+            rows[self.overlay.tokens] = placed * self.factor if scales else placed
         if self.positions is not None and self.position_table is not None:
             rows = rows.add_(self.position_table.rows(self.positions))
         return Stream(ops, rows)

@@ -29,6 +29,7 @@ class DecoderParts:
     norm: Norm
     output: Weight  # [V, H]; may be the table
     start_factor: float = 1.0  # of the table's rows
+    scales_overlay: bool = False  # the factor is that of rows in place of the table's, too
     logits_divisor: float = 1.0
     logits_cap: float = 0.0  # c: logits become c * tanh(logit / c), last of all; 0: they stay
     turns: Turns | None = None  # of a model whose images turn by rows and columns
@@ -48,7 +49,14 @@ class Decoder:
         parts = self._parts
         batch = self._turned(batch)
         ids, factor = batch.input_ids, parts.start_factor
-        start = StartRows(ids, parts.table, batch.last_tokens, factor=factor, overlay=batch.overlay)
+        start = StartRows(
+            ids,
+            parts.table,
+            batch.last_tokens,
+            factor=factor,
+            overlay=batch.overlay,
+            scales_overlay=parts.scales_overlay,
+        )
         stream = self._stack.run_from(start, batch)
         if batch.read is not None:
             stream.narrow(batch.read.rows)

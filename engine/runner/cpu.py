@@ -67,7 +67,7 @@ class CpuRunner:
         drafts: DeviceDrafts | None = None,
     ) -> None:
         self._model = model
-        self._images = SeenImages(tower)
+        self._images = SeenImages(tower, kv_cache.device, torch.float32)
         self._drafts = drafts
         self._states = states  # [NS, LR, E] float32 of a model with recurrent layers
         self._bfloat16 = dtype is torch.bfloat16

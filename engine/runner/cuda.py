@@ -106,7 +106,7 @@ class CudaRunner:
     ) -> None:
         """`states`: [NS, LR, E] float32 of a model with recurrent layers; `tower`: of one that sees."""
         self._model = model
-        self._images = SeenImages(tower)
+        self._images = SeenImages(tower, kv_cache.device, dtype)
         self._adapters = adapters
         self._recurrent = states
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D] in `dtype` or fp8

@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from bequest.engine.layers.start import Overlay
 from bequest.engine.layers.together import Together, TogetherSpan
 from bequest.engine.models.towers.tensors import sent
 from bequest.engine.models.towers.tower import Tower
-from bequest.engine.types.image import ImageRows, StepImages, TogetherRows
+from bequest.engine.types.image import Image, ImageRows, StepImages, TogetherRows
 from bequest.engine.types.plan import StepBatch
 
 
@@ -25,8 +26,11 @@ def _span(rows: TogetherRows, batch: StepBatch, block_size: int, device: torch.d
 
 
 class SeenImages:
-    def __init__(self, tower: Tower | None) -> None:
+    def __init__(self, tower: Tower | None, device: torch.device, dtype: torch.dtype) -> None:
+        """`dtype`: of rows, what the tower computes in."""
         self._tower = tower
+        self._device = device
+        self._dtype = dtype
         self._num_states = 1 if tower is None else 1 + tower.config.num_deep
         self._rows: dict[int, Tensor] = {}  # first id → [rows, H], or [rows, (1 + deep layers) · H]
 
@@ -35,8 +39,7 @@ class SeenImages:
         for first_id in images.dropped:
             del self._rows[first_id]
         for image in images.looked_at:
-            assert self._tower is not None, "a model without a tower was sent an image"
-            rows = self._tower.look(image.pixels)
+            rows = self._made(image)
             assert len(rows) == image.num_rows, (len(rows), image.num_rows)
             self._rows[image.first_id] = rows
         if not images.gathered:
@@ -47,13 +50,21 @@ class SeenImages:
         spans = [_span(rows, batch, block_size, overlay.rows.device) for rows in images.together]
         return replace(overlay, together=Together(spans))
 
+    def _made(self, image: Image) -> Tensor:
+        """[rows, H], or [rows, (1 + deep layers) · H]; given rows add nothing to deep layers."""
+        if not image.is_seen:
+            rows = sent(image.content, self._device).to(self._dtype)
+            return functional.pad(rows, (0, (self._num_states - 1) * rows.shape[1]))
+        assert self._tower is not None, "a model without a tower was sent an image"
+        return self._tower.look(image.content)
+
     def look_at_nothing(self, max_patches: int) -> None:
         """A run of the largest size, to see what it takes."""
         if self._tower is not None:
             self._tower.look_at_nothing(max_patches)
 
     def _gathered(self, parts: Sequence[ImageRows]) -> Overlay:
-        device = self._rows[parts[0].image].device
+        device = self._device
         tokens = np.concatenate([part.tokens for part in parts]).astype(np.int64)
         rows = torch.cat([self._rows[part.image][sent(part.rows, device)] for part in parts])
         first, *deep = rows.chunk(self._num_states, dim=1)

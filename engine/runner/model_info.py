@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from bequest.engine.config import EngineConfig
+from bequest.engine.errors import ModelError
 from bequest.engine.fetch import served_name
 from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.models.any_config import ModelConfig
@@ -70,6 +71,13 @@ def model_info(
         drafts=drafts,
         vision=None if loaded.sight is None else loaded.sight.info,
     )
+
+
+def check_embeds(config: EngineConfig, loaded: LoadedModel) -> None:
+    """Raises ModelError where prompts of the model can be nothing but tokens."""
+    if config.allow_prompt_embeds and not isinstance(loaded.config, DecoderConfig):
+        whose = "has an encoder" if isinstance(loaded.config, EncoderDecoderConfig) else "is computed by transformers"
+        raise ModelError(f"allow_prompt_embeds= cannot be used: {loaded.architecture} {whose}, its prompts are tokens")
 
 
 def default_sampling(config: EngineConfig, loaded: LoadedModel) -> dict[str, float | int]:

@@ -43,7 +43,7 @@ from bequest.engine.runner.memory import (
     plan_host_blocks,
     table,
 )
-from bequest.engine.runner.model_info import drafts_on_cpu, drafts_on_gpu, dtype_name, model_info
+from bequest.engine.runner.model_info import check_embeds, drafts_on_cpu, drafts_on_gpu, dtype_name, model_info
 from bequest.engine.runner.part_runner import as_whole
 from bequest.engine.runner.prepare_draft import load_draft
 from bequest.engine.runner.state_memory import plan_states, state_wish
@@ -295,7 +295,7 @@ class _DeviceMemory:
 
 
 def _load(config: EngineConfig, path: Path, ranks: Ranks, backend: Backend) -> LoadedModel:
-    return load_model(
+    loaded = load_model(
         path,
         config.dtype,
         config.max_model_len,
@@ -306,6 +306,8 @@ def _load(config: EngineConfig, path: Path, ranks: Ranks, backend: Backend) -> L
         impl=Implementation.of(config),
         ranks=ranks,
     )
+    check_embeds(config, loaded)
+    return loaded
 
 
 def _load_cuda(
@@ -365,7 +367,7 @@ def _cuda_shares(
     """What the memory of the GPU goes to; what is left for the cache comes last."""
     free, total = torch.cuda.mem_get_info(device)
     graphs = activations + _GRAPH_BYTES if _takes_graphs(config, loaded) else 0
-    images = 0 if loaded.sight is None else int(config.image_cache_mb * 2**20)
+    images = int(config.image_cache_mb * 2**20) if loaded.sight is not None or config.allow_prompt_embeds else 0
     available = free - int(total * (1 - config.gpu_memory_utilization)) - activations - graphs - images
     return [
         Share("total", total),

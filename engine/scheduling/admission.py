@@ -20,7 +20,7 @@ def check_admissible(
 ) -> None:
     """Raises the EngineError that says why not. `paces`: how fast who waits moves on."""
     check_encoder(request.encoder, info.encoder)
-    check_images(request, info)
+    check_images(request, info, takes_embeds=scheduler.limits.takes_embeds)
     _check_tokens(request, info)
     prompt, limit = len(request.prompt_token_ids), info.max_model_len
     more = request.params.max_tokens + max(map(len, request.suffixes), default=0)
@@ -31,17 +31,21 @@ def check_admissible(
     check_room(request.tenant, kind.lane, scheduler, max_queued, paces[kind.lane], now)
 
 
-def check_images(request: Request, info: ModelInfo) -> None:
-    """Whether the model sees, and what is asked for can be told of images."""
+def check_images(request: Request, info: ModelInfo, *, takes_embeds: bool) -> None:
+    """Whether the model sees, and what is asked for can be told of images and of rows that are given."""
     if not request.images:
         return
-    if info.vision is None:
+    if not takes_embeds and not all(image.is_seen for image in request.images):
+        raise InvalidRequest("No rows are taken instead of tokens.", reason="no_embeds", field="prompt_embeds")
+    if info.vision is None and any(image.is_seen for image in request.images):
         raise InvalidRequest("This model does not see images.", reason="no_vision", field="images")
     if request.params.prompt_logprobs is not None:
         message = "Tokens of images have no log-probabilities."
         raise InvalidRequest(message, reason="images_without_logprobs", field="prompt_logprobs")
     spans = image_spans(request.prompt_token_ids, request.images)
-    if info.vision.together and (cut := next((span for span in spans if not span.is_whole), None)) is not None:
+    together = info.vision is not None and info.vision.together
+    seen = [span for span in spans if span.image.is_seen]
+    if together and (cut := next((span for span in seen if not span.is_whole), None)) is not None:
         raise InvalidRequest(
             f"Tokens {cut.begin} to {cut.end - 1} are part of an image; this model computes images at once.",
             reason="image_cut",

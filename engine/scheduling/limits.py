@@ -35,6 +35,7 @@ class SchedulerLimits:
     max_num_encoder_tokens: int = 1 << 30  # positions of all encoder inputs of a step; a longer one is alone in it
     max_image_rows: int = 1 << 30  # rows of images that the device keeps
     turns_images: bool = False  # rows of images turn otherwise than other tokens
+    takes_embeds: bool = False  # requests may bring rows of their own instead of tokens
     images_together: bool = False  # rows of an image see each other, so that one step computes all that are left of it
     # How fast prompts are computed while requests wait for slots, by how fast slots become free: the faster, the fewer
     # slots hold a prompt that is not done, and the longer are the steps that streams wait for. Below 1 it is the part

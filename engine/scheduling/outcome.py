@@ -96,10 +96,9 @@ class StepOutcome:
             if len(tokens):
                 image = span.image.first_id
                 rows = input_ids[tokens] - np.int32(image)
-                turns = None if span.image.grid is None else span.turns(rows)
-                self.image_rows.append(ImageRows(image=image, tokens=tokens, rows=rows, turns=turns))
+                self.image_rows.append(ImageRows(image=image, tokens=tokens, rows=rows, turns=span.turns(rows)))
                 input_ids[tokens] = 0
-                if sequence is not None:
+                if sequence is not None and span.image.is_seen:
                     begin = first + int(tokens[0]) - start
                     self.together.append(TogetherRows(sequence=sequence, tokens=tokens, begin=begin, end=span.end))
         places_of += shifts

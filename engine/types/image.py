@@ -1,9 +1,10 @@
 """Images in prompts. An image is a word: each distinct image of a tenant has token ids of its own, from `FIRST_ID` on,
 far above any vocabulary. So a list of tokens stays a list of tokens, and whatever compares tokens compares images.
 
-Id `first_id + i` stands for row i of what the vision tower makes of the image.
+Id `first_id + i` stands for row i of what the vision tower makes of the image. Rows that a request brings itself
+(`prompt_embeds`) are such a word, too: nobody has to look at them.
 
-Dims: F frames of an image, M tokens of a step that are rows of images.
+Dims: F frames of an image, M tokens of a step that are rows of images, H hidden size of the text model.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,7 @@ LAST_ID = (1 << 31) - 2  # the largest int32 means something else in plans (NO_T
 MOST_TURNED = 16384  # tokens of a step that are rows of images with grids
 
 Pixels = npt.NDArray[np.uint8]  # [F, height, width, 3]
+GivenRows = npt.NDArray[np.float32]  # [rows, H]
 Rgb = npt.NDArray[np.uint8]  # [height, width, 3]
 
 
@@ -56,12 +59,12 @@ class PreparedImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Image(Data):
-    """One that has ids. Two of a tenant with the same content are the same object (server/stores/images.py)."""
+    """One that has ids. Two of a tenant with the same content are the same object (engine/state/contents.py)."""
 
     first_id: int
     num_rows: int
     token_ids: tuple[int, ...]  # its tokens in a prompt
-    pixels: Pixels
+    content: npt.NDArray[Any]  # Pixels, which the tower looks at, or GivenRows
     num_patches: int
     grid: tuple[int, int] | None = None
 
@@ -80,10 +83,21 @@ class Image(Data):
             first_id=first_id,
             num_rows=row - first_id,
             token_ids=tuple(ids),
-            pixels=prepared.pixels,
+            content=prepared.pixels,
             num_patches=prepared.num_patches,
             grid=prepared.grid,
         )
+
+    @classmethod
+    def of_rows(cls, rows: GivenRows, first_id: int) -> Image:
+        """Rows that a request brings itself."""
+        ids = range(first_id, first_id + len(rows))
+        return cls(first_id=first_id, num_rows=len(rows), token_ids=tuple(ids), content=rows, num_patches=0)
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the tower looks at it; else its rows are given."""
+        return self.content.dtype == np.uint8
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +141,13 @@ class ImageSpan:
         """From the position of a token behind it to that of its rotation."""
         return self.turn + max(self.image.grid) - self.end if self.image.grid is not None else self.turn - self.begin
 
-    def turns(self, rows: IntArray) -> IntArray:
-        """[M, 3] positions of rotation of rows [M]: in time, from above and from the left. REQUIRES: there is a grid"""
-        assert self.image.grid is not None
+    def turns(self, rows: IntArray) -> IntArray | None:
+        """[M, 3] positions of rotation of rows [M]: in time, from above and from the left. None: rows of an image
+        without a grid. Given rows turn as other tokens do, and say so, beside those of images that do not."""
+        if not self.image.is_seen:
+            return np.stack([self.turn + rows] * 3, axis=1).astype(np.int32)
+        if self.image.grid is None:
+            return None
         down, right = np.divmod(rows, self.image.grid[1])
         return np.stack([np.full_like(rows, self.turn), self.turn + down, self.turn + right], axis=1).astype(np.int32)
 

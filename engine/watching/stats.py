@@ -24,7 +24,8 @@ def usage_of(group: Group) -> Usage:
 
 def stats_of_step(launch: Launch, result: StepResult, applied: Applied) -> StepStats:
     images = launch.plan.images or StepImages()
-    seen = {image.first_id for image in images.looked_at}
+    looked_at = [image for image in images.looked_at if image.is_seen]
+    seen = {image.first_id for image in looked_at}
     return StepStats(
         prompt_tokens=launch.num_prompt_tokens + sum(run.input.length for run in launch.plan.encoders),
         generated_tokens=applied.num_generated,
@@ -38,8 +39,8 @@ def stats_of_step(launch: Launch, result: StepResult, applied: Applied) -> StepS
         drafted_tokens=applied.num_drafted,
         accepted_tokens=applied.num_right,
         images_seen=len(seen),
-        image_bytes=sum(image.pixels.nbytes for image in images.looked_at),
-        images_found=len({rows.image for rows in images.gathered} - seen),
+        image_bytes=sum(image.content.nbytes for image in looked_at),
+        images_found=len({rows.image for rows in images.gathered} - {image.first_id for image in images.looked_at}),
     )
 
 

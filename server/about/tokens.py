@@ -27,7 +27,7 @@ async def tokenize(request: web.Request) -> web.Response:
         if body.prompt is not None:
             raise invalid("`prompt` and `messages` exclude each other: send one of them.", "prompt")
         rendered = await rendered_chat(context, await apart(context, lambda: _source(body)))
-        tokens = shown_ids(context, rendered.token_ids)
+        tokens = shown_ids(context, rendered.token_ids, rendered.images)
     elif body.prompt is not None:
         check_countable(context, body.prompt, "prompt")
         special = True if body.add_special_tokens is None else body.add_special_tokens

@@ -16,6 +16,7 @@ from bequest.server.asks.chats import (
     rendered_chat,
     template_use,
 )
+from bequest.server.asks.embeds import given_prompts
 from bequest.server.asks.extension import Conversation, answer_text
 from bequest.server.asks.images import extend_seen, images_in, merged, unfolded
 from bequest.server.asks.inheriting import Cut, Inheriting, cut
@@ -35,10 +36,13 @@ async def text_prompts(
     if wanted is None:
         return await plain_prompts(context, source)
     begin = await cut(context, terms, wanted)
+    if begin is not None and source.embeds is not None:
+        [rows] = await given_prompts(context, source.embeds)
+        return [begin.prompt(begin.at, rows.token_ids, None, merged(begin.parent.images, [rows]))]
     if begin is not None:
         ids = await suffix_ids(context, wanted.suffix, wanted.suffix_field)
         return [begin.prompt(begin.at, ids, None)]
-    whole = replace(source, given=fallback, field="continuation_fallback")
+    whole = replace(source, given=fallback, field="continuation_fallback", embeds=None)
     [prompt] = await plain_prompts(context, whole)
     return [_fallen_back(prompt, wanted)]
 

@@ -12,13 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bequest.engine.errors import EngineError
+from bequest.engine.state.contents import ContentKey
 from bequest.engine.types import ParentChoice
 from bequest.engine.types.image import FIRST_ID, Detail, Image, PreparedImage
 from bequest.engine.vision.decode import decode
 from bequest.server.asks.extension import Conversation, Extension, extend
 from bequest.server.asks.image_parts import GivenImage, bounded, sizes_of_all
 from bequest.server.context import Context
-from bequest.server.stores.images import ImageKey, ImageStore
+from bequest.server.stores.images import ImageStore
 from bequest.server.transport.fetching import Fetcher, NotFetched, read_below
 from bequest.server.transport.work import current_tenant, in_pool
 from bequest.server.wire.errors import ApiError, at_field, invalid
@@ -79,7 +80,7 @@ def _store(context: Context, param: str) -> ImageStore:
 async def _image(context: Context, store: ImageStore, given: GivenImage, detail: Detail) -> Image:
     tenant = current_tenant()
     data = await _data(context, given)
-    key = await in_pool(context, lambda: ImageKey.of(tenant, data, detail))
+    key = await in_pool(context, lambda: ContentKey.of(tenant, data, detail))
     if (known := store.find(key)) is not None:
         return known
     most = int(context.config.max_image_megapixels * _MEGAPIXEL)
@@ -169,13 +170,17 @@ def unfolded(context: Context, token_ids: Sequence[int], images: Sequence[Image]
     return tuple(whole)
 
 
-def shown_ids(context: Context, token_ids: Sequence[int]) -> list[int]:
-    """As clients see them: the model's own token for images in the place of each of their rows."""
-    if context.images is None:
+def shown_ids(context: Context, token_ids: Sequence[int], images: Sequence[Image]) -> list[int]:
+    """As clients see them: the model's own token for images in the place of each of their rows, and 0 for rows that
+    were given."""
+    if not images:
         return list(token_ids)
-    vision = context.images.vision
-    token = vision.image_token if vision.row_token is None else vision.row_token
-    return [token if given >= FIRST_ID else given for given in token_ids]
+    token = 0
+    if context.images is not None:
+        vision = context.images.vision
+        token = vision.image_token if vision.row_token is None else vision.row_token
+    given = {id_ for image in images if not image.is_seen for id_ in image.token_ids}
+    return [(0 if id_ in given else token) if id_ >= FIRST_ID else id_ for id_ in token_ids]
 
 
 class Folded:

@@ -90,7 +90,12 @@ def text_inheriting(body: CompletionBody | HiddenStatesBody, source: TextSource)
     if not _continues(body):
         return None
     prompt = _single_prompt(source)
-    return _inheriting(body, {source.field: prompt} if prompt else {}, source.field)
+    wanted = _inheriting(body, {source.field: prompt} if prompt else {}, source.field)
+    if source.embeds is not None and wanted.suffix:
+        raise _two_follow("prompt_embeds", wanted.suffix_field)
+    if isinstance(source.embeds, list) and len(source.embeds) > 1:
+        raise invalid("`prompt_embeds` must be one tensor where it continues a parent.", "prompt_embeds")
+    return wanted
 
 
 def chat_inheriting(body: ChatBody) -> Inheriting | None:

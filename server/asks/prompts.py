@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from bequest.engine.errors import EngineError, context_exceeded
 from bequest.engine.text.fill_in import fill_in_tokens
 from bequest.engine.types.encoder import EncoderInfo
+from bequest.server.asks.embeds import Embeds, given_prompts
 from bequest.server.asks.encoder_prompts import check_forms, decoder_ids, encoder_input
 from bequest.server.asks.prompt import Prompt, Truncation, check_not_empty
 from bequest.server.asks.prompt_forms import Form, Piece, read_forms
@@ -29,6 +30,7 @@ class TextSource:
     after: str = ""  # the text behind the gap that the answer fills
     echo: bool = False  # the answer begins with the prompt's text
     hint: str = ""  # follows the complaint about a foreign token id
+    embeds: Embeds | None = None  # `prompt_embeds`: prompts of rows, before those of text
 
 
 async def encode(context: Context, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
@@ -53,6 +55,24 @@ def check_length(context: Context, text: str, encoder: EncoderInfo | None = None
 
 
 async def plain_prompts(context: Context, source: TextSource) -> list[Prompt]:
+    """Those of rows come first."""
+    given = [] if source.embeds is None else await _given_prompts(context, source, source.embeds)
+    return given if given and not source.given else given + await _written_prompts(context, source)
+
+
+async def _given_prompts(context: Context, source: TextSource, embeds: Embeds) -> list[Prompt]:
+    for name, used in (("echo", source.echo), ("suffix", bool(source.after))):
+        if used:
+            raise invalid(f"`{name}` cannot be used with `prompt_embeds`, which have no text. Leave it out.", name)
+    most = context.engine.info.max_model_len
+    images = await given_prompts(context, embeds)
+    return [
+        Prompt(source.truncation.of_prompt(image.token_ids, most), images=(image,), param="prompt_embeds")
+        for image in images
+    ]
+
+
+async def _written_prompts(context: Context, source: TextSource) -> list[Prompt]:
     forms = await apart(context, lambda: _checked_forms(context, source))
     encoder = context.engine.info.encoder
     pieces = [form.prompt for form in forms]

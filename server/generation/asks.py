@@ -173,6 +173,7 @@ async def _text_prompts(call: Call[CompletionBody], terms: AskTerms, length: Len
         truncation=_truncation(body, length),
         after=body.suffix or "",
         echo=body.echo,
+        embeds=body.prompt_embeds,
     )
     wanted = text_inheriting(body, source)
     return await text_prompts(call.context, terms, source, wanted, body.continuation_fallback)

@@ -118,7 +118,7 @@ class ChatShape:
         """On the answer, or on its first chunk."""
         extras: dict[str, Any] = {}
         if self._body.return_token_ids:
-            extras["prompt_token_ids"] = shown_ids(self._context, self._prompt.token_ids)
+            extras["prompt_token_ids"] = shown_ids(self._context, self._prompt.token_ids, self._prompt.images)
         if self._body.prompt_logprobs is not None and logprobs is not None:
             extras["prompt_logprobs"] = prompt_logprobs(logprobs, self._body.prompt_logprobs, self._tokenizer)
         return extras

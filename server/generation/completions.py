@@ -126,7 +126,7 @@ class CompletionChunks(Chunks):
         if body.return_token_ids:
             shown["token_ids"] = choice.token_ids
             if first:
-                shown["prompt_token_ids"] = shown_ids(self._context, self._prompt.token_ids)
+                shown["prompt_token_ids"] = shown_ids(self._context, self._prompt.token_ids, self._prompt.images)
                 if self._prompt.encoder is not None:
                     shown["encoder_prompt_token_ids"] = self._prompt.encoder.token_ids
         if first and body.prompt_logprobs is not None and prompt_logprobs_ is not None:

@@ -75,8 +75,9 @@ def _check(body: CompletionBody, given: list[str | list[int]]) -> Length:
         value = getattr(body, name)
         if value is not None and value not in idle:
             raise unsupported(name, f"`{name}` cannot be used with `{_FIELD}`, which are scored. Leave it out.")
-    if body.prompt and body.continuation_of is not None:
-        raise invalid(f"`prompt` and `{_FIELD}` both say what follows the parent: send one of them.", "prompt")
+    for name in ("prompt", "prompt_embeds"):
+        if getattr(body, name) and body.continuation_of is not None:
+            raise invalid(f"`{name}` and `{_FIELD}` both say what follows the parent: send one of them.", name)
     if (constraint := constraint_of(body)) is not None:
         raise unsupported(
             constraint.param, f"`{constraint.param}` cannot be used with `{_FIELD}`: nothing is generated."
@@ -98,7 +99,9 @@ def _check(body: CompletionBody, given: list[str | list[int]]) -> Length:
 async def _prompt(call: Call[CompletionBody], terms: AskTerms) -> Prompt:
     body = call.body
     truncation = Truncation(body.truncate_prompt_tokens, side=body.truncation_side)
-    source = TextSource(given=body.prompt, special=body.add_special_tokens, truncation=truncation)
+    source = TextSource(
+        given=body.prompt, special=body.add_special_tokens, truncation=truncation, embeds=body.prompt_embeds
+    )
     wanted = text_inheriting(body, source)
     prompts = await text_prompts(call.context, terms, source, wanted, body.continuation_fallback)
     if len(prompts) > 1:

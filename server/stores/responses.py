@@ -68,7 +68,7 @@ class StoredResponse:
     @property
     def size(self) -> int:
         numbers = self.token_ids.itemsize * len(self.token_ids) + self.pieces.itemsize * len(self.pieces)
-        pixels = sum(image.pixels.nbytes for image in self.images)
+        pixels = sum(image.content.nbytes for image in self.images)
         return len(self.body) + sys.getsizeof(self.prompt_text) + numbers + pixels + _ENTRY_BYTES
 
 

@@ -135,6 +135,7 @@ PromptField = str | dict[str, Any] | list[int | str | list[int] | dict[str, Any]
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     prompt: PromptField | None = None
+    prompt_embeds: str | list[str] | None = None
     suffix: str | None = None
     echo: bool = False
     logprobs: int | None = None

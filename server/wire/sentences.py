@@ -50,11 +50,13 @@ SENTENCES = {
     "no_pillow": "`{param}` is an image, and this server was installed without what reads images: pip install "
     "'bequest[vision]'.",
     "no_vision": "This model reads text alone: send parts of type 'text'.",
+    "no_embeds": "`prompt_embeds` is not taken here: its operator allows it with --allow-prompt-embeds.",
+    "embeds_unreadable": "`{param}` is no tensor that this server takes: {why}.",
     "image_unknown": "The prompt has the token {token}, which stands for an image that the request does not have.",
     "image_cut": "Tokens {begin} to {end} of the prompt are a part of an image, and this model computes an image at "
     "once: continue or cut a prompt before or behind its images.",
-    "images_without_logprobs": "`{param}` cannot be used with images, whose tokens have no log-probabilities: leave it "
-    "out.",
+    "images_without_logprobs": "`{param}` cannot be used with images or `prompt_embeds`, which have no "
+    "log-probabilities: leave it out.",
     "encoder_input_too_long": "This model's maximum context length is {max_encoder_len} {unit} in the encoder; the "
     "prompt is too long: {encoder_tokens} {unit} in `{param}`.",
     "no_encoder": "This model has no encoder: send the whole prompt as `prompt`.",
@@ -160,7 +162,7 @@ SENTENCES = {
     "cannot_wake": "The server sleeps and cannot wake now: its memory is in use elsewhere. Try again later.",
     "requests_open": "Requests are open; the server can sleep when they have ended.",
     "cannot_sleep": "This server cannot sleep: its model sees images, its GPU holds adapters, or it was started with "
-    "--record.",
+    "--allow-prompt-embeds or --record.",
     "dead": "The engine has failed and this server is restarting.",
     "died": "The engine has failed and this server is restarting; send the request again.",
 }

@@ -15,10 +15,11 @@ from bequest.engine.build import build_engine
 from bequest.engine.config import EngineConfig
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.errors import InvalidRequest
+from bequest.engine.state.contents import ContentKey
 from bequest.engine.types import Lineage, Request, SamplingParams, Terms
 from bequest.engine.types.hidden import HiddenStatesParams
 from bequest.engine.types.image import FIRST_ID, Detail, Image, Rgb
-from bequest.server.stores.images import ImageKey, ImageStore
+from bequest.server.stores.images import ImageStore, RecentContents
 from tests.tiny_seeing import IMAGE_ID, MAKERS, PICTURES, make_seeing, reference_pixels, save_seeing
 
 NUM_TOKENS = 12
@@ -33,13 +34,13 @@ class Seer:
         self.name = name
         self.engine = engine
         self.tokenizer = tokenizer
-        self.store = ImageStore(engine.info.vision, tokenizer, 1 << 24)
+        self.store = ImageStore(engine.info.vision, tokenizer, RecentContents(engine.contents, 1 << 24))
         self._numbers = iter(range(10**6))
 
     def image(self, index: int, tenant: str = "") -> Image:
         assert self.engine.info.vision is not None
         prepared = self.engine.info.vision.prepare(self.pictures[index], Detail())
-        return self.store.take(ImageKey(tenant, bytes([index]), Detail()), prepared)
+        return self.store.take(ContentKey(tenant, bytes([index]), Detail()), prepared)
 
     def prompt(self, *parts: str | int, tenant: str = "") -> tuple[tuple[int, ...], tuple[Image, ...]]:
         ids: list[int] = []

@@ -21,6 +21,7 @@ from bequest.engine.errors import (
     QueueFull,
 )
 from bequest.engine.scheduling.limits import ExtractionLimits
+from bequest.engine.state.contents import Contents
 from bequest.engine.types import ChoiceDelta, Delta, ModelInfo, OutputMode, Request, Sink, TokenLogprob, Usage
 from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.types.image import PreparedImage, VisionInfo
@@ -151,6 +152,8 @@ class FakeEngine(FakeRecords):
         )
         self.adapters = FakeAdapters()
         self.extraction_limits = ExtractionLimits()
+        self.contents = Contents()
+        self.takes_embeds = False
         self.states = FakeStates(self.info)
         self.looked: list[CrossHeads] = []
         self.state: Any = "ready"

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from bequest.engine.errors import InvalidRequest
+from bequest.engine.state.contents import ContentKey, Contents
 from bequest.engine.types.image import FIRST_ID, LAST_ID, Detail, PreparedImage, VisionInfo, image_spans
-from bequest.server.stores.images import ImageKey, ImageStore
+from bequest.server.stores.images import ImageStore, RecentContents
 from tests.server.fakes import ByteTokenizer
 
 
@@ -17,20 +18,20 @@ def prepared(num_rows: int = 4) -> PreparedImage:
     return PreparedImage(np.zeros((1, 8, 8, 3), np.uint8), ("<", num_rows - 1, "|", 1, ">"), 16)
 
 
-def store(most_bytes: int = 1 << 20) -> ImageStore:
+def store(most_bytes: int = 1 << 20, contents: Contents | None = None) -> ImageStore:
     vision = VisionInfo(7, lambda image, detail: prepared(), 4)
-    return ImageStore(vision, ByteTokenizer(), most_bytes)
+    return ImageStore(vision, ByteTokenizer(), RecentContents(Contents() if contents is None else contents, most_bytes))
 
 
 def test_the_same_content_is_the_same_image() -> None:
     images = store()
-    first = images.take(ImageKey.of("a", b"file", Detail()), prepared())
-    assert images.take(ImageKey.of("a", b"file", Detail()), prepared()) is first
+    first = images.take(ContentKey.of("a", b"file", Detail()), prepared())
+    assert images.take(ContentKey.of("a", b"file", Detail()), prepared()) is first
     others = [
-        ImageKey.of("b", b"file", Detail()),
-        ImageKey.of("a", b"filf", Detail()),
-        ImageKey.of("a", b"file", Detail(low=True)),
-        ImageKey.of("a", b"file", Detail(max_pixels=900)),
+        ContentKey.of("b", b"file", Detail()),
+        ContentKey.of("a", b"filf", Detail()),
+        ContentKey.of("a", b"file", Detail(low=True)),
+        ContentKey.of("a", b"file", Detail(max_pixels=900)),
     ]
     assert len({image.first_id for image in [first, *(images.take(key, prepared()) for key in others)]}) == 5
     rows = list(range(FIRST_ID, FIRST_ID + 4))
@@ -38,29 +39,31 @@ def test_the_same_content_is_the_same_image() -> None:
 
 
 def test_images_that_nobody_holds_make_room() -> None:
-    images = store(most_bytes=3 * 8 * 8 * 3)
-    held = images.take(ImageKey.of("a", b"held", Detail()), prepared())
+    contents = Contents()
+    images = store(most_bytes=3 * 8 * 8 * 3, contents=contents)
+    held = images.take(ContentKey.of("a", b"held", Detail()), prepared())
     for number in range(5):
-        images.take(ImageKey.of("a", bytes([number]), Detail()), prepared())
+        images.take(ContentKey.of("a", bytes([number]), Detail()), prepared())
     gc.collect()
-    assert len(images) == 4, "the last three, and the one that is held"
-    assert images.find(ImageKey.of("a", b"held", Detail())) is held
-    assert images.find(ImageKey.of("a", bytes([0]), Detail())) is None
+    assert len(contents) == 4, "the last three, and the one that is held"
+    assert images.find(ContentKey.of("a", b"held", Detail())) is held
+    assert images.find(ContentKey.of("a", bytes([0]), Detail())) is None
 
 
 def test_ids_begin_again_behind_those_in_use() -> None:
-    images = store(most_bytes=0)
-    held = images.take(ImageKey.of("a", b"held", Detail()), prepared())
-    images._next_id = LAST_ID - 4
-    last = images.take(ImageKey.of("a", b"last", Detail()), prepared())
+    contents = Contents()
+    images = store(most_bytes=0, contents=contents)
+    held = images.take(ContentKey.of("a", b"held", Detail()), prepared())
+    contents._next_id = LAST_ID - 4
+    last = images.take(ContentKey.of("a", b"last", Detail()), prepared())
     assert last.first_id + last.num_rows - 1 <= LAST_ID
-    again = images.take(ImageKey.of("a", b"again", Detail()), prepared())
+    again = images.take(ContentKey.of("a", b"again", Detail()), prepared())
     assert again.first_id == held.first_id + held.num_rows
 
 
 def test_spans() -> None:
     images = store()
-    one, two = (images.take(ImageKey.of("a", bytes([n]), Detail()), prepared()) for n in range(2))
+    one, two = (images.take(ContentKey.of("a", bytes([n]), Detail()), prepared()) for n in range(2))
     prompt = (5, *two.token_ids, *one.token_ids, *one.token_ids[2:], 9)
     spans = image_spans(prompt, (one, two))
     assert [span.image for span in spans] == [two, one, one]

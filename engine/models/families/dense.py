@@ -27,6 +27,7 @@ def describe(config: DecoderConfig, read: Reader, num_positions: int) -> Decoder
         _present_norm(config, read, "model.norm"),
         table if config.tie_word_embeddings else read.weight("lm_head", vocabulary, hidden),
         start_factor=read.rounded(factor) if config.rounds_embedding_factor else factor,
+        scales_overlay=not config.rounds_embedding_factor,  # Gemma's table has the factor, Granite's model
         logits_divisor=config.logits_divisor,
         logits_cap=config.logits_cap,
         turns=ropes.turns,
