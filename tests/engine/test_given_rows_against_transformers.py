@@ -54,7 +54,7 @@ class Giver:
         return await self.run(tuple(ids), images, tenant, **fields)
 
     async def run(self, ids: tuple[int, ...], images: tuple[Image, ...], tenant: str = "", **fields: Any) -> Any:
-        params = SamplingParams(**{"max_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True})
+        params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
         request = Request(f"r{next(self._numbers)}", tenant, ids, params, images=images, **fields)
         answer: list[int] = []
         async for delta in self.engine.generate(request):
