@@ -92,7 +92,8 @@ def _peers(routing: Routing) -> str:
 
 
 def _defaults(routing: Routing) -> str:
-    # A stream is silent while a long prompt is computed. What has not reached a replica is sent to another one.
+    # A stream is silent while a long prompt is computed. What has not reached a replica is sent to another one. A check
+    # of a server that has ended is refused at once; one of a busy machine may take its time.
     return """\
 defaults
     mode http
@@ -103,6 +104,7 @@ defaults
     retries 3
     retry-on conn-failure
     timeout connect 3s
+    timeout check 3s
     timeout http-request 60s
     timeout http-keep-alive 75s
     timeout client 1h
@@ -143,6 +145,7 @@ def _who(routing: Routing) -> list[str]:
 
 
 def _parent() -> list[str]:
+    """Most bodies name none: one look for the words saves reading 64 KiB as JSON three times."""
     known = "!{ var(txn.parent) -m found }"
     lines = [
         f"    http-request set-var(txn.parent) req.hdr({PARENT_HEADER}) if {{ req.hdr({PARENT_HEADER}) -m found }}",
@@ -150,7 +153,11 @@ def _parent() -> list[str]:
         f"{{ path_reg ^/v1/({_OBJECTS})/[^/]+ }} !{{ path /v1/responses/input_tokens }}",
     ]
     lines += [
-        f"    http-request set-var(txn.parent) req.body,json_query('$.{name}') if METH_POST {known}"
+        f"    http-request set-var(txn.refers) bool(true) if METH_POST {known} "
+        f"{{ req.body -m reg {'|'.join(_REFERENCES)} }}",
+    ]
+    lines += [
+        f"    http-request set-var(txn.parent) req.body,json_query('$.{name}') if {{ var(txn.refers) -m bool }} {known}"
         for name in _REFERENCES
     ]
     return [*lines, "    http-request set-var(txn.key) var(txn.parent),concat(/,txn.tenant)"]
@@ -170,7 +177,7 @@ def _replica_named() -> list[str]:
 
 def _owner(routing: Routing) -> list[str]:
     """The replica that has the parent, if anything says so; and whether it runs."""
-    tags = " ".join(backend.tag for backend in routing.backends) or "-"
+    tags = " ".join(backend.tag for backend in routing.backends) or "-- -"
     tagged = f"{{ var(txn.parent) -m reg ^{TAGGED_ID}$ }}"
     lines = [
         f"    http-request set-var(txn.to) var(txn.parent),regsub(_,-),field(2,-) if {tagged}",
@@ -188,15 +195,18 @@ def _owner(routing: Routing) -> list[str]:
 
 def _prefix() -> list[str]:
     """How the prompt begins: conversations that begin alike meet where their cache is. The second message belongs to
-    it: a system prompt that everybody sends is in every cache, and would send everybody to one replica."""
+    it: a system prompt that everybody sends is in every cache, and would send everybody to one replica. Nobody looks
+    where something else decides."""
+    undecided = "METH_POST !{ var(txn.parent) -m found } !{ var(txn.asked) -m found }"
     lines = [
-        f"    http-request set-var(txn.prompt) req.body,json_query('$.{name}'),bytes(0,{_PREFIX}) if METH_POST "
+        f"    http-request set-var(txn.prompt) req.body,json_query('$.{name}'),bytes(0,{_PREFIX}) if {undecided} "
         "!{ var(txn.prompt) -m found }"
         for name in _PROMPTS
     ]
     return [
         *lines,
-        f"    http-request set-var(txn.second) req.body,json_query('{_SECOND}'),bytes(0,{_PREFIX}) if METH_POST",
+        f"    http-request set-var(txn.second) req.body,json_query('{_SECOND}'),bytes(0,{_PREFIX}) if {undecided} "
+        "{ var(txn.prompt) -m found }",
         "    http-request set-var(txn.prefix) var(txn.tenant),concat(/,txn.prompt),concat(/,txn.second) "
         "if { var(txn.prompt) -m found }",
     ]

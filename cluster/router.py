@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +72,8 @@ class Router:
     def start(self, backends: list[Backend]) -> None:
         """Returns when it listens. Raises RouterError."""
         self._write(backends)
+        self._end_leftover()
+        self._take_port()
         self._socket.unlink(missing_ok=True)
         self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, start_new_session=True)
         end = time.monotonic() + _PATIENCE
@@ -77,6 +81,32 @@ class Router:
             if not self.is_alive or time.monotonic() > end:
                 self.stop()
                 raise RouterError(f"haproxy does not listen on {self._place.host}:{self._place.port}")
+            time.sleep(_LOOK)
+
+    def _end_leftover(self) -> None:
+        """A router of a cluster that was killed goes on without it, and knows servers that are gone. Its master ends
+        with its worker."""
+        end = time.monotonic() + _PATIENCE
+        while (worker := self._worker()) is not None and time.monotonic() < end:
+            log.warning("a router that was left behind is ended (%s)", worker)
+            with suppress(ProcessLookupError):
+                os.kill(int(worker), signal.SIGTERM)
+            time.sleep(_LOOK)
+
+    def _take_port(self) -> None:
+        """HAProxy would share the port with another one, and each would get some of the connections."""
+        host, port = self._place.host, self._place.port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        end = time.monotonic() + _PATIENCE
+        while True:
+            with socket.socket(family) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((host, port))
+                    return
+                except OSError as error:
+                    if time.monotonic() > end or error.errno != errno.EADDRINUSE:
+                        raise RouterError(f"the router cannot listen on {host}:{port}: {error.strerror}") from None
             time.sleep(_LOOK)
 
     def reload(self, backends: list[Backend]) -> None:

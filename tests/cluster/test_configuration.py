@@ -46,7 +46,7 @@ def test_an_owner_that_is_down_or_unknown_is_said_to_be_gone() -> None:
 
 def test_no_replica_at_all_is_a_configuration() -> None:
     text = configuration(routing(backends=[]))
-    assert "-m str - }" in text and not re.search(r"^    server ", text, re.MULTILINE)
+    assert "-m str -- - }" in text and not re.search(r"^    server ", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("open_host", [True, False])
