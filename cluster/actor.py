@@ -23,7 +23,7 @@ class ControllerActor:
         )
         self._fleet = RayFleet(load(), settings)
         self._looking = Looking(key)
-        routers = [Router(place, settings.tenants) for place in settings.router_places()]
+        routers = [Router(place, settings.holders) for place in settings.router_places()]
         self._controller = Controller(settings, self._fleet, routers, self._looking)
         self._watching: asyncio.Task[None] | None = None
         self._routers = routers

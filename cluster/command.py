@@ -17,7 +17,7 @@ from typing import Any
 
 from bequest.cli.parser import Parser
 from bequest.cluster import ray_fleet
-from bequest.cluster.haproxy import Backend, Routing, configuration, tenants_map
+from bequest.cluster.haproxy import Backend, Holder, Routing, configuration, tenants_map
 from bequest.cluster.router import RouterError, find_haproxy
 from bequest.cluster.settings import ANYWHERE, LOOPBACK, ClusterSettings
 from bequest.engine.config import REPLICA_TAG, ServerConfig
@@ -99,7 +99,7 @@ def settings_of(parser: Parser, given: argparse.Namespace, serve: Sequence[str])
         gpus=(1.0 if shutil.which("nvidia-smi") else 0.0) if given.gpus is None else given.gpus,
         drain=given.drain,
         serve=tuple(serve),
-        tenants=_keys(server).tenants(),
+        holders=_holders(_keys(server)),
         certificate=given.certificate,
         open_host=not is_loopback(given.host),
     )
@@ -126,9 +126,15 @@ def _configure(given: argparse.Namespace) -> int:
         peers={"router1": f"127.0.0.1:{given.port + 50}"},
     )
     (folder / "haproxy.cfg").write_text(configuration(routing))
-    (folder / "tenants.map").write_text(tenants_map(KeyRing([], given.api_key_file).tenants()))
+    (folder / "tenants.map").write_text(tenants_map(_holders(KeyRing([], given.api_key_file))))
     print(f"wrote haproxy.cfg and tenants.map to {folder}; run: haproxy -W -L router1 -f {seen}/haproxy.cfg")
     return 0
+
+
+def _holders(keys: KeyRing) -> dict[str, Holder]:
+    return {
+        digest: Holder(caller.tenant, caller.limits.requests_per_minute) for digest, caller in keys.callers().items()
+    }
 
 
 def _keys(server: ServerConfig) -> KeyRing:

@@ -17,12 +17,14 @@ should have been asked: the client is sent there by a 307, which repeats method 
 from __future__ import annotations
 
 import ipaddress
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bequest.server.wire.replicas import (
     HOLDS_HEADER,
     NAME_HEADER,
+    OVER_RATE_HEADER,
     OWNER_HEADER,
     PARENT_HEADER,
     REPLICA_HEADER,
@@ -31,6 +33,10 @@ from bequest.server.wire.replicas import (
 
 _BUFFER = 65536  # bytes of a body that are looked at
 _NAMES = 1_000_000  # in the table
+_KEYS = 100_000  # with a rate
+_TICK = 20  # microseconds: 31 bits of them are twelve hours
+_WRAP = 2**31 - 1
+_MINUTE, _HOUR = 60_000_000 // _TICK, 3_600_000_000 // _TICK
 _PREFIX = 256  # bytes of a prompt that are hashed
 FULL_WEIGHT = 10  # of a replica without leases, on the ring of hashes
 QUERY = "bequest-replica"  # names a replica, as a cookie too
@@ -56,7 +62,7 @@ class Routing:
     port: int
     backends: Sequence[Backend]
     admin_socket: str
-    tenants: str  # a file of `tenants_map`
+    tenants: str  # a file of `tenants_map`: what is known of keys
     name: str = "router1"  # among the routers that share the table of names
     peers: Mapping[str, str]  # name → host:port of all of them, its own too
     load_factor: int = 150  # percent of the mean that a replica may have before prompts go elsewhere
@@ -64,13 +70,28 @@ class Routing:
     certificate: str | None = None  # PEM file of a certificate and its key: serve HTTPS
 
 
-def tenants_map(tenants: Mapping[str, str]) -> str:
-    """By the SHA-256 of each key: the router learns no key."""
-    return "".join(f"{digest.upper()} {tenant}\n" for digest, tenant in sorted(tenants.items()))
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Whom a key stands for, and how many requests a minute it may send."""
+
+    tenant: str
+    rate: float | None = None
+
+
+def tenants_map(holders: Mapping[str, Holder]) -> str:
+    """By the SHA-256 of each key: the router learns no key. Behind the tenant stands the time from one request of a
+    limited key to the next."""
+    return "".join(f"{digest.upper()} {_entry(holder)}\n" for digest, holder in sorted(holders.items()))
+
+
+def _entry(holder: Holder) -> str:
+    if holder.rate is None:
+        return holder.tenant
+    return f"{holder.tenant} {min(max(math.ceil(_MINUTE / holder.rate), 1), _HOUR)}"
 
 
 def configuration(routing: Routing) -> str:
-    sections = (_global, _peers, _resolvers, _defaults, _frontend, _replicas, _asked)
+    sections = (_global, _peers, _resolvers, _defaults, _frontend, _replicas, _asked, _rates)
     return "\n".join(filter(None, (section(routing) for section in sections)))
 
 
@@ -121,6 +142,7 @@ def _frontend(routing: Routing) -> str:
         "    option http-buffer-request",
         f"    http-request del-header {OWNER_HEADER}",
         *_who(routing),
+        *_count(),
         *_parent(),
         *_replica_named(),
         *_owner(routing),
@@ -134,14 +156,42 @@ def _frontend(routing: Routing) -> str:
 
 def _who(routing: Routing) -> list[str]:
     """The tenant, from the digest of the key."""
-    digest = f"sha2(256),hex,map_str({routing.tenants},-)"
     lines = [
-        "    http-request set-var(txn.tenant) str(-)",
-        f"    http-request set-var(txn.tenant) req.hdr(x-api-key),{digest} if {{ req.hdr(x-api-key) -m found }}",
-        f"    http-request set-var(txn.tenant) req.hdr(authorization),word(2,' '),{digest} "
+        "    http-request set-var(txn.digest) req.hdr(x-api-key),sha2(256),hex",
+        "    http-request set-var(txn.digest) req.hdr(authorization),word(2,' '),sha2(256),hex "
         "if { req.hdr(authorization) -m found }",
+        f"    http-request set-var(txn.holder) var(txn.digest),map_str({routing.tenants},-)",
+        "    http-request set-var(txn.tenant) str(-)",
+        "    http-request set-var(txn.tenant) var(txn.holder),word(1,' ') if { var(txn.holder) -m found }",
     ]
     return [*lines, "    http-request set-header Host localhost"] if routing.open_host else lines
+
+
+def _count() -> list[str]:
+    """The rate of a key over all replicas, as one server counts it: a bucket of a minute's requests, which fills while
+    nobody sends. The table has the time at which it will be full again. A replica refuses what is too much, in the
+    words of the endpoint that was asked."""
+    limited, over = "{ var(txn.every) -m found }", "{ var(txn.over) -m int gt 0 }"
+    return [
+        f"    http-request del-header {OVER_RATE_HEADER}",
+        "    http-request set-var(txn.every) var(txn.holder),word(2,' ') "
+        "if METH_POST !{ path_end /cancel } { var(txn.holder),word(2,' ') -m int gt 0 }",
+        f"    http-request track-sc0 var(txn.digest) table rates if {limited}",
+        f"    http-request set-var(txn.now) date(0,us),div({_TICK}),and({_WRAP}) if {limited}",
+        f"    http-request set-var(txn.missing) sc0_get_gpt0(rates),sub(txn.now) if {limited}",
+        # Full long ago, or the clock began anew.
+        f"    http-request set-var(txn.missing) int(0) if {limited} !{{ var(txn.missing) -m int 0:{2 * _HOUR} }}",
+        f"    http-request set-var(txn.over) var(txn.missing),add(txn.every),sub({_MINUTE}) if {limited}",
+        # Fewer than one a minute: the bucket holds one.
+        f"    http-request set-var(txn.over) var(txn.missing) if {limited} {{ var(txn.every) -m int gt {_MINUTE} }}",
+        f"    http-request sc-set-gpt0(0) var(txn.now),add(txn.missing),add(txn.every) if {limited} !{over}",
+        f"    http-request set-header {OVER_RATE_HEADER} %[var(txn.over),div({1000 // _TICK}),add(1)] "
+        f"if {limited} {over}",
+    ]
+
+
+def _rates(routing: Routing) -> str:
+    return f"backend rates\n    stick-table type string len 64 size {_KEYS} expire 3h store gpt0 peers routers\n"
 
 
 def _parent() -> list[str]:

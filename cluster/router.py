@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bequest.cluster.haproxy import Backend, Routing, configuration, tenants_map
+from bequest.cluster.haproxy import Backend, Holder, Routing, configuration, tenants_map
 
 log = logging.getLogger("bequest.cluster")
 _PATIENCE = 10.0  # seconds for a router to listen, and to end
@@ -48,14 +48,14 @@ class RouterPlace:
 
 
 class Router:
-    def __init__(self, place: RouterPlace, tenants: Mapping[str, str]) -> None:
-        """`tenants`: by the SHA-256 of their keys. Raises RouterError."""
+    def __init__(self, place: RouterPlace, holders: Mapping[str, Holder]) -> None:
+        """`holders`: by the SHA-256 of their keys. Raises RouterError."""
         self._command = [find_haproxy(), "-W", "-L", place.name, "-f", str(place.folder / "haproxy.cfg")]
         self._place = place
         self._socket = place.folder / "admin.sock"
         self._process: subprocess.Popen[bytes] | None = None
         place.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (place.folder / "tenants.map").write_text(tenants_map(tenants))
+        (place.folder / "tenants.map").write_text(tenants_map(holders))
 
     @property
     def is_alive(self) -> bool:

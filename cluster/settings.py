@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bequest.cluster.haproxy import Holder
 from bequest.cluster.router import RouterPlace
 
 # From the port of the first router: replica rN listens at +100+N, and routers speak to each other at +50 and on.
@@ -32,7 +33,7 @@ class ClusterSettings:
     drain: float = 30.0  # seconds that a replica gets to finish, and to write its leases
     serve: tuple[str, ...] = ()  # arguments of `bequest serve`
     program: tuple[str, ...] = (sys.executable, "-m", "bequest", "serve")
-    tenants: Mapping[str, str] = field(default_factory=dict)  # by the digest of their keys
+    holders: Mapping[str, Holder] = field(default_factory=dict)  # by the digest of their keys
     certificate: str | None = None
     open_host: bool = False
 

@@ -22,7 +22,7 @@ from bequest.server.transport.sending import ReaderStopped
 from bequest.server.wire.errors import ApiError, from_engine, internal
 from bequest.server.wire.names import new_id
 from bequest.server.wire.reading import shorten
-from bequest.server.wire.replicas import REPLICA_HEADER, is_owner_gone, misdirected, owner_elsewhere
+from bequest.server.wire.replicas import REPLICA_HEADER, is_owner_gone, misdirected, over_rate, owner_elsewhere
 
 _log = logging.getLogger("bequest.server")
 
@@ -82,7 +82,7 @@ async def _admitted(request: web.Request, handler: Handler) -> web.StreamRespons
     request[TENANT] = caller.tenant
     if request.method != "POST" or request.path.endswith("/cancel"):
         return await handler(request)
-    with context.admission.admitted(caller, context.engine.num_waiting):
+    with context.admission.admitted(caller, context.engine.num_waiting, over_rate(request.headers)):
         await context.entrance.enter(caller.tenant)
         return await handler(request)
 

@@ -33,9 +33,12 @@ class Admission:
         return 0 if usage is None else usage.open
 
     @contextmanager
-    def admitted(self, caller: Caller, num_waiting: Callable[[str], int]) -> Iterator[None]:
+    def admitted(
+        self, caller: Caller, num_waiting: Callable[[str], int], over_rate: float = 0.0
+    ) -> Iterator[None]:
         """Counts a request while it is open; raises 429 if the key has as many as it may. `num_waiting` tells how many
-        requests of a tenant wait to run."""
+        requests of a tenant wait to run; `over_rate` for how many seconds the key has spent its rate, by a router that
+        counts for several servers."""
         usage = self._usages.setdefault(caller.name, _Usage(math.inf, self._clock()))
         limits = caller.limits
         if limits.max_concurrent is not None and usage.open >= limits.max_concurrent:
@@ -43,7 +46,7 @@ class Admission:
         if limits.max_queued is not None and num_waiting(caller.tenant) >= limits.max_queued:
             raise _exceeded(caller, f"{limits.max_queued} requests waiting to run", limits.max_queued, 1)
         if limits.requests_per_minute is not None:
-            self._take(caller, usage, limits.requests_per_minute)
+            self._take(caller, usage, limits.requests_per_minute, over_rate)
         with self.held(caller):
             yield
 
@@ -59,7 +62,9 @@ class Admission:
             usage.open -= 1
             self.total_open -= 1
 
-    def _take(self, caller: Caller, usage: _Usage, rate: float) -> None:
+    def _take(self, caller: Caller, usage: _Usage, rate: float, over: float) -> None:
+        if over:
+            raise _exceeded(caller, f"{rate:g} requests a minute", rate, over)
         now = self._clock()
         most = max(rate, 1.0)  # who may send fewer than one a minute may send one
         usage.allowance = min(most, usage.allowance + (now - usage.seen_at) * rate / 60)

@@ -82,9 +82,9 @@ class KeyRing:
         """At least the anonymous one."""
         return max(1, len({key.caller.tenant for key in self._keys}))
 
-    def tenants(self) -> dict[str, str]:
+    def callers(self) -> dict[str, Caller]:
         """By the hexadecimal SHA-256 of each key."""
-        return {key.digest.hex(): key.caller.tenant for key in self._keys}
+        return {key.digest.hex(): key.caller for key in self._keys}
 
     def reload(self) -> None:
         """Reads the file again. Raises as the constructor does; then the keys are those from before."""

@@ -6,6 +6,8 @@ it makes, so a router knows from an id alone where to send it. Headers say the r
     X-Bequest-Holds     answer: a parent that is held here, though its id has another server's tag
     X-Bequest-Parent    request: the parent of a body that is too long for a router to read
     X-Bequest-Owner     request: `gone`, from a router that knows that the owner of the parent does not run
+    X-Bequest-Over-Rate request: the key has sent too many, says a router that counts for all servers; milliseconds
+                        until it may send the next
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ NAME_HEADER = "X-Bequest-Name"
 HOLDS_HEADER = "X-Bequest-Holds"
 PARENT_HEADER = "X-Bequest-Parent"
 OWNER_HEADER = "X-Bequest-Owner"
+OVER_RATE_HEADER = "X-Bequest-Over-Rate"
 
 # Routers match it too: cluster/haproxy.py writes the same pattern.
 TAGGED_ID = r"[a-z_]+[-_]([a-z0-9]{1,16})-[0-9a-f]{32}(?:-[0-9]+)?"
@@ -35,6 +38,12 @@ def tag_of(reference: str) -> str | None:
 
 def is_owner_gone(headers: Mapping[str, str]) -> bool:
     return headers.get(OWNER_HEADER) == "gone"
+
+
+def over_rate(headers: Mapping[str, str]) -> float:
+    """Seconds until the key may send its next request; 0: now."""
+    said = headers.get(OVER_RATE_HEADER, "")
+    return int(said) / 1000 if re.fullmatch("[0-9]{1,9}", said) else 0.0
 
 
 def owner_elsewhere(reference: str | None, own: str | None, owner_gone: bool) -> str | None:

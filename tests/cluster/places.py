@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-from bequest.cluster.haproxy import Backend
+from bequest.cluster.haproxy import Backend, Holder
 from bequest.cluster.router import Router, RouterPlace
 
 ROOT = Path(__file__).parents[2]
@@ -71,12 +71,12 @@ def fake(tag: str, folder: Path, *flags: str) -> Process:
 class Routed:
     """A router over some servers."""
 
-    def __init__(self, folder: Path, servers: list[Process], tenants: dict[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, servers: list[Process], holders: dict[str, Holder] | None = None) -> None:
         port, peer = free_ports(2)
         self.servers = {server.tag: server for server in servers}
         peers = {"router1": f"127.0.0.1:{peer}"}
         place = RouterPlace(host="127.0.0.1", port=port, folder=folder / "router", peers=peers)
-        self.router = Router(place, tenants or {})
+        self.router = Router(place, holders or {})
         self.url = f"http://127.0.0.1:{port}"
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bequest.cluster.command import main
-from bequest.cluster.haproxy import Backend, Routing, configuration, tenants_map
+from bequest.cluster.haproxy import Backend, Holder, Routing, configuration, tenants_map
 from bequest.server.wire.names import new_id
 from bequest.server.wire.replicas import TAGGED_ID
 
@@ -72,7 +72,9 @@ def test_the_pattern_of_ids_is_the_servers_own() -> None:
 
 
 def test_keys_are_known_by_their_digests() -> None:
-    assert tenants_map({"ab01": "acme", "00ff": "blue"}) == "00FF blue\nAB01 acme\n"
+    """Behind the tenant of a limited key stands the time from one request to the next, in 20 µs."""
+    holders = {"ab01": Holder("acme"), "00ff": Holder("blue", 7000), "00aa": Holder("rare", 0.001)}
+    assert tenants_map(holders) == "00AA rare 180000000\n00FF blue 429\nAB01 acme\n"
 
 
 def test_a_replica_that_is_known_by_name_is_looked_up_again() -> None:

@@ -14,6 +14,7 @@ import openai
 import pytest
 import requests
 
+from bequest.cluster.haproxy import Holder
 from bequest.server.wire.replicas import tag_of
 from tests.cluster.places import Routed, fake
 
@@ -194,7 +195,7 @@ def test_tenants_have_names_of_their_own(tmp_path: Path) -> None:
     file.write_text(
         "".join(f'[[keys]]\nname = "{key}"\ntenant = "{who}"\nkey = "{key}"\n' for key, who in keys.items())
     )
-    tenants = {hashlib.sha256(key.encode()).hexdigest(): who for key, who in keys.items()}
+    tenants = {hashlib.sha256(key.encode()).hexdigest(): Holder(who) for key, who in keys.items()}
     servers = [fake(tag, tmp_path, "--api-key-file", str(file)) for tag in TAGS[:2]]
     with Routed(tmp_path, servers, tenants) as routed:
         for key, tag in (("sk-a-one", "r1"), ("sk-b", "r2")):
@@ -204,3 +205,37 @@ def test_tenants_have_names_of_their_own(tmp_path: Path) -> None:
             assert on(ask(routed, {"continuation_of": "mars"}, {"x-api-key": key})) == tag
         assert ask(routed, {}, {"Authorization": "Bearer nobody's"}).status_code == 401
     assert not any("sk-" in file.read_text() for file in (tmp_path / "router").iterdir() if file.is_file())
+
+
+def test_the_rate_of_a_key_is_that_of_all_replicas(tmp_path: Path) -> None:
+    """Counted by the router: three replicas do not give three times as much, and one gets all of it."""
+    rates = {"sk-slow": 6.0, "sk-rare": 0.5, "sk-free": None}
+    file = tmp_path / "keys.toml"
+    file.write_text(
+        "".join(
+            f'[[keys]]\nname = "{key}"\nkey = "{key}"\n' + (f"requests_per_minute = {rate}\n" if rate else "")
+            for key, rate in rates.items()
+        )
+    )
+    holders = {hashlib.sha256(key.encode()).hexdigest(): Holder(key, rate) for key, rate in rates.items()}
+    servers = [fake(tag, tmp_path, "--api-key-file", str(file)) for tag in TAGS]
+    with Routed(tmp_path, servers, holders) as routed:
+
+        def send(key: str, count: int, **headers: str) -> list[requests.Response]:
+            bearer = {"Authorization": f"Bearer {key}", **headers}
+            return [ask(routed, {"prompt": f"{number} of {key}", "max_tokens": 1}, bearer) for number in range(count)]
+
+        began = time.monotonic()
+        answers = send("sk-slow", 30)
+        taken = sum(answer.ok for answer in answers)
+        assert 6 <= taken <= 6 + (time.monotonic() - began) / 10
+        assert len({on(answer) for answer in answers if answer.ok}) > 1, "no replica has counted six"
+        refused = next(answer for answer in answers if not answer.ok)
+        assert refused.status_code == 429 and 1 <= int(refused.headers["Retry-After"]) <= 10
+        assert "may have 6 requests a minute; try again in" in refused.json()["error"]["message"]
+        assert requests.get(f"{routed.url}/v1/models", headers={"x-api-key": "sk-slow"}, timeout=5).ok
+        assert [answer.status_code for answer in send("sk-rare", 3)] == [200, 429, 429]
+        mistaken = send("sk-free", 12, **{"X-Bequest-Over-Rate": "5000"})
+        assert all(answer.ok for answer in mistaken), "only the router says so"
+        time.sleep(10.5)
+        assert sum(answer.ok for answer in send("sk-slow", 3)) in (1, 2), "the bucket fills"

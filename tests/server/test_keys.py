@@ -273,3 +273,21 @@ def test_the_rate_is_a_bucket() -> None:
     assert [send() for _ in range(7)] == [None] * 6 + ["10"], "no more than a minute's worth is saved"
     caller = Caller("rare", "rare", KeyLimits(requests_per_minute=0.5))
     assert [send(), send()] == [None, "60"]
+
+
+async def test_a_router_that_counts_for_several_servers_is_believed(start: Starter, tmp_path: Path) -> None:
+    """It says for how long the rate is spent; a key without a rate has none to spend."""
+    front = await limited(start, tmp_path, "requests_per_minute = 60")
+    spent = {"X-Bequest-Over-Rate": "2500"}
+    answer, body = await front.post("/v1/completions", BODY, headers=bearer("k") | spent)
+    assert (answer.status, body["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert answer.headers["Retry-After"] == "3" and "60 requests a minute" in body["error"]["message"]
+    for nothing in ("", "soon", "-5", "0"):
+        more = bearer("k") | {"X-Bequest-Over-Rate": nothing}
+        assert (await front.post("/v1/completions", BODY, headers=more))[0].status == 200
+
+
+async def test_a_key_without_a_rate_spends_none(start: Starter, tmp_path: Path) -> None:
+    front = await limited(start, tmp_path, "max_concurrent = 8")
+    spent = bearer("k") | {"X-Bequest-Over-Rate": "2500"}
+    assert (await front.post("/v1/completions", BODY, headers=spent))[0].status == 200
