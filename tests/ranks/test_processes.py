@@ -16,6 +16,7 @@ from bequest.offline import LLM, SamplingParams
 from tests.adapters.tiny_adapters import make_adapter, save_adapter
 from tests.tiny_models import make_reference
 
+pytestmark = pytest.mark.timeout(600)  # several processes load torch, on a busy machine one after the other
 PROMPTS = ["the quick brown fox", "a finished request leaves its cache"]
 
 

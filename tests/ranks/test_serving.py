@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import pytest
 
 from tests.test_end_to_end import Server
 
+pytestmark = pytest.mark.timeout(600)  # several processes load torch, on a busy machine one after the other
 FLAGS = ("--device", "cpu", "--num-blocks", "64", "--threads", "1")
 PROMPT = "the quick brown fox jumps over the lazy dog; the quick brown fox"
 
@@ -131,10 +131,13 @@ def test_an_estate_of_two_ranks_is_one_of_a_whole_model(servers: tuple[Server, S
 
 def ranks_of(server: Server) -> list[int]:
     """Process ids."""
-    found = subprocess.run(
-        ["ps", "-o", "pid=,args=", "--ppid", str(server.process.pid)], capture_output=True, text=True
-    )
-    return [int(line.split()[0]) for line in found.stdout.splitlines() if "ranks.following" in line]
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == server.process.pid and b"ranks.following" in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
 
 
 @contextmanager
