@@ -73,7 +73,10 @@ def milliseconds(connection: socket.socket | int, asked: bytes) -> float:
 def measure(ports: dict[str, int], count: int) -> dict[str, dict[str, float]]:
     """Medians by kind and way."""
     short = request("/v1/completions", {"prompt": "Tell me a story."})
-    talk = [{"role": "system", "content": "Tell stories."}, {"role": "user", "content": _WORD * (_LONG_BYTES // len(_WORD))}]
+    talk = [
+        {"role": "system", "content": "Tell stories."},
+        {"role": "user", "content": _WORD * (_LONG_BYTES // len(_WORD))},
+    ]
     long = request("/v1/chat/completions", {"messages": talk})
     kept = {way: connect(port) for way, port in ports.items()}
     kinds = {"kept": (short, kept), "fresh": (short, ports), "long": (long, kept)}

@@ -33,9 +33,7 @@ class Admission:
         return 0 if usage is None else usage.open
 
     @contextmanager
-    def admitted(
-        self, caller: Caller, num_waiting: Callable[[str], int], over_rate: float = 0.0
-    ) -> Iterator[None]:
+    def admitted(self, caller: Caller, num_waiting: Callable[[str], int], over_rate: float = 0.0) -> Iterator[None]:
         """Counts a request while it is open; raises 429 if the key has as many as it may. `num_waiting` tells how many
         requests of a tenant wait to run; `over_rate` for how many seconds the key has spent its rate, by a router that
         counts for several servers."""
