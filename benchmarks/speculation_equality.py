@@ -12,6 +12,7 @@ The same requests are answered without drafts first, then with each method:
     prediction   the client's own: the answer, with mistakes
     draft        what the model itself says, as its own draft model
     eagle3       what a head says; --draft-model names it
+    mtp          what the head of the model's own checkpoint says
 
 The model is a tiny Llama with random weights, or a decoder of your own. Ends with an error where anything differs.
 On a GPU sums depend on how many rows a step has: log-probabilities and states are not compared there, and one answer of
@@ -46,7 +47,7 @@ from bequest.engine.types.speculation import ON_CPU, DraftMethod, ModelDrafts, S
 from bequest.engine.watching.observation import RequestStats, StepStats
 
 METHODS = ("ngram", "suffix", "prediction", "draft")
-_BY_MODEL: dict[str, DraftMethod] = {"draft": "draft", "eagle3": "eagle3"}
+_BY_MODEL: dict[str, DraftMethod] = {"draft": "draft", "eagle3": "eagle3", "mtp": "mtp"}
 MOST_LEN = 256
 _TEXT = (Path(__file__).parent.parent / "ARCHITECTURE.md").read_text()
 _PERSON = {
@@ -202,11 +203,14 @@ _NO_OTHER_RULES: dict[str, object] = {"allowed_token_ids": None, "bad_words": ()
 # --- running -------------------------------------------------------------------------------------------------------
 
 
-def config_of(model: str, device: Literal["cpu", "cuda"], draft_model: str | None, strips: int) -> EngineConfig:
+def config_of(
+    model: str, device: Literal["cpu", "cuda"], draft_model: str | None, strips: int, speculative: str = "auto"
+) -> EngineConfig:
     """A cache for two of the longest, where sixteen may run."""
     return EngineConfig(
         model=model,
         draft_model=draft_model,
+        speculative=speculative,
         device=device,
         dtype="float32",
         max_model_len=MOST_LEN,
@@ -310,9 +314,11 @@ async def compare(
     plain: Answers = {}
     for method in ("off", *methods):
         watcher, began = Watcher(), time.perf_counter()
-        beside = (draft_model or model) if method in _BY_MODEL else None
-        built = await build_engine(config_of(model, device, beside, strips), watcher, tuning=Tuning(draft_rows=64))
-        if beside is not None:  # it costs as much as the model, and drafts all the same
+        beside = (draft_model or model) if method in ("draft", "eagle3") else None
+        own = "mtp" if method == "mtp" else "auto"
+        config = config_of(model, device, beside, strips, own)
+        built = await build_engine(config, watcher, tuning=Tuning(draft_rows=64))
+        if method in _BY_MODEL:  # it costs as much as the model, and drafts all the same
             drafts = ModelDrafts(method=_BY_MODEL[method], costs=ON_CPU)
             built.engine.scheduler.drafter = ChosenDrafter(drafts.method, replace(ON_CPU, model=drafts))
         try:
@@ -335,7 +341,7 @@ def main() -> None:
     parser.add_argument("--model", help="a directory; default: a tiny random one, made in a temporary folder")
     parser.add_argument("--tokens", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--methods", nargs="+", choices=(*METHODS, "eagle3"), default=METHODS)
+    parser.add_argument("--methods", nargs="+", choices=(*METHODS, "eagle3", "mtp"), default=METHODS)
     parser.add_argument("--draft-model", help="for draft and eagle3; default: the model itself")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     options = parser.parse_args()

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bequest.engine.cache.kv_cache import KvCache
-from bequest.engine.cache.recurrent import RecurrentStates, Stateless
+from bequest.engine.cache.recurrent import RecurrentStates
+from bequest.engine.cache.states import Stateless
 from bequest.engine.cache.tiers.host import HostTier
 from bequest.engine.config import EngineConfig
 from bequest.engine.drafting.choice import make_drafter

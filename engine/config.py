@@ -212,11 +212,14 @@ class EngineConfig:
     speculative: str = option(
         "auto",
         "drafts that steps check, which change no token: off, ngram (what followed the same tokens before in the "
-        "request), suffix (there, or in the tenant's records), draft (what --draft-model says); ngram:K, suffix:K or "
-        "draft:K with K tokens at most; auto: draft where there is such a model, else ngram on a CPU",
+        "request), suffix (there, or in the tenant's records), draft or eagle3 (what --draft-model says), mtp (what "
+        "the head of the model's own checkpoint says); NAME:K with K tokens at most; auto: by the draft model where "
+        "there is one, else ngram on a CPU",
     )
     draft_model: str | None = option(
-        None, "a smaller model with the same tokens, which drafts for this one on a CPU; named as --model is"
+        None,
+        "a smaller model with the same tokens, or a head of EAGLE-3, which drafts for this one on a CPU; named as "
+        "--model is",
     )
     lora: list[str] = option(
         [], "a LoRA adapter as NAME=PATH, a directory that PEFT has saved; requests name it as `model`; may be repeated"

@@ -15,7 +15,7 @@ import numpy as np
 from bequest.engine._C import BlockPool, BlockTable, TokenList
 from bequest.engine.cache.cross import CrossPlace
 from bequest.engine.cache.placement import Placement
-from bequest.engine.cache.recurrent import States
+from bequest.engine.cache.states import States
 from bequest.engine.cache.tiers.files import Files, NoFiles, Stored
 from bequest.engine.cache.tiers.ticket import Ticket
 from bequest.engine.cache.windows import keep_windows, most_inherited

@@ -23,7 +23,7 @@ from bequest.engine.cache.cross import CrossPlace, CrossTables
 from bequest.engine.cache.entries import host_block, is_on_host
 from bequest.engine.cache.filed import Filed
 from bequest.engine.cache.placement import Placement
-from bequest.engine.cache.recurrent import States
+from bequest.engine.cache.states import States
 from bequest.engine.cache.tiers.ticket import Ticket
 from bequest.engine.cache.tiers.tier import Moves, Tier
 from bequest.engine.cache.windows import keep_windows, most_inherited

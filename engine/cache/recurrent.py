@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from bequest.engine._C import TokenList
+from bequest.engine.cache.states import StatePlan
 from bequest.engine.state import sequence as running
 from bequest.engine.state.draft import Chunk
 from bequest.engine.state.recurrent import SequenceStates, State
@@ -27,171 +26,6 @@ from bequest.engine.types import NO_STATE, IntArray
 from bequest.engine.types.recurrent import StateLoad, StateSizes
 
 _PER_BEAM = 3  # states: what it goes on from, what it writes, and one of a beam that has ended
-
-
-@dataclass(frozen=True, slots=True)
-class StatePlan:
-    """What a step reads and writes."""
-
-    starts: IntArray  # [S]
-    slots: IntArray  # [T]
-
-
-class States(Protocol):
-    """What the engine asks of them, whether the model has any or not."""
-
-    @property
-    def passes_in_order(self) -> bool:
-        """Whether a sequence passes tokens again one stretch after another, each in a step of its own."""
-
-    def nearest(self, sequence: running.Sequence, most: int) -> int:
-        """Of its first `most` tokens, how many it can start behind."""
-
-    def has_room(self, sequence: running.Sequence) -> bool:
-        """Whether another sequence can run."""
-
-    def take(self, sequence: running.Sequence, position: int) -> None:
-        """It starts behind so many tokens. REQUIRES: `nearest` said so, and nothing was planned since"""
-
-    def fork(self, leader: running.Sequence, child: running.Sequence) -> None:
-        """The child goes on from where the leader stands, or from the state that the leader wanted."""
-
-    def can_fork(self, leader: running.Sequence, position: int) -> bool:
-        """Whether there is what a child would go on from at `position`."""
-
-    def want(self, sequence: running.Sequence, position: int) -> None:
-        """It keeps the state behind so many tokens, for those who fork it."""
-
-    def walk(self, sequence: running.Sequence, position: int) -> int:
-        """Where a sequence begins that wants to pass the token at `position` again, without writing keys and values."""
-
-    def let_go(self, sequence: running.Sequence) -> None:
-        """It gives way, or is over: what it has stays findable."""
-
-    def distrust(self, sequence: running.Sequence) -> None:
-        """Nobody goes on from what it has: there may be NaN in it."""
-
-    def end(self, sequence: running.Sequence, computed: int) -> list[State]:
-        """It is over, and so many of its tokens count. What a lease holds of it; whoever takes these drops them."""
-
-    def drop(self, states: Iterable[State]) -> None: ...
-
-    @property
-    def most_beams(self) -> int:
-        """That a search may have when it is alone."""
-
-    def begin_beams(self, leader: running.Sequence) -> None:
-        """The leader stands for one beam from now on."""
-
-    def reorder_beams(self, leader: running.Sequence, parents: IntArray) -> None:
-        """Beam i goes on from where beam parents[i] stands."""
-
-    def end_beams(self, leader: running.Sequence, rows: IntArray, first_place: int) -> None:
-        """Beams that end keep the states of the running ones rows[i], at places from `first_place` on."""
-
-    def take_ended(self, leader: running.Sequence, place: int, choice: running.Sequence | None) -> None:
-        """A choice goes on from where an ended beam stands; None: nobody does."""
-
-    def find(self, salt: bytes, tokens: TokenList, position: int) -> State | None:
-        """One exactly there, held for the caller."""
-
-    def before(self, salt: bytes, tokens: TokenList, position: int) -> list[State]:
-        """Those of fewer tokens, held for the caller."""
-
-    def bring(self, salt: bytes, tokens: TokenList, position: int) -> State:
-        """One that comes from elsewhere, held for the caller, who has its bytes written to its slot."""
-
-    def forget(self, states: Iterable[State]) -> None:
-        """Nobody finds them any more. Whoever holds them still does."""
-
-    def forget_warm(self) -> None:
-        """Nobody finds those that nobody holds."""
-
-    def plan(self, chunks: Sequence[Chunk]) -> StatePlan | None:
-        """The slots of a step; its sequences move on."""
-
-    def load(self) -> StateLoad | None:
-        """How the slots are used; None: there are none."""
-
-    def check_only(self, num_held: int) -> None:
-        """Nothing runs or waits: leases hold so many, and nobody else any."""
-
-
-class Stateless:
-    """States of a model that has none: it can start wherever its keys and values are."""
-
-    passes_in_order = False
-
-    def nearest(self, sequence: running.Sequence, most: int) -> int:
-        return most
-
-    def has_room(self, sequence: running.Sequence) -> bool:
-        return True
-
-    def take(self, sequence: running.Sequence, position: int) -> None:
-        return
-
-    def fork(self, leader: running.Sequence, child: running.Sequence) -> None:
-        return
-
-    def can_fork(self, leader: running.Sequence, position: int) -> bool:
-        return leader.num_computed >= position
-
-    def want(self, sequence: running.Sequence, position: int) -> None:
-        return
-
-    def walk(self, sequence: running.Sequence, position: int) -> int:
-        return position
-
-    def let_go(self, sequence: running.Sequence) -> None:
-        return
-
-    def distrust(self, sequence: running.Sequence) -> None:
-        return
-
-    def end(self, sequence: running.Sequence, computed: int) -> list[State]:
-        return []
-
-    def drop(self, states: Iterable[State]) -> None:
-        return
-
-    most_beams = 1 << 30
-
-    def begin_beams(self, leader: running.Sequence) -> None:
-        return
-
-    def reorder_beams(self, leader: running.Sequence, parents: IntArray) -> None:
-        return
-
-    def end_beams(self, leader: running.Sequence, rows: IntArray, first_place: int) -> None:
-        return
-
-    def take_ended(self, leader: running.Sequence, place: int, choice: running.Sequence | None) -> None:
-        return
-
-    def find(self, salt: bytes, tokens: TokenList, position: int) -> State | None:
-        return None
-
-    def before(self, salt: bytes, tokens: TokenList, position: int) -> list[State]:
-        return []
-
-    def bring(self, salt: bytes, tokens: TokenList, position: int) -> State:
-        raise AssertionError("a model without recurrent layers has no states")
-
-    def forget(self, states: Iterable[State]) -> None:
-        return
-
-    def forget_warm(self) -> None:
-        return
-
-    def plan(self, chunks: Sequence[Chunk]) -> StatePlan | None:
-        return None
-
-    def load(self) -> StateLoad | None:
-        return None
-
-    def check_only(self, num_held: int) -> None:
-        return
 
 
 class RecurrentStates:
@@ -207,6 +41,7 @@ class RecurrentStates:
         self._findable: dict[bytes, dict[State, None]] = {}  # by salt
         self._of: defaultdict[running.Sequence, SequenceStates] = defaultdict(SequenceStates)  # that run
         self._spent: list[State] = []  # by the step that is planned
+        self._promised: dict[running.Sequence, int] = {}  # states of drafts of the step that is planned
 
     # --- where a sequence starts ---------------------------------------------------------------------------------
 
@@ -296,13 +131,15 @@ class RecurrentStates:
 
     def end(self, sequence: running.Sequence, computed: int) -> list[State]:
         held = self._of.pop(sequence, SequenceStates())
-        last = next((s for s in (held.current, held.previous) if s is not None and s.position == computed), None)
+        ways = (held.current, held.previous, *held.drafted)
+        last = next((state for state in ways if state is not None and state.position == computed), None)
         kept = [state.hold() for state in held.marks if state.position < computed]
         if last is not None:
             last.lasting = True
             kept.append(last.hold())
-        if held.current is not None and held.current.position > computed:
-            held.current.lasting = False  # of a step past the end
+        for state in ways:
+            if state is not None and state.position > computed:
+                state.lasting = False  # of a step past the end, or of drafts behind it
         self.drop(held.all())
         return kept
 
@@ -348,11 +185,12 @@ class RecurrentStates:
         starts: list[int] = []
         slots = np.full(sum(chunk.num_tokens for chunk in chunks), NO_STATE, np.int32)
         begin = 0
+        self._promised.clear()
         for chunk in chunks:
-            assert not chunk.drafts, "recurrent layers cannot take a token back"
             read, written = self._move_on(chunk)
             starts += [NO_STATE if state is None else state.slot for state in read]
-            slots[begin + chunk.count - 1 : begin + chunk.num_tokens] = [state.slot for state in written]
+            first = begin + _num_known(chunk) - 1
+            slots[first : begin + chunk.num_tokens] = [state.slot for state in written]
             begin += chunk.num_tokens
         begin = 0
         for chunk in chunks:
@@ -367,7 +205,7 @@ class RecurrentStates:
 
     def _move_on(self, chunk: Chunk) -> tuple[list[State | None], list[State]]:
         """What each row of a chunk reads and writes."""
-        sequence, end = chunk.sequence, chunk.begin + chunk.count
+        sequence, end = chunk.sequence, chunk.begin + _num_known(chunk)
         held = self._of[sequence]
         if held.beams:
             read: list[State | None] = [*held.beams]
@@ -376,7 +214,12 @@ class RecurrentStates:
             return read, held.beams
         start = held.walk if chunk.read_only else held.current
         assert (0 if start is None else start.position) == chunk.begin, "a state of other tokens"
-        return [start], [self._walk_on(sequence, end) if chunk.read_only else self._advance(sequence, end)]
+        if chunk.read_only:
+            return [start], [self._walk_on(sequence, end)]
+        known = self._advance(sequence, end)
+        # Whether a draft is right is known when the step has its result: nobody finds the state behind it before.
+        held.drafted = [self._new(sequence, end + i, listed=False) for i in range(1, len(chunk.drafts) + 1)]
+        return [start], [known, *held.drafted]
 
     def _walk_on(self, sequence: running.Sequence, end: int) -> State:
         held = self._of[sequence]
@@ -387,19 +230,23 @@ class RecurrentStates:
 
     def _advance(self, sequence: running.Sequence, end: int) -> State:
         held = self._of[sequence]
-        if held.previous is not None:
-            self.drop([held.previous])
+        self.drop(held.drafted if held.previous is None else [held.previous, *held.drafted])
+        held.drafted = []
         held.previous, held.current = held.current, self._new(sequence, end)
-        held.current.lasting = end % self._sizes.interval == 0 or end == self._last_block(sequence)
         if end == held.wanted:
             held.kept = held.current.hold()
-        if held.current.lasting and _leased(sequence):
-            held.marks.append(held.current.hold())
+        self._mark(sequence, held.current)
         return held.current
+
+    def _mark(self, sequence: running.Sequence, state: State) -> None:
+        """One that the sequence has come to stays findable at some positions, and a lease holds it there."""
+        state.lasting = state.position % self._sizes.interval == 0 or state.position == self._last_block(sequence)
+        if state.lasting and _leased(sequence):
+            self._of[sequence].marks.append(state.hold())
 
     def _marks(self, chunk: Chunk) -> Iterator[State]:
         """States behind tokens inside a chunk that are kept, as far as there are slots; the caller drops them."""
-        sequence, begin, end = chunk.sequence, chunk.begin, chunk.begin + chunk.count
+        sequence, begin, end = chunk.sequence, chunk.begin, chunk.begin + _num_known(chunk)
         held, interval = self._of[sequence], self._sizes.interval
         positions = {*range((begin // interval + 1) * interval, end, interval), self._last_block(sequence), held.wanted}
         for position in sorted((p for p in positions if begin < p < end), key=lambda p: (p != held.wanted, p)):
@@ -422,8 +269,11 @@ class RecurrentStates:
         """`listed`: it can be found by the sequence's tokens."""
         state = State(self._slot(), position, sequence.tokens, sequence.group.salt)
         if listed:
-            self._findable.setdefault(state.salt, {})[state] = None
+            self._list(state)
         return state
+
+    def _list(self, state: State) -> None:
+        self._findable.setdefault(state.salt, {})[state] = None
 
     def _slot(self) -> int:
         if not self._free:
@@ -448,8 +298,32 @@ class RecurrentStates:
 
     def bring(self, salt: bytes, tokens: TokenList, position: int) -> State:
         state = State(self._slot(), position, tokens, salt, lasting=True)
-        self._findable.setdefault(salt, {})[state] = None
+        self._list(state)
         return state
+
+    # --- drafts --------------------------------------------------------------------------------------------------
+
+    def most_drafted(self, sequence: running.Sequence, most: int) -> int:
+        """Each draft has a state of its own, in slots that neither leases nor running sequences count on."""
+        self._promised.pop(sequence, None)
+        running_ones = sum(_most_held(other, held) + len(held.drafted) for other, held in self._of.items())
+        spare = self._sizes.num_slots - self._sizes.num_lease_slots - running_ones - sum(self._promised.values())
+        # Its last drafts make room for the next ones.
+        self._promised[sequence] = max(0, min(most, spare + len(self._of[sequence].drafted)))
+        return self._promised[sequence]
+
+    def settle_drafts(self, sequence: running.Sequence, num_right: int) -> None:
+        """The states before the last one stay for a moment: the sequence may have ended on the way."""
+        held = self._of.get(sequence)
+        if held is None or held.current is None or not held.drafted:
+            return  # it has left since
+        right, wrong = held.drafted[:num_right], held.drafted[num_right:]
+        self.drop(wrong)
+        for state in right:
+            self._list(state)
+            self._mark(sequence, state)
+        way = [held.current, *right]
+        held.current, held.drafted = way[-1], way[:-1]
 
     # --- beams ---------------------------------------------------------------------------------------------------
 
@@ -480,7 +354,7 @@ class RecurrentStates:
         assert state.position == choice.num_computed, "a beam ends before its last token is computed"
         if state not in self._findable.get(state.salt, {}):
             state.tokens = choice.tokens  # alike up to its position, for all who share it
-            self._findable.setdefault(state.salt, {})[state] = None
+            self._list(state)
         self._of[choice].current = state
 
 
@@ -489,6 +363,11 @@ def _most_held(sequence: running.Sequence, held: SequenceStates) -> int:
     extra = int(held.wanted > 0) + 2 * int(sequence.capture is not None)
     each = _PER_BEAM if sequence.group.kind.takes_beams else 2
     return each * max(1, sequence.work.slots(sequence)) + extra
+
+
+def _num_known(chunk: Chunk) -> int:
+    """Its positions before those of drafts."""
+    return chunk.count - len(chunk.drafts)
 
 
 def _leased(sequence: running.Sequence) -> bool:

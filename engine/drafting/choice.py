@@ -50,10 +50,16 @@ def make_drafter(speculative: str, costs: DraftCosts | None) -> ChosenDrafter | 
             raise ModelError(f"speculative={name}: this kind of model checks no drafts here; set speculative=auto")
         return None
     if name in BY_MODEL and (costs.model is None or costs.model.method != name):
-        what = "a head of EAGLE-3" if name == "eagle3" else "a smaller model with the same tokens"
-        raise ModelError(f"speculative={name} needs draft_model: {what}")
+        raise ModelError(f"speculative={name} needs {_NEEDED[name]}")
     methods: dict[str, DraftMethod] = {"off": "off", "ngram": "ngram", "suffix": "suffix"}
     return ChosenDrafter(methods.get(name) or _unasked(costs), costs, most)
+
+
+_NEEDED = {
+    "draft": "draft_model: a smaller model with the same tokens",
+    "eagle3": "draft_model: a head of EAGLE-3",
+    "mtp": "a checkpoint that has a head of its own",
+}
 
 
 def _unasked(costs: DraftCosts) -> DraftMethod:

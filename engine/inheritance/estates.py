@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from bequest.engine._C import BlockEpochs, BlockTable, TokenList
 from bequest.engine.cache.entries import is_on_host
 from bequest.engine.cache.kv_cache import KvCache
-from bequest.engine.cache.recurrent import States
 from bequest.engine.cache.salt import pack_salt
+from bequest.engine.cache.states import States
 from bequest.engine.errors import InsufficientRetention, InvalidEstate, InvalidRequest, ParentFailed
 from bequest.engine.inheritance.leases import Borrowed, Leases
 from bequest.engine.inheritance.retention import Retention

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from bequest.engine._C import BlockEpochs, BlockPool, BlockTable, TokenList
 from bequest.engine.cache.cross import CrossTables
-from bequest.engine.cache.recurrent import Stateless, States
 from bequest.engine.cache.salt import pack_salt
+from bequest.engine.cache.states import Stateless, States
 from bequest.engine.errors import (
     ContinuationMismatch,
     EngineError,

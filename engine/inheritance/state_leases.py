@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from bequest.engine._C import TokenList
-from bequest.engine.cache.recurrent import States
+from bequest.engine.cache.states import States
 from bequest.engine.errors import InsufficientRetention, RetentionTooLarge
 from bequest.engine.state.record import Living, Record
 from bequest.engine.state.recurrent import State

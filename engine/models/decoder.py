@@ -39,6 +39,7 @@ class Decoder:
     def __init__(self, config: DecoderConfig, parts: DecoderParts, backend: Backend) -> None:
         self.config = config
         self._parts = parts
+        self._ops = backend.ops
         self._stack = backend.compile(parts.layers)
 
     def forward(self, batch: ModelInput) -> Tensor:
@@ -78,6 +79,10 @@ class Decoder:
         positions = batch.positions.clone()
         positions[overlay.tokens] = turns.place(overlay.turns)
         return replace(batch, positions=positions)
+
+    def start_rows(self, ids: Tensor) -> Tensor:
+        """What tokens [T] begin as, [T, H]."""
+        return StartRows(ids, self._parts.table, factor=self._parts.start_factor).stream(self._ops).state()
 
     @property
     def table(self) -> Weight:

@@ -35,6 +35,8 @@ from bequest.engine.models.safetensors_files import find_safetensors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagleHead:
+    """A Head (engine/runner/head_drafts.py)."""
+
     config: DecoderConfig  # of its one layer
     layers: tuple[int, ...]  # of the target, whose states it reads: what enters the layers of these numbers
     ops: Ops
@@ -50,8 +52,10 @@ class EagleHead:
     targets: npt.NDArray[np.int64]  # [DV] the target's number of each of its tokens
     num_parameters: int
 
+    def enter(self, features: Tensor) -> Tensor:
+        return self.fuse(features)
+
     def forward(self, ids: Tensor, states: Tensor, step: LayerStep) -> Tensor:
-        """[T] tokens, and [T, H] what was known before each: its states behind them, [T, H]."""
         ops, attention, mlp = self.ops, self.attention, self.mlp
         tokens = ops.norm(self.table.rows(ids), self.token_norm, None, None)
         pairs = torch.cat([tokens, ops.norm(states, self.state_norm, None, None)], dim=1)
@@ -60,7 +64,7 @@ class EagleHead:
         return states + mlp.down(inner)
 
     def logits_of(self, states: Tensor, vocab_size: int) -> Tensor:
-        """[R, H] → [R, V] of the target's tokens, of which it knows some."""
+        """It knows some of the target's tokens."""
         logits = states.new_full((len(states), vocab_size), -torch.inf)
         logits[:, torch.from_numpy(self.targets)] = self.logits(self.ops.norm(states, self.norm, None, None))
         return logits

@@ -20,7 +20,7 @@ from bequest.engine.types.recurrent import DeltaSizes
 
 _TOWER = "model.visual."
 # Parts of a checkpoint that are no part of the decoder.
-_LEFT_OUT = {"mtp.": "a head that drafts tokens", _TOWER: "what sees pictures"}
+_LEFT_OUT = {"mtp.": "a head that drafts: speculative=mtp loads it", _TOWER: "what sees pictures"}
 _DEEPER = "model.language_model."
 
 
@@ -29,7 +29,7 @@ def left_out(names: Collection[str], *, sees: bool = False) -> tuple[str, ...]:
     parts = [prefix for prefix in _LEFT_OUT if prefix != _TOWER or not sees]
     counts = {prefix: sum(name.startswith(prefix) for name in names) for prefix in parts}
     return tuple(
-        f"{count} tensors of {prefix}* are not loaded ({_LEFT_OUT[prefix]})"
+        f"{count} tensors of {prefix}* are no part of the decoder ({_LEFT_OUT[prefix]})"
         for prefix, count in counts.items()
         if count
     )

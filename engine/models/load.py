@@ -214,13 +214,14 @@ def _open_directory(directory: Path) -> Checkpoint:
     generation = hf_generation_defaults(directory, Fields(values, source))
     if not isinstance(config, DecoderConfig):
         return Checkpoint(config, SafetensorsSource(directory), generation)
-    files = _open_files(directory, config)
+    files = open_files(directory, config)
     notes = () if config.recurrent is None else left_out(files.names(), sees=config.vision is not None)
     text = as_families_name(files, config)
     return Checkpoint(config, text, generation, notes, None if config.vision is None else files)
 
 
-def _open_files(directory: Path, config: DecoderConfig) -> WeightSource:
+def open_files(directory: Path, config: DecoderConfig) -> WeightSource:
+    """All tensors of a checkpoint, by the names that it has for them."""
     if config.quantisation is not None:
         files = SafetensorsSource(directory, codes=kinds_of(config.quantisation))
         return QuantisedSource(files, config.quantisation)

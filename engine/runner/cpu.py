@@ -69,6 +69,8 @@ class CpuRunner:
         self._model = model
         self._images = SeenImages(tower, kv_cache.device, torch.float32)
         self._drafts = drafts
+        # A head may want what is behind the last layer of every token.
+        self._reads_all = drafts is not None and model.config.num_layers in drafts.layers
         self._states = states  # [NS, LR, E] float32 of a model with recurrent layers
         self._bfloat16 = dtype is torch.bfloat16
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
@@ -122,7 +124,7 @@ class CpuRunner:
         if self._drafts is not None:
             plan = replace(plan, samples=drafted.samples)
         features = self._features(plan)
-        read = read_tokens(plan, self._model.config.num_layers)
+        read = None if self._reads_all else read_tokens(plan, self._model.config.num_layers)
         table = tap if features is None else features.table
         batch = self._batch(plan.batch, drafted.input_ids, read, table, overlay)
         hidden = self._model.forward(batch)  # [R, H]

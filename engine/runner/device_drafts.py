@@ -29,7 +29,8 @@ class Drafted:
 class DeviceDrafts(Protocol):
     """Its guesses may be as bad as they like: no answer changes."""
 
-    layers: tuple[int, ...]  # whose states of the target it reads, ascending: what enters these layers
+    # Whose states of the target it reads, ascending: what enters these layers; behind the last one, normed
+    layers: tuple[int, ...]
 
     def move(self, moves: StepMoves) -> None:
         """Its blocks, as the target's."""
@@ -58,6 +59,15 @@ class Samplers:
 
     def row(self, place: int) -> int:
         return int(self._rows[place])
+
+
+def places_in_cache(batch: StepBatch) -> IntArray:
+    """[T] of each token in its sequence; positions of rotation are others behind images that have grids."""
+    counts = np.diff(batch.query_start)
+    places: IntArray = np.arange(len(batch.positions), dtype=np.int32) + np.repeat(
+        batch.seq_lens - batch.query_start[1:], counts
+    )
+    return places
 
 
 def drafted_tokens(samples: StepSamples, num_tokens: int) -> tuple[Places, BoolArray]:

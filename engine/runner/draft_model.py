@@ -18,7 +18,7 @@ from bequest.engine.models.batch import ModelInput, ReadRows
 from bequest.engine.models.decoder import Decoder
 from bequest.engine.runner.block_bytes import move_blocks
 from bequest.engine.runner.cpu_attention import CpuAttention
-from bequest.engine.runner.device_drafts import Drafted, Guess, Places, Samplers, drafted_tokens
+from bequest.engine.runner.device_drafts import Drafted, Guess, Places, Samplers, drafted_tokens, places_in_cache
 from bequest.engine.types import IntArray, StepBatch, StepMoves, StepSamples
 
 
@@ -84,7 +84,7 @@ class DraftModel:
         """One token of each sequence: [R, H] where a draft follows, and the place of that."""
         sequences = np.searchsorted(batch.query_start, places, side="right") - 1
         query_start = np.arange(len(places) + 1, dtype=np.int32)
-        hidden = self._forward(batch, ids, places, query_start, batch.positions[places] + 1, sequences)
+        hidden = self._forward(batch, ids, places, query_start, places_in_cache(batch)[places] + 1, sequences)
         more = np.flatnonzero(is_drafted[places + 1])
         return hidden[torch.from_numpy(more)], places[more] + 1
 

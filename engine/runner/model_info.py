@@ -32,17 +32,16 @@ def drafts_on_cpu(config: ModelConfig, model: ModelDrafts | None) -> DraftCosts 
 
 
 def _may_draft(config: ModelConfig) -> bool:
-    """Where a row's bits depend on the rows beside it, or a state that has passed a wrong token cannot go back, drafts
-    would change answers."""
-    if isinstance(config, EncoderDecoderConfig):
-        return True
-    return isinstance(config, DecoderConfig) and config.recurrent is None
+    """Where a row's bits depend on the rows beside it, as transformers computes them, drafts would change answers."""
+    return isinstance(config, EncoderDecoderConfig | DecoderConfig)
 
 
 def drafts_on_gpu(config: ModelConfig) -> DraftCosts | None:
-    """Timestamps are masked before a step samples: they would have to know what it samples."""
+    """Timestamps are masked before a step samples: they would have to know what it samples. Recurrent layers keep no
+    state behind each row of a step that decodes."""
     timed = isinstance(config, EncoderDecoderConfig) and config.encoder.takes == "audio"
-    return ON_GPU if _may_draft(config) and not timed else None
+    recurrent = isinstance(config, DecoderConfig) and config.recurrent is not None
+    return ON_GPU if _may_draft(config) and not timed and not recurrent else None
 
 
 def model_info(

@@ -51,6 +51,7 @@ from bequest.engine.runner.warm_pages import populate_in_background
 from bequest.engine.types import ModelInfo, Runner
 from bequest.engine.types.adapter import NO_ADAPTERS, AdapterSource
 from bequest.engine.types.recurrent import StateSizes
+from bequest.engine.types.speculation import parse_speculative
 
 if TYPE_CHECKING:
     from bequest.engine.runner.cuda import CudaRunner, RunnerLimits
@@ -150,7 +151,7 @@ def _prepare_cpu(config: EngineConfig, path: Path, ranks: Ranks) -> Prepared:
     torch.set_num_threads(threads)
     with phase("weights"):
         loaded = _load(config, path, ranks, CpuBackend.of(config))
-        draft = load_draft(config, loaded)
+        draft = load_draft(config, path, loaded)
     with phase("cache"):
         available = ranks.least(host_memory())
         shares = [*_weight_shares(loaded), Share("free before the cache", available)]
@@ -203,6 +204,8 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None,
 
     if config.draft_model is not None:
         raise ModelError("draft_model runs on a CPU: leave it out, or set device=cpu")
+    if parse_speculative(config.speculative)[0] == "mtp":
+        raise ModelError("speculative=mtp drafts on a CPU: set speculative=auto, or device=cpu")
     device = torch.device("cuda", torch.cuda.current_device())
     tokens = config.max_num_batched_tokens or _CUDA_BATCHED_TOKENS
     with phase("device"):

@@ -17,13 +17,14 @@ from bequest.engine.fetch import model_path
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.decoder import Decoder
 from bequest.engine.models.draft_kinds import is_eagle3
-from bequest.engine.models.eagle3 import EagleHead, load_eagle3
+from bequest.engine.models.eagle3 import load_eagle3
 from bequest.engine.models.load import load_model
 from bequest.engine.models.loaded import LoadedModel
+from bequest.engine.models.mtp import load_mtp
 from bequest.engine.runner.device_drafts import DeviceDrafts
 from bequest.engine.runner.draft_model import DraftModel
-from bequest.engine.runner.eagle import EagleDrafts
-from bequest.engine.types.speculation import ON_CPU, DraftCosts, DraftMethod, ModelDrafts
+from bequest.engine.runner.head_drafts import Head, HeadDrafts
+from bequest.engine.types.speculation import ON_CPU, DraftCosts, DraftMethod, ModelDrafts, parse_speculative
 
 log = logging.getLogger("bequest.start")
 
@@ -73,32 +74,49 @@ class LoadedDraftModel(LoadedDrafts):
 
 
 class LoadedHead(LoadedDrafts):
-    method = "eagle3"
-
-    def __init__(self, head: EagleHead, target: LoadedModel) -> None:
+    def __init__(self, method: DraftMethod, head: Head, num_parameters: int, target: LoadedModel) -> None:
         self._head = head
+        self.method = method
         self.target = target
         self.config = head.config
         self.dtype, self.kv_dtype = target.dtype, target.kv_dtype
-        self.num_parameters = head.num_parameters
+        self.num_parameters = num_parameters
 
     def _placed(self, kv_cache: Tensor, host_cache: Tensor, num_rows: int, bfloat16: bool) -> DeviceDrafts:
         vocab_size = self.target.config.vocab_size
-        return EagleDrafts(self._head, kv_cache, host_cache, num_rows, vocab_size, bfloat16=bfloat16)
+        return HeadDrafts(self._head, kv_cache, host_cache, num_rows, vocab_size, bfloat16=bfloat16)
 
 
-def load_draft(config: EngineConfig, target: LoadedModel) -> LoadedDrafts | None:
-    """None: nothing of that kind is wanted. Raises ModelError."""
-    if config.draft_model is None:
+def load_draft(config: EngineConfig, path: Path, target: LoadedModel) -> LoadedDrafts | None:
+    """`path`: of the target. None: nothing of that kind is wanted. Raises ModelError."""
+    by_own_head = parse_speculative(config.speculative)[0] == "mtp"
+    if config.draft_model is None and not by_own_head:
         return None
-    if not isinstance(target.config, DecoderConfig) or target.config.recurrent is not None:
-        raise ModelError(f"draft_model: nothing drafts for a model like {target.config.architecture}; leave it out")
+    field = "speculative=mtp" if by_own_head else "draft_model"
+    if by_own_head and config.draft_model is not None:
+        raise ModelError("speculative=mtp drafts by the head of the model's own checkpoint: leave draft_model out")
+    if not isinstance(target.config, DecoderConfig) or not isinstance(target.model, Decoder):
+        raise ModelError(f"{field}: nothing drafts for a model like {target.config.architecture}; leave it out")
+    if by_own_head and target.cutting is not None:
+        raise ModelError("speculative=mtp: a head is not read for several processes; set tensor_parallel_size=1")
     if any(target.config.strips.windows_below(target.max_model_len)):
-        raise ModelError("draft_model: this model's layers have sliding windows, and a draft model needs all blocks")
-    path = model_path(config.draft_model)
-    drafts = _load_head(path, target) if is_eagle3(path) else _load_model(config, config.draft_model, path, target)
+        raise ModelError(f"{field}: this model's layers have sliding windows, and who drafts needs all blocks")
+    drafts = _load(config, path, target, target.model)
     log.info("drafts: %s, %.2f billion parameters", drafts.method, drafts.num_parameters / 1e9)
     return drafts
+
+
+def _load(config: EngineConfig, path: Path, target: LoadedModel, model: Decoder) -> LoadedDrafts:
+    dtype, length = target.dtype, target.max_model_len
+    if config.draft_model is None:
+        dummy = config.load_format == "dummy"
+        own = load_mtp(path, model, CpuBackend.of(config), dtype, length, dummy=dummy)
+        return LoadedHead("mtp", own, own.num_parameters, target)
+    beside = model_path(config.draft_model)
+    if not is_eagle3(beside):
+        return _load_model(config, config.draft_model, beside, target)
+    head = load_eagle3(beside, model, CpuBackend(), dtype, length)
+    return LoadedHead("eagle3", head, head.num_parameters, target)
 
 
 def _load_model(config: EngineConfig, name: str, path: Path, target: LoadedModel) -> LoadedDraftModel:
@@ -117,8 +135,3 @@ def _load_model(config: EngineConfig, name: str, path: Path, target: LoadedModel
             f"{target.max_model_len} of the model; set max_model_len={own.max_position} or take another one"
         )
     return LoadedDraftModel(model, loaded, target)
-
-
-def _load_head(path: Path, target: LoadedModel) -> LoadedHead:
-    assert isinstance(target.model, Decoder)
-    return LoadedHead(load_eagle3(path, target.model, CpuBackend(), target.dtype, target.max_model_len), target)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bequest.engine._C import Batch, BlockTable, gather_tables
-from bequest.engine.cache.recurrent import StatePlan
+from bequest.engine.cache.states import StatePlan
 from bequest.engine.scheduling.outcome import StepOutcome
 from bequest.engine.state.draft import Chunk, EncoderRun
 from bequest.engine.state.sequence import Copies, Sequence

@@ -26,8 +26,8 @@ from functools import partial
 from bequest.engine._C import BlockPool
 from bequest.engine.cache.images import DeviceImages
 from bequest.engine.cache.kv_cache import KvCache
-from bequest.engine.cache.recurrent import States
 from bequest.engine.cache.salt import salt_of
+from bequest.engine.cache.states import States
 from bequest.engine.cache.tiers.ticket import Ticket
 from bequest.engine.inheritance.retention import Retention
 from bequest.engine.scheduling.assembly import BlockMoves

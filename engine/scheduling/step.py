@@ -11,7 +11,7 @@ import numpy as np
 
 from bequest.engine._C import prepare_batch
 from bequest.engine.cache.images import DeviceImages
-from bequest.engine.cache.recurrent import States
+from bequest.engine.cache.states import States
 from bequest.engine.scheduling.assembly import BlockMoves, assemble
 from bequest.engine.scheduling.limits import SchedulerLimits
 from bequest.engine.scheduling.outcome import StepOutcome

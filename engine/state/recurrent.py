@@ -6,6 +6,8 @@ nothing away:
     tokens      [ ................................... )
     state                                    ^ previous ^ current          a step reads current, and writes a third
 
+Where tokens were drafted, the step leaves a state behind each of them. It goes on from the last one that was right.
+
 A model without recurrent layers has none of this.
 """
 
@@ -38,6 +40,7 @@ class SequenceStates:
 
     current: State | None = None  # of its computed tokens; None: it has none
     previous: State | None = None
+    drafted: list[State] = field(default_factory=list)  # of its last step: behind drafts; once known, those it passed
     marks: list[State] = field(default_factory=list)  # that its lease is going to keep
     wanted: int = 0  # a position whose state it keeps as it passes; 0: none
     kept: State | None = None
@@ -47,4 +50,5 @@ class SequenceStates:
 
     def all(self) -> list[State]:
         alone = (self.previous, self.current, self.kept, self.walk)
-        return [state for state in (*alone, *self.marks, *self.beams, *self.ended.values()) if state is not None]
+        several = (*self.drafted, *self.marks, *self.beams, *self.ended.values())
+        return [state for state in (*alone, *several) if state is not None]

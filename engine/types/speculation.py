@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 # off: nothing is drafted; ngram: what followed the same tokens before, in the request itself; suffix: there, or in
-# what the tenant's records say; draft, eagle3: what a smaller model or a head says that runs beside this one
-DraftMethod = Literal["off", "ngram", "suffix", "draft", "eagle3"]
-BY_MODEL = ("draft", "eagle3")
+# what the tenant's records say; draft, eagle3: what a smaller model or a head says that runs beside this one; mtp: what
+# the head of the model's own checkpoint says
+DraftMethod = Literal["off", "ngram", "suffix", "draft", "eagle3", "mtp"]
+BY_MODEL = ("draft", "eagle3", "mtp")
 _NUMBERED = ("ngram", "suffix", *BY_MODEL)
 _METHODS = ", ".join(_NUMBERED[:-1]) + f" or {_NUMBERED[-1]}"
 MOST_DRAFTED = 16  # tokens of one sequence in one step

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from bequest.engine._C import BlockPool
-from bequest.engine.cache.recurrent import States
+from bequest.engine.cache.states import States
 from bequest.engine.state.guesses import Guesses
 from bequest.engine.state.record import KeptBeams
 from bequest.engine.state.sequence import Group, Sequence

@@ -45,7 +45,7 @@ class Generation(Kind):
         self._ends = self._eos | params.stop_token_ids
         self._num_logprobs = params.logprobs
         self._closing = None if params.rules is None else params.rules.closing(params.max_tokens)
-        self._drafter = None if desk.states.passes_in_order else desk.drafter
+        self._drafter = desk.drafter
         self._guesses: dict[Sequence, Guesses] = {}  # of the choices that somebody drafts for
         self._may_be_plain = group.request.hidden_states is None
 
@@ -148,6 +148,7 @@ class Generation(Kind):
         most = min(self._most_len - sequence.planned_len - 1, room.budget - 1, self._desk.most_drafted)
         if sequence.capture is not None:
             most = sequence.capture.most_tokens(sequence.num_computed, most + 1, room.state_rows) - 1
+        most = self._desk.states.most_drafted(sequence, most) if most > 0 else 0
         drafts = guesses.draft(sequence.tokens, most) if most > 0 else ()
         return tuple(takewhile(lambda token: token < FIRST_ID, drafts))  # what followed may have been an image
 
@@ -163,6 +164,7 @@ class Generation(Kind):
 
     def note_drafts(self, sequence: Sequence, num_drafted: int, num_right: int) -> None:
         sequence.settle_drafts(num_right)
+        self._desk.states.settle_drafts(sequence, num_right)
         if sequence.capture is not None:
             sequence.capture.take_back(sequence.planned_len - 1)
         if (guesses := self._guesses.get(sequence)) is not None:

@@ -21,6 +21,7 @@ _METHODS: dict[str, DraftMethod | None] = {
     "suffix": "suffix",
     "draft": "draft",
     "eagle3": "eagle3",
+    "mtp": "mtp",
 }
 _NOT_HERE = "This server's device checks no drafts; leave it out, answers are the same."
 _NO_MODEL = "This server has no such draft model; leave it out, answers are the same."

@@ -164,7 +164,6 @@ def test_a_method_needs_its_model() -> None:
     [
         ("gemma3", "llama", "sliding windows"),
         ("llama", "qwen3.5", "cannot draft"),
-        ("qwen3.5", "llama", "nothing drafts"),
     ],
 )
 async def test_what_cannot_draft_ends_the_start(

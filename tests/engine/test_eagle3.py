@@ -20,7 +20,7 @@ from bequest.engine.config import EngineConfig
 from bequest.engine.drafting.choice import make_drafter
 from bequest.engine.errors import ModelError
 from bequest.engine.runner.device_drafts import Drafted, Guess
-from bequest.engine.runner.eagle import EagleDrafts
+from bequest.engine.runner.head_drafts import HeadDrafts
 from bequest.engine.types import IntArray, SamplingParams, StepBatch, StepSamples
 from bequest.engine.types.speculation import ON_CPU, ModelDrafts
 from tests.engine.test_draft_model import Heard, answer
@@ -151,14 +151,14 @@ async def build(settings: EngineConfig) -> Built:
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
-    heard, draft = Heard(), EagleDrafts.draft
+    heard, draft = Heard(), HeadDrafts.draft
 
-    def listen(self: EagleDrafts, batch: StepBatch, samples: StepSamples, input_ids: IntArray, guess: Guess) -> Drafted:
+    def listen(self: HeadDrafts, batch: StepBatch, samples: StepSamples, input_ids: IntArray, guess: Guess) -> Drafted:
         drafted = draft(self, batch, samples, input_ids, guess)
         heard.hear(batch, samples, drafted)
         return drafted
 
-    monkeypatch.setattr(EagleDrafts, "draft", listen)
+    monkeypatch.setattr(HeadDrafts, "draft", listen)
     return heard
 
 

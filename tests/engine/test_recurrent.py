@@ -9,7 +9,9 @@ import pytest
 from bequest.engine.errors import InsufficientRetention, RetentionTooLarge
 from bequest.engine.types import Lineage, Retain, SamplingParams
 from bequest.engine.types.recurrent import StateSizes
+from tests.engine.drafters import OracleDrafter
 from tests.engine.harness import Setup, ask, ask_all, request, running
+from tests.engine.paged_fake import expected_tokens
 from tests.engine.test_differential import check, crowd
 
 STATES = StateSizes(num_slots=120, num_lease_slots=60, interval=24)
@@ -31,6 +33,53 @@ async def test_tokens_equal_the_oracle_alone_and_in_a_crowd(
         answers = await ask_all(engine, [request(*job) for job in jobs])
         for (prompt, params), answer in zip(jobs, answers, strict=True):
             check(prompt, params, answer.token_ids)
+
+
+@pytest.mark.parametrize("pipelined", [True, False], ids=["pipelined", "plain"])
+@pytest.mark.parametrize("num_blocks", [400, 42], ids=["ample", "tiny"])
+@pytest.mark.parametrize("truth", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("states", [STATES, FEW], ids=["many", "few"])
+async def test_drafts_change_no_token(states: StateSizes, truth: float, num_blocks: int, pipelined: bool) -> None:
+    """The fake compares each state with the tokens that a sequence's blocks hold."""
+    drafter = OracleDrafter(3, truth)
+    setup = Setup(
+        num_blocks, pipelined=pipelined, max_model_len=160, states=states, num_host_blocks=60, drafter=drafter
+    )
+    jobs = crowd(seed=int(10 * truth), count=24)
+    async with running(setup) as (engine, _):
+        for prompt, params in jobs[:4]:
+            check(prompt, params, (await ask(engine, request(prompt, params))).token_ids)
+        answers = await ask_all(engine, [request(*job) for job in jobs])
+        for (prompt, params), answer in zip(jobs, answers, strict=True):
+            check(prompt, params, answer.token_ids)
+    assert drafter.num_right + drafter.num_wrong > 50
+
+
+@pytest.mark.parametrize("stops_at", [None, 6, 7, 8, 9])
+async def test_a_child_of_a_drafted_parent_computes_its_suffix_and_one_token(stops_at: int | None) -> None:
+    """Wherever among the drafts that were right the parent has ended."""
+    drafter = OracleDrafter(2, 1.0, most=9)
+    async with running(Setup(states=STATES, num_lease_blocks=60, drafter=drafter)) as (engine, _):
+        whole = expected_tokens(prompt(30), 10)
+        ends = frozenset() if stops_at is None else frozenset({whole[stops_at]})
+        params = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True, stop_token_ids=ends)
+        parent = await ask(engine, request(prompt(30), params, retain=Retain(60)))
+        tokens = [*prompt(30), *parent.token_ids[0]]
+        child = await ask(engine, request([*tokens, 7, 8], PARAMS, lineage=Lineage(parent.id, 0, len(tokens))))
+        assert child.inheritance is not None and child.inheritance.computed_tokens == 3
+        assert child.token_ids[0] == expected_tokens([*tokens, 7, 8], 10)
+        assert drafter.num_right > 0
+        engine.forget("t", parent.id)
+
+
+async def test_as_much_is_drafted_as_there_are_slots_for() -> None:
+    """Neither leases nor running sequences lose a slot by it."""
+    few = StateSizes(num_slots=8, num_lease_slots=4, interval=8)  # of which a running sequence counts on two
+    drafter = OracleDrafter(2, 1.0, most=9)
+    async with running(Setup(states=few, drafter=drafter, max_num_seqs=1)) as (engine, runner):
+        answer = await ask(engine, request(prompt(9), SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)))
+        assert answer.token_ids[0] == expected_tokens(prompt(9), 60)
+        assert runner.num_steps > 60 / 3
 
 
 PARAMS = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from benchmarks.speculation_equality import METHODS, compare
 from bequest.engine.models.any_config import parse_config, read_config
 
@@ -24,3 +26,13 @@ async def test_drafts_change_nothing_where_windows_slide(tiny_model: Callable[[s
     counts = await compare(str(model), 2500, 4, ("ngram", "prediction"), strips=strips)
     for method in ("ngram", "prediction"):
         assert counts[method]["drafted"] > counts[method]["accepted"] > 20, method
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "qwen3-next"])
+async def test_drafts_change_nothing_where_layers_are_recurrent(name: str, tiny_model: Callable[[str], Path]) -> None:
+    """A state that has passed a wrong token is left, and the one behind the last right token goes on."""
+    methods = ("ngram", "suffix", "prediction", "draft")  # its answers hardly repeat themselves: few are n-grams
+    counts = await compare(str(tiny_model(name)), 2000, 6, methods, draft_model=str(tiny_model("llama")))
+    for method in ("suffix", "prediction"):
+        assert counts[method]["drafted"] > counts[method]["accepted"] > 20, method
+    assert counts["draft"]["drafted"] > 100

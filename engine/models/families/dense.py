@@ -23,8 +23,8 @@ def describe(config: DecoderConfig, read: Reader, num_positions: int) -> Decoder
     ropes = Ropes(config, read, num_positions)
     return DecoderParts(
         table,
-        read.each(partial(_layer, config, read, ropes), config.num_layers),
-        _present_norm(config, read, "model.norm"),
+        read.each(partial(_numbered_layer, config, read, ropes), config.num_layers),
+        model_norm(config, read, "model.norm"),
         table if config.tie_word_embeddings else read.weight("lm_head", vocabulary, hidden),
         start_factor=read.rounded(factor) if config.rounds_embedding_factor else factor,
         scales_overlay=not config.rounds_embedding_factor,  # Gemma's table has the factor, Granite's model
@@ -53,8 +53,12 @@ class Ropes:
         return self._tables[config.window_rope or config.rope if config.sliding_windows[index] else config.rope]
 
 
-def _layer(config: DecoderConfig, read: Reader, ropes: Ropes, index: int) -> LayerSpec:
-    at, style = read.under(layer_prefix(index)), config.style
+def _numbered_layer(config: DecoderConfig, read: Reader, ropes: Ropes, index: int) -> LayerSpec:
+    return describe_layer(config, read.under(layer_prefix(index)), ropes, index)
+
+
+def describe_layer(config: DecoderConfig, at: Reader, ropes: Ropes, index: int) -> LayerSpec:
+    style = config.style
     attention = Sublayer(
         before=_norm(config, at, style.before_attention),
         mixer=_token_mixer(config, at, ropes, index),
@@ -80,10 +84,10 @@ def _token_mixer(config: DecoderConfig, at: Reader, ropes: Ropes, index: int) ->
 
 
 def _norm(config: DecoderConfig, at: Reader, name: str | None) -> Norm | None:
-    return None if name is None else _present_norm(config, at, name)
+    return None if name is None else model_norm(config, at, name)
 
 
-def _present_norm(config: DecoderConfig, at: Reader, name: str) -> Norm:
+def model_norm(config: DecoderConfig, at: Reader, name: str) -> Norm:
     hidden, eps, style = config.hidden_size, config.rms_norm_eps, config.style
     if style.centred:
         return at.centred_norm(name, hidden, eps)

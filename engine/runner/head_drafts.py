@@ -1,4 +1,5 @@
-"""An EAGLE-3 head beside the target (engine/models/eagle3.py). Device thread only, on a CPU.
+"""A head that reads states of the target and drafts: EAGLE-3's (engine/models/eagle3.py), or the one that a checkpoint
+has for multi-token prediction (engine/models/mtp.py). Device thread only, on a CPU.
 
 The pair of a token and its state has the slot of the token that the state belongs to, in blocks of the same numbers as
 the target's:
@@ -16,24 +17,46 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from bequest.engine.layers.step import LayerStep
-from bequest.engine.models.eagle3 import EagleHead
+from bequest.engine.models.config import DecoderConfig
 from bequest.engine.runner.block_bytes import move_blocks
 from bequest.engine.runner.cpu_attention import CpuAttention
-from bequest.engine.runner.device_drafts import Drafted, Guess, Places, Samplers, drafted_tokens
+from bequest.engine.runner.device_drafts import Drafted, Guess, Places, Samplers, drafted_tokens, places_in_cache
 from bequest.engine.types import NO_ROW, NO_SLOT, IntArray, StepBatch, StepMoves, StepSamples
 
 
-class EagleDrafts:
+class Head(Protocol):
+    """Says what comes behind a token, by the token and by what was known before it."""
+
+    @property
+    def config(self) -> DecoderConfig:
+        """Of its one layer."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Of the target, whose states it reads, ascending: as a tap numbers them."""
+
+    def enter(self, features: torch.Tensor) -> torch.Tensor:
+        """States of those layers, side by side, [T, layers × HT]: what it pairs with tokens, [T, H]."""
+
+    def forward(self, ids: torch.Tensor, states: torch.Tensor, step: LayerStep) -> torch.Tensor:
+        """[T] tokens, and [T, H] what was known before each: its states behind them, [T, H]."""
+
+    def logits_of(self, states: torch.Tensor, vocab_size: int) -> torch.Tensor:
+        """[R, H] → [R, V] of the target's tokens."""
+
+
+class HeadDrafts:
     """DeviceDrafts."""
 
     def __init__(
         self,
-        head: EagleHead,
+        head: Head,
         kv_cache: torch.Tensor,
         host_cache: torch.Tensor,
         num_rows: int,
@@ -84,7 +107,7 @@ class EagleDrafts:
             positions=batch.positions[at],
             slots=batch.slot_mapping[0][at],
             query_start=np.arange(len(at) + 1, dtype=np.int32),
-            lens=batch.positions[at] + 1,
+            lens=places_in_cache(batch)[at] + 1,
             tables=batch.block_tables[0][sequences],
         )
         return self._forward(pairs)
@@ -92,22 +115,21 @@ class EagleDrafts:
     def learn(
         self, batch: StepBatch, samples: StepSamples, ids: IntArray, features: torch.Tensor, tokens: IntArray
     ) -> None:
-        """What the target knew at each token of a step, [T, 3 HT], and which tokens [N] it sampled."""
-        fused = self._head.fuse(features)
-        following = _following(batch, samples, ids, tokens)
+        fused = self._head.enter(features)
+        following, places = _following(batch, samples, ids, tokens), places_in_cache(batch)
         made = _Making()
         place_of: dict[int, int] = {}  # of a token's pair
         for sequence, (begin, end) in enumerate(zip(batch.query_start[:-1], batch.query_start[1:], strict=True)):
             if begin == end or batch.slot_mapping[0][begin] == NO_SLOT:
                 continue
-            self._join_end(made, batch, sequence, int(begin), int(ids[begin]))
+            self._join_end(made, batch, sequence, int(begin), int(places[begin]), int(ids[begin]))
             for token in range(begin, end):
                 slot = int(batch.slot_mapping[0][token])
                 if following[token] < 0:
                     self._note_end(slot, fused[token].clone())
                     continue
                 place_of[token] = made.num
-                made.add(int(following[token]), fused[token], int(batch.positions[token]), slot)
+                made.add(int(following[token]), fused[token], int(batch.positions[token]), int(places[token]), slot)
             made.close(sequence)
         if made.num:
             states = self._forward(made.pairs(batch))
@@ -115,15 +137,14 @@ class EagleDrafts:
                 if token in place_of:
                     self._states[row] = states[place_of[token]]
 
-    def _join_end(self, made: _Making, batch: StepBatch, sequence: int, begin: int, token: int) -> None:
-        """The pair that the chunk before this one could not make."""
-        position = int(batch.positions[begin]) - 1
-        if position < 0:
+    def _join_end(self, made: _Making, batch: StepBatch, sequence: int, begin: int, place: int, token: int) -> None:
+        """The pair that the chunk before this one could not make. `place`: of its first token in the cache."""
+        if place == 0:
             return
-        block, offset = divmod(position, self._block_size)
+        block, offset = divmod(place - 1, self._block_size)
         slot = int(batch.block_tables[0, sequence, block]) * self._block_size + offset
         if (state := self._ends.pop(slot, None)) is not None:
-            made.add(token, state, position, slot)
+            made.add(token, state, int(batch.positions[begin]) - 1, place - 1, slot)
 
     def _note_end(self, slot: int, state: torch.Tensor) -> None:
         self._ends[slot] = state
@@ -160,6 +181,7 @@ class _Making:
     ids: list[int] = field(default_factory=list)
     states: list[torch.Tensor] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)  # in the cache
     slots: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=lambda: [0])
     sequences: list[int] = field(default_factory=list)
@@ -168,10 +190,11 @@ class _Making:
     def num(self) -> int:
         return len(self.ids)
 
-    def add(self, token: int, state: torch.Tensor, position: int, slot: int) -> None:
+    def add(self, token: int, state: torch.Tensor, position: int, place: int, slot: int) -> None:
         self.ids.append(token)
         self.states.append(state)
         self.positions.append(position)
+        self.places.append(place)
         self.slots.append(slot)
 
     def close(self, sequence: int) -> None:
@@ -180,14 +203,14 @@ class _Making:
             self.sequences.append(sequence)
 
     def pairs(self, batch: StepBatch) -> _Pairs:
-        positions, starts = np.asarray(self.positions, np.int32), np.asarray(self.starts, np.int32)
+        places, starts = np.asarray(self.places, np.int32), np.asarray(self.starts, np.int32)
         return _Pairs(
             ids=np.asarray(self.ids, np.int32),
             states=torch.stack(self.states),
-            positions=positions,
+            positions=np.asarray(self.positions, np.int32),
             slots=np.asarray(self.slots, np.int64),
             query_start=starts,
-            lens=positions[starts[1:] - 1] + 1,
+            lens=places[starts[1:] - 1] + 1,
             tables=batch.block_tables[0][self.sequences],
         )
 

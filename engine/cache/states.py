@@ -1,0 +1,191 @@
+"""What the engine asks of the states of recurrent layers, and the answers of a model that has none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from bequest.engine._C import TokenList
+from bequest.engine.state import sequence as running
+from bequest.engine.state.draft import Chunk
+from bequest.engine.state.recurrent import State
+from bequest.engine.types import IntArray
+from bequest.engine.types.recurrent import StateLoad
+
+
+@dataclass(frozen=True, slots=True)
+class StatePlan:
+    """What a step reads and writes."""
+
+    starts: IntArray  # [S]
+    slots: IntArray  # [T]
+
+
+class States(Protocol):
+    """What the engine asks of them, whether the model has any or not."""
+
+    @property
+    def passes_in_order(self) -> bool:
+        """Whether a sequence passes tokens again one stretch after another, each in a step of its own."""
+
+    def nearest(self, sequence: running.Sequence, most: int) -> int:
+        """Of its first `most` tokens, how many it can start behind."""
+
+    def has_room(self, sequence: running.Sequence) -> bool:
+        """Whether another sequence can run."""
+
+    def take(self, sequence: running.Sequence, position: int) -> None:
+        """It starts behind so many tokens. REQUIRES: `nearest` said so, and nothing was planned since"""
+
+    def fork(self, leader: running.Sequence, child: running.Sequence) -> None:
+        """The child goes on from where the leader stands, or from the state that the leader wanted."""
+
+    def can_fork(self, leader: running.Sequence, position: int) -> bool:
+        """Whether there is what a child would go on from at `position`."""
+
+    def want(self, sequence: running.Sequence, position: int) -> None:
+        """It keeps the state behind so many tokens, for those who fork it."""
+
+    def walk(self, sequence: running.Sequence, position: int) -> int:
+        """Where a sequence begins that wants to pass the token at `position` again, without writing keys and values."""
+
+    def let_go(self, sequence: running.Sequence) -> None:
+        """It gives way, or is over: what it has stays findable."""
+
+    def distrust(self, sequence: running.Sequence) -> None:
+        """Nobody goes on from what it has: there may be NaN in it."""
+
+    def end(self, sequence: running.Sequence, computed: int) -> list[State]:
+        """It is over, and so many of its tokens count. What a lease holds of it; whoever takes these drops them."""
+
+    def drop(self, states: Iterable[State]) -> None: ...
+
+    @property
+    def most_beams(self) -> int:
+        """That a search may have when it is alone."""
+
+    def begin_beams(self, leader: running.Sequence) -> None:
+        """The leader stands for one beam from now on."""
+
+    def reorder_beams(self, leader: running.Sequence, parents: IntArray) -> None:
+        """Beam i goes on from where beam parents[i] stands."""
+
+    def end_beams(self, leader: running.Sequence, rows: IntArray, first_place: int) -> None:
+        """Beams that end keep the states of the running ones rows[i], at places from `first_place` on."""
+
+    def take_ended(self, leader: running.Sequence, place: int, choice: running.Sequence | None) -> None:
+        """A choice goes on from where an ended beam stands; None: nobody does."""
+
+    def find(self, salt: bytes, tokens: TokenList, position: int) -> State | None:
+        """One exactly there, held for the caller."""
+
+    def before(self, salt: bytes, tokens: TokenList, position: int) -> list[State]:
+        """Those of fewer tokens, held for the caller."""
+
+    def bring(self, salt: bytes, tokens: TokenList, position: int) -> State:
+        """One that comes from elsewhere, held for the caller, who has its bytes written to its slot."""
+
+    def forget(self, states: Iterable[State]) -> None:
+        """Nobody finds them any more. Whoever holds them still does."""
+
+    def forget_warm(self) -> None:
+        """Nobody finds those that nobody holds."""
+
+    def plan(self, chunks: Sequence[Chunk]) -> StatePlan | None:
+        """The slots of a step; its sequences move on."""
+
+    def most_drafted(self, sequence: running.Sequence, most: int) -> int:
+        """Of `most` tokens that could be drafted for it in the step that is planned, those whose states have room."""
+
+    def settle_drafts(self, sequence: running.Sequence, num_right: int) -> None:
+        """Of the tokens that a step has checked, so many were right: it goes on behind the last of these."""
+
+    def load(self) -> StateLoad | None:
+        """How the slots are used; None: there are none."""
+
+    def check_only(self, num_held: int) -> None:
+        """Nothing runs or waits: leases hold so many, and nobody else any."""
+
+
+class Stateless:
+    """States of a model that has none: it can start wherever its keys and values are."""
+
+    passes_in_order = False
+
+    def nearest(self, sequence: running.Sequence, most: int) -> int:
+        return most
+
+    def has_room(self, sequence: running.Sequence) -> bool:
+        return True
+
+    def take(self, sequence: running.Sequence, position: int) -> None:
+        return
+
+    def fork(self, leader: running.Sequence, child: running.Sequence) -> None:
+        return
+
+    def can_fork(self, leader: running.Sequence, position: int) -> bool:
+        return leader.num_computed >= position
+
+    def want(self, sequence: running.Sequence, position: int) -> None:
+        return
+
+    def walk(self, sequence: running.Sequence, position: int) -> int:
+        return position
+
+    def let_go(self, sequence: running.Sequence) -> None:
+        return
+
+    def distrust(self, sequence: running.Sequence) -> None:
+        return
+
+    def end(self, sequence: running.Sequence, computed: int) -> list[State]:
+        return []
+
+    def drop(self, states: Iterable[State]) -> None:
+        return
+
+    most_beams = 1 << 30
+
+    def begin_beams(self, leader: running.Sequence) -> None:
+        return
+
+    def reorder_beams(self, leader: running.Sequence, parents: IntArray) -> None:
+        return
+
+    def end_beams(self, leader: running.Sequence, rows: IntArray, first_place: int) -> None:
+        return
+
+    def take_ended(self, leader: running.Sequence, place: int, choice: running.Sequence | None) -> None:
+        return
+
+    def find(self, salt: bytes, tokens: TokenList, position: int) -> State | None:
+        return None
+
+    def before(self, salt: bytes, tokens: TokenList, position: int) -> list[State]:
+        return []
+
+    def bring(self, salt: bytes, tokens: TokenList, position: int) -> State:
+        raise AssertionError("a model without recurrent layers has no states")
+
+    def forget(self, states: Iterable[State]) -> None:
+        return
+
+    def forget_warm(self) -> None:
+        return
+
+    def plan(self, chunks: Sequence[Chunk]) -> StatePlan | None:
+        return None
+
+    def most_drafted(self, sequence: running.Sequence, most: int) -> int:
+        return most
+
+    def settle_drafts(self, sequence: running.Sequence, num_right: int) -> None:
+        return
+
+    def load(self) -> StateLoad | None:
+        return None
+
+    def check_only(self, num_held: int) -> None:
+        return

@@ -1,0 +1,99 @@
+"""The head of a checkpoint, with random weights: its drafts are those of the published arithmetic (mtp_reference.py),
+wherever the target stands; and no answer changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.speculation_equality import compare
+from bequest.engine.build import Built, build_engine
+from bequest.engine.config import EngineConfig
+from bequest.engine.drafting.choice import make_drafter
+from bequest.engine.errors import ModelError
+from bequest.engine.runner.device_drafts import Drafted, Guess
+from bequest.engine.runner.head_drafts import HeadDrafts
+from bequest.engine.types import IntArray, SamplingParams, StepBatch, StepSamples
+from bequest.engine.types.speculation import ON_CPU, ModelDrafts
+from tests.engine.mtp_reference import Reference, save_with_head
+from tests.engine.test_draft_model import Heard, answer
+from tests.tiny_models import VOCAB_SIZE
+
+
+def config(target: Path, **fields: object) -> EngineConfig:
+    shape = {"block_size": 4, "max_model_len": 128, "num_blocks": 200, "max_num_seqs": 8, "dtype": "float32"}
+    settings: dict[str, Any] = shape | {"speculative": "mtp:4"} | fields
+    return EngineConfig(model=str(target), device="cpu", **settings)
+
+
+async def build(settings: EngineConfig) -> Built:
+    """Whose head, which is as large as the target, counts as a small one."""
+    built = await build_engine(settings)
+    built.engine.scheduler.drafter = make_drafter(
+        settings.speculative, replace(ON_CPU, model=ModelDrafts(method="mtp", costs=ON_CPU))
+    )
+    return built
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
+    heard, draft = Heard(), HeadDrafts.draft
+
+    def listen(self: HeadDrafts, batch: StepBatch, samples: StepSamples, input_ids: IntArray, guess: Guess) -> Drafted:
+        drafted = draft(self, batch, samples, input_ids, guess)
+        heard.hear(batch, samples, drafted)
+        return drafted
+
+    monkeypatch.setattr(HeadDrafts, "draft", listen)
+    return heard
+
+
+@pytest.mark.parametrize("chunk", [3, 64])
+@pytest.mark.parametrize("name", ["qwen3.5", "qwen3-next", "qwen3.5-moe"])
+async def test_it_drafts_what_the_published_arithmetic_says(
+    heard: Heard, name: str, chunk: int, tmp_path: Path
+) -> None:
+    prompt = np.random.default_rng(1).integers(3, VOCAB_SIZE, 21).tolist()
+    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    built = await build(config(save_with_head(name, tmp_path / "model"), max_num_batched_tokens=chunk))
+    said = await answer(built, prompt, params)
+    await built.engine.stop()
+    whole, reference = [*prompt, *said], Reference(name)
+    assert any(len(tokens) > 1 for _, _, tokens in heard.drafts)
+    for _, position, tokens in heard.drafts:
+        assert tokens == reference.drafts(whole[: position + 1], len(tokens))
+
+
+async def test_drafts_change_nothing(tmp_path: Path) -> None:
+    counts = await compare(str(save_with_head("qwen3.5", tmp_path / "model")), 2000, 5, ("mtp",))
+    assert counts["mtp"]["drafted"] > 100
+
+
+async def test_a_checkpoint_without_a_head_ends_the_start(tiny_model: Callable[[str], Path]) -> None:
+    with pytest.raises(ModelError, match=r"speculative=mtp: .* has no head: none of its tensors are mtp\.\*"):
+        await build_engine(config(tiny_model("qwen3.5")))
+
+
+@pytest.mark.parametrize(
+    ("name", "without", "why"),
+    [
+        ("qwen3.5", "fc.weight", r"does not fit the head \(mtp\.\*\) of .*: head\.fc\.weight is missing"),
+        ("llama", "", r"speculative=mtp: heads of LlamaForCausalLM are not read"),
+    ],
+)
+async def test_a_head_that_does_not_fit_ends_the_start(
+    name: str, without: str, why: str, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = save_with_head(name, tmp_path / "model", without) if without else tiny_model(name)
+    with pytest.raises(ModelError, match=why):
+        await build_engine(config(model))
+
+
+async def test_a_head_needs_no_other_model(tiny_model: Callable[[str], Path]) -> None:
+    with pytest.raises(ModelError, match="leave draft_model out"):
+        await build_engine(config(tiny_model("llama"), draft_model=str(tiny_model("llama"))))
