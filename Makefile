@@ -38,9 +38,10 @@ serve: setup
 	exec $(BIN)/bequest serve $(MODEL) --port $(PORT) $(ARGS)
 
 # One thread to a worker, and neighbours together: what a module's tests share is made once, or twice where a worker that
-# has nothing left to do takes over the second half.
+# has nothing left to do takes over the second half. Compiled modules are kept, whatever the environment says: every
+# worker and every server that a test starts would compile them anew.
 test: setup $(VENV)/.test models
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 # Each in an environment of its own: what they depend on is not what the server does.
 CLIENTS := .venv-clients

@@ -29,13 +29,14 @@ WITHOUT_DRIVER = """
 from bequest.engine.preload import start_cuda
 start_cuda()
 """
-NO_GGUF = """
-import sys, bequest.engine.text, bequest.engine.models.load
-assert "gguf" not in sys.modules
+# What only some models need, and takes as long to import as the rest of the server.
+FOR_SOME = """
+import sys, bequest.engine.text, bequest.engine.models.load, bequest.engine.runner.prepare
+assert not {"gguf", "transformers", "torch._dynamo"} & set(sys.modules)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("code", [LIBRARIES, WITHOUT_TORCH, WITHOUT_DRIVER, NO_GGUF])
+@pytest.mark.parametrize("code", [LIBRARIES, WITHOUT_TORCH, WITHOUT_DRIVER, FOR_SOME])
 def test_in_a_process_of_its_own(code: str) -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

@@ -5,7 +5,10 @@ windows, the angles of their rotation. Images of the same size share it, and not
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +19,19 @@ from bequest.engine.models.towers.config import GridConfig
 from bequest.engine.models.towers.tensors import sent
 from bequest.engine.types.arrays import IntArray
 
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # before torch 2.10
-    varlen_attn = None  # type: ignore[assignment]
-
 _THETA = 10000.0
 _MOST_KEPT = 16  # sizes of images
 _BY_LENGTH = (torch.bfloat16, torch.float16)  # what torch attends to parts of several lengths in, at once
+
+
+@cache
+def _attention_by_length() -> Callable[..., Any] | None:
+    """None before torch 2.10. What it imports takes longer than all the rest of the server: only for those who ask."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn
 
 
 class Parts:
@@ -41,9 +49,10 @@ class Parts:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """[N, heads, D] each → [N, heads, D]"""
-        if varlen_attn is not None and query.is_cuda and query.dtype in _BY_LENGTH and query.shape[2] % 8 == 0:
+        fits = query.is_cuda and query.dtype in _BY_LENGTH and query.shape[2] % 8 == 0
+        if fits and (attend := _attention_by_length()) is not None:
             starts, longest = self._starts, self._longest
-            gathered = varlen_attn(query, key, value, starts, starts, longest, longest)
+            gathered = attend(query, key, value, starts, starts, longest, longest)
             assert isinstance(gathered, Tensor)
             return gathered
         out = torch.empty_like(value)
@@ -98,6 +107,8 @@ class PlacesBySize:
         self._config = config
         self._device = device
         self._kept: OrderedDict[tuple[int, int], Places] = OrderedDict()
+        if device.type == "cuda":
+            _attention_by_length()  # imported while the model is loaded, not under the first image
 
     def of(self, rows: int, columns: int) -> Places:
         """Of an image of so many patches from top to bottom and from left to right."""
