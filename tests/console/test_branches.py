@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.console.conftest import Opener
 from tests.server.conftest import Starter
 from tests.server.fakes import PIECES
-
-
-@pytest.fixture
-def expect() -> Any:
-    from playwright.async_api import expect
-
-    return expect
 
 
 async def test_a_branch_at_a_token(start: Starter, visit: Opener, expect: Any) -> None:

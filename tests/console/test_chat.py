@@ -24,13 +24,6 @@ from tests.tiny_seeing import encoded, picture
 ANSWER = "".join(PIECES).strip()
 
 
-@pytest.fixture
-def expect() -> Any:
-    from playwright.async_api import expect
-
-    return expect
-
-
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 async def test_a_chat_survives_a_reload(start: Starter, visit: Opener, expect: Any, size: Any) -> None:
     front = await start()

@@ -20,13 +20,6 @@ RICH = (
 )
 
 
-@pytest.fixture
-def expect() -> Any:
-    from playwright.async_api import expect
-
-    return expect
-
-
 async def faults(tab: Tab) -> list[str]:
     """What axe finds, but for what it calls minor."""
     await tab.page.evaluate(AXE.read_text())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
+import pytest_asyncio
 
-from tests.console.conftest import Opener
+from tests.console.conftest import LOOP, Opener
 from tests.server.conftest import Starter
 from tests.server.fakes import FakeEngine
 from tests.server.test_tools import saying
@@ -91,7 +91,7 @@ SLOW = [
 ]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope=LOOP)
 async def page(start: Starter, visit: Opener) -> Any:
     return (await visit(await start())).page
 

@@ -5,18 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.console.conftest import Opener
 from tests.server.conftest import Starter
 from tests.server.test_console import TwoTenants, key_file
-
-
-@pytest.fixture
-def expect() -> Any:
-    from playwright.async_api import expect
-
-    return expect
 
 
 async def use_key(tab: Any, key: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -23,8 +24,8 @@ Starter = Callable[..., Any]
 LEASES = LeaseTimes(default=300.0, longest=86400.0)
 
 
-@pytest.fixture
-async def start() -> AsyncIterator[Starter]:
+@asynccontextmanager
+async def starting() -> AsyncIterator[Starter]:
     """Starts a server: `await start(**ServerConfig fields)`."""
     cleanups: list[Callable[[], Any]] = []
 
@@ -56,6 +57,12 @@ async def start() -> AsyncIterator[Starter]:
     yield starter
     for cleanup in cleanups:
         await cleanup()
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Starter]:
+    async with starting() as starter:
+        yield starter
 
 
 @pytest.fixture
