@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ _BY_LENGTH = (torch.bfloat16, torch.float16)  # what torch attends to parts of s
 
 
 @cache
-def _attention_by_length() -> Callable[..., Any] | None:
+def _attention_by_length() -> Callable[..., object] | None:
     """None before torch 2.10. What it imports takes longer than all the rest of the server: only for those who ask."""
     try:
         from torch.nn.attention.varlen import varlen_attn
