@@ -44,13 +44,14 @@ async def test_an_operator_may_refuse_them(serve: Serve) -> None:
     assert answer.status == 400 and content["error"]["code"] == "unsupported_parameter", content
 
 
-async def test_slow_templates_do_not_hold_the_texts_of_others(fake: Victim) -> None:
+async def test_slow_templates_do_not_hold_the_texts_of_others(serve: Serve) -> None:
+    victim = serve(chat_template_seconds=1)
     slow = _ask(_LOOP.format("7", "ns.x * ns.x"))
-    attack = [asyncio.ensure_future(fake.front.post("/v1/chat/completions", slow)) for _ in range(6)]
+    attack = [asyncio.ensure_future(victim.front.post("/v1/chat/completions", slow)) for _ in range(6)]
     await asyncio.sleep(0.1)
-    pool = fake.server.context.pool
-    assert await fake.server.on_loop(lambda: sum(pool._running.values())) <= 2, "a tenant has two places"
-    done = await pool_turn(fake, "another")
+    pool = victim.server.context.pool
+    assert await victim.server.on_loop(lambda: sum(pool._running.values())) <= 2, "a tenant has two places"
+    done = await pool_turn(victim, "another")
     assert done == "done" and not all(task.done() for task in attack)
     answers = await asyncio.gather(*attack)
     assert {answer.status for answer, _ in answers} == {400}

@@ -57,10 +57,17 @@ def _bias() -> np.ndarray:
     return np.where(closing, 9.0, 0.0).astype(np.float32)
 
 
+@cache
+def _noise() -> np.ndarray:
+    """Many times as long as the vocabulary: drawing it anew for each row would take longer than sampling from it."""
+    return np.random.default_rng(1).standard_normal(1 << 21, np.float32)
+
+
 def logits_at(seed: int, choice: int, position: int) -> np.ndarray:
     """[V] the logits of a sequence at a position, whatever runs beside it."""
-    noise = np.random.default_rng([seed, choice, position]).standard_normal(len(_bias()), np.float32)
-    return noise + _bias()
+    size = len(_bias())
+    begin = int(np.random.default_rng([seed, choice, position]).integers(len(_noise()) - size))
+    return _noise()[begin : begin + size] + _bias()
 
 
 class RandomRunner:

@@ -54,10 +54,17 @@ _NOT_SAMPLED = -3  # what a sample holds that means nothing
 CROSS = 1 << 20  # marks what an encoder wrote: a cross table must read nothing else, and a self table none of it
 
 
+def _weights(count: int) -> np.ndarray:
+    return np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+
+
+_WEIGHTS = _weights(1024)  # of histories as most are
+
+
 def next_token(history: Sequence[int] | np.ndarray, seed: int, choice: int, greedy: bool) -> int:
     """The token after `history`. Like a model's, it depends on every token before it, and if sampled on the seed."""
     values = np.asarray(history, dtype=np.uint64)
-    weights = np.arange(1, len(values) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    weights = _WEIGHTS[: len(values)] if len(values) <= len(_WEIGHTS) else _weights(len(values))
     mixed = np.bitwise_xor.reduce((values + np.uint64(1)) * weights)
     key = 0 if greedy else (seed * 31 + choice + 1) & (2**64 - 1)
     state = (int(mixed) ^ key) & (2**64 - 1)
@@ -303,6 +310,8 @@ class PagedFakeRunner:
         self.closed = True
 
     def _encode(self, plan: StepPlan, written: np.ndarray) -> None:
+        if not plan.encoders:
+            return
         filling = [(spec, spec.slots) for spec in plan.encoders if spec.slots is not None]
         assert all(spec.slots is None for spec in plan.encoders[len(filling) :]), "those without slots are the last"
         slots = [slot for _, filled in filling for slot in filled.tolist()]
@@ -327,6 +336,8 @@ class PagedFakeRunner:
 
     def _swap(self, source: np.ndarray, destination: np.ndarray, pairs: np.ndarray) -> None:
         """All sources are read before anything is written: the copies of a step have no order."""
+        if not len(pairs):
+            return
         assert len(set(pairs[:, 1].tolist())) == len(pairs), "two copies go to one block"
         content = source.reshape(-1, self.block_size)[pairs[:, 0]].copy()
         destination.reshape(-1, self.block_size)[pairs[:, 1]] = content

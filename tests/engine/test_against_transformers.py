@@ -87,13 +87,20 @@ class Judge:
 def check(completion: Completion, expected: Expected) -> None:
     (choice,) = completion.choices
     assert list(choice.token_ids) == expected.tokens
-    assert choice.logprobs is not None
-    for told, row in zip(choice.logprobs, expected.logprobs, strict=True):
-        assert told.logprob == pytest.approx(float(row[told.token_id]), rel=1e-3, abs=1e-5)
-        best = row.topk(3)
-        assert [value for _, value in told.top] == pytest.approx(best.values.tolist(), rel=1e-3, abs=1e-5)
-        assert [token for token, _ in told.top] == best.indices.tolist()
-        assert told.rank == 1
+    told = choice.logprobs
+    assert told is not None and len(told) == len(expected.logprobs)
+    best = expected.logprobs.topk(3)
+    check_close([one.logprob for one in told], best.values[:, 0])  # its tokens are the best ones
+    check_close([[value for _, value in one.top] for one in told], best.values)
+    assert [[token for token, _ in one.top] for one in told] == best.indices.tolist()
+    assert all(one.rank == 1 for one in told)
+
+
+def check_close(told: Sequence[object], expected: torch.Tensor) -> None:
+    """All at once: pytest.approx takes longer over its numbers than the engine to compute them."""
+    errors = (torch.tensor(told, dtype=torch.float64) - expected).abs()
+    most = (1e-3 * expected.abs()).clamp(min=1e-5)
+    assert (errors <= most).all(), f"off by up to {float((errors / most).max()):.3g} of what is allowed"
 
 
 @pytest.mark.parametrize(

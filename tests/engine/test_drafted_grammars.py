@@ -15,6 +15,7 @@ from tests.engine.grammar_world import EOS, random_engine, tokenizer, vocabulary
 from tests.engine.test_grammars import PERSON, answer, grammar, request
 
 WORDS = mask_words(vocabulary().vocab_size)
+Answers = dict[tuple[str, int], tuple[object, ...]]  # by id and choice
 
 
 def requests() -> list[Request]:
@@ -30,7 +31,7 @@ def requests() -> list[Request]:
     return [request(i, rule, **fields[i % 4]) for i, rule in enumerate(rules)]
 
 
-async def answers(asked: list[Request], **fields: object) -> dict[tuple[str, int], tuple[object, ...]]:
+async def answers(asked: list[Request], **fields: object) -> Answers:
     async with random_engine(**fields) as engine:  # type: ignore[arg-type]
         told = await asyncio.gather(*(answer(engine, one) for one in asked))
     return {
@@ -40,11 +41,22 @@ async def answers(asked: list[Request], **fields: object) -> dict[tuple[str, int
     }
 
 
+@pytest.fixture(scope="module")
+def asked() -> list[Request]:
+    return requests()
+
+
+@pytest.fixture(scope="module")
+def plain(asked: list[Request]) -> Answers:
+    """What is said without drafts."""
+    return asyncio.run(answers(asked))
+
+
 @pytest.mark.parametrize("num_blocks, pipelined", [(2000, True), (2000, False), (16, True)])
 @pytest.mark.parametrize("truth", [0.0, 0.7, 1.0])
-async def test_answers_are_those_without_drafts(truth: float, num_blocks: int, pipelined: bool) -> None:
-    asked = requests()
-    plain = await answers(asked)
+async def test_answers_are_those_without_drafts(
+    truth: float, num_blocks: int, pipelined: bool, asked: list[Request], plain: Answers
+) -> None:
     said = {key: [*map(int, told[0])] for key, told in plain.items()}  # type: ignore[call-overload]
     drafter = RecordedDrafter(num_blocks, truth, said)
     assert await answers(asked, num_blocks=num_blocks, pipelined=pipelined, drafter=drafter) == plain

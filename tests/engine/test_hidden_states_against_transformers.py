@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from bequest.engine.config import EngineConfig
-from tests.engine.model_states import Trial, check_states, reference_of
+from tests.engine.model_states import Reference, Trial, check_states, reference_of
 from tests.tiny_models import VOCAB_SIZE, make_reference
 
 LENGTHS = (1, 2, 7, 8, 9, 15, 16, 17, 30, 41)
@@ -24,10 +25,16 @@ SCENARIOS = {
 }
 
 
+@cache
+def reference(name: str) -> Reference:
+    """Scenarios ask for the same states: they are computed once."""
+    return reference_of(make_reference(name))
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("name", ["llama", "qwen3", "smollm3", "glm4", "granite", "olmo2", "qwen3.5", "qwen2-moe"])
 async def test_states_equal_transformers(name: str, scenario: str, tiny_model: Callable[[str], Path]) -> None:
     config = replace(SCENARIOS[scenario], model=str(tiny_model(name)), dtype="float32", device="cpu", max_model_len=96)
-    trial = Trial(reference_of(make_reference(name)), 1e-4, VOCAB_SIZE, recurrent=name.startswith("qwen3.5"))
+    trial = Trial(reference(name), 1e-4, VOCAB_SIZE, recurrent=name.startswith("qwen3.5"))
     num_preempted = await check_states(config, trial, LENGTHS)
     assert (num_preempted > 0) == (scenario in ("preempting", "swapping"))
