@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import time
 from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -19,6 +20,7 @@ _COPIES = 2
 _BUFFER_BYTES = 64 << 20  # that objects pass through on their way
 _CONNECT_SECONDS = 5.0
 _LIST_SECONDS = 60.0
+_NOTICED_SECONDS, _AGAIN_SECONDS = 25.0, 0.5  # a master misses a machine after ten seconds, unless it is told otherwise
 _ABSENT = -704
 _NO_ROOM = -200
 
@@ -53,12 +55,17 @@ class MooncakeStore:
             raise OSError(errno.ENOSPC, f"only {len(copies)} of its machines has room, and {_COPIES} are needed")
 
     def get(self, key: str) -> bytes | None:
-        data: bytes = self._store.get(key)
-        if data:
-            return data
-        if self.exists(key):
-            raise OSError(errno.EIO, f"{key} is there and cannot be read")
-        return None
+        """A machine that has ended is asked first until the master has noticed: the other copy comes then."""
+        end = time.monotonic() + _NOTICED_SECONDS
+        while True:
+            data: bytes = self._store.get(key)
+            if data:
+                return data
+            if not self.exists(key):
+                return None
+            if time.monotonic() > end:
+                raise OSError(errno.EIO, f"{key} is there and cannot be read")
+            time.sleep(_AGAIN_SECONDS)
 
     def exists(self, key: str) -> bool:
         found: int = self._store.is_exist(key)
