@@ -8,6 +8,7 @@ from typing import Any
 
 from bequest.cluster.controller import Controller
 from bequest.cluster.looking import Looking
+from bequest.cluster.overview import Overview
 from bequest.cluster.ray_fleet import RayFleet, load
 from bequest.cluster.router import Router
 from bequest.cluster.settings import ClusterSettings
@@ -25,10 +26,13 @@ class ControllerActor:
         self._looking = Looking(key)
         routers = [Router(place, settings.holders) for place in settings.router_places()]
         self._controller = Controller(settings, self._fleet, routers, self._looking)
+        self._settings = settings
+        self._overview = Overview(lambda: self._controller.backends, self._controller.status)
         self._watching: asyncio.Task[None] | None = None
         self._routers = routers
 
     async def up(self) -> None:
+        await self._overview.start(self._settings.overview_port)
         await self._controller.up()
         self._watching = asyncio.ensure_future(self._controller.watch())
 
@@ -50,4 +54,5 @@ class ControllerActor:
         if self._watching is not None:
             self._watching.cancel()
         await self._controller.down()
+        await self._overview.close()
         await self._looking.close()

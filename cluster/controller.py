@@ -57,7 +57,7 @@ class Controller:
         async with self._changing:
             await asyncio.gather(*(self._add(number) for number in range(1, self._settings.replicas + 1)))
             for router in self._routers:
-                await asyncio.to_thread(router.start, self._backends)
+                await asyncio.to_thread(router.start, self.backends)
 
     async def scale(self, replicas: int) -> None:
         """Raises ValueError."""
@@ -119,7 +119,7 @@ class Controller:
             for router in self._routers:
                 if not router.is_alive:
                     log.error("a router has ended; it is started again")
-                    await asyncio.to_thread(router.start, self._backends)
+                    await asyncio.to_thread(router.start, self.backends)
                     self._forget_weights()
             await self._weigh()
             wanted = self._scaling.wanted(self._load(), self._clock())
@@ -159,7 +159,7 @@ class Controller:
     # --- inside --------------------------------------------------------------------------------------------------
 
     @property
-    def _backends(self) -> list[Backend]:
+    def backends(self) -> list[Backend]:
         return [one.backend for _, one in sorted(self._replicas.items())]
 
     async def _add(self, number: int) -> None:
@@ -179,7 +179,7 @@ class Controller:
 
     async def _reload(self) -> None:
         for router in self._routers:
-            await asyncio.to_thread(router.reload, self._backends)
+            await asyncio.to_thread(router.reload, self.backends)
         self._forget_weights()
 
     def _forget_weights(self) -> None:

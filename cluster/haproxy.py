@@ -67,6 +67,7 @@ class Routing:
     peers: Mapping[str, str]  # name → host:port of all of them, its own too
     load_factor: int = 150  # percent of the mean that a replica may have before prompts go elsewhere
     open_host: bool = False  # clients call by any name; else replicas refuse what is no loopback name
+    overview: str | None = None  # host:port of what knows all replicas (cluster/overview.py)
     certificate: str | None = None  # PEM file of a certificate and its key: serve HTTPS
 
 
@@ -91,7 +92,7 @@ def _entry(holder: Holder) -> str:
 
 
 def configuration(routing: Routing) -> str:
-    sections = (_global, _peers, _resolvers, _defaults, _frontend, _replicas, _asked, _rates)
+    sections = (_global, _peers, _resolvers, _defaults, _frontend, _replicas, _asked, _rates, _overview)
     return "\n".join(filter(None, (section(routing) for section in sections)))
 
 
@@ -147,7 +148,7 @@ def _frontend(routing: Routing) -> str:
         *_replica_named(),
         *_owner(routing),
         *_prefix(),
-        *_metrics(),
+        *_metrics(routing),
         "    use_backend asked if { var(txn.parent) -m found } !{ var(txn.to) -m found } !learned",
         "    default_backend replicas",
     ]
@@ -262,8 +263,13 @@ def _prefix() -> list[str]:
     ]
 
 
-def _metrics() -> list[str]:
+def _metrics(routing: Routing) -> list[str]:
     """Those of one replica or another would look like those of all."""
+    if routing.overview is not None:
+        return [
+            "    use_backend overview if { path /metrics } !{ var(txn.asked) -m found }",
+            "    use_backend overview if { path /cluster/state }",
+        ]
     return [
         "    http-request return status 404 content-type text/plain string "
         f'"Metrics are those of one replica: scrape each of them, or name one with ?{QUERY}=TAG.\\n" '
@@ -340,6 +346,10 @@ def _replicas(routing: Routing) -> str:
         *_servers(routing),
     ]
     return "\n".join([*lines, ""])
+
+
+def _overview(routing: Routing) -> str:
+    return "" if routing.overview is None else f"backend overview\n    server overview {routing.overview}\n"
 
 
 def _asked(routing: Routing) -> str:

@@ -43,6 +43,7 @@ class RouterPlace:
     folder: Path  # of its files
     name: str = "router1"
     peers: Mapping[str, str]  # name → host:port, its own too
+    overview: str | None = None  # host:port of what knows all replicas
     open_host: bool = False
     certificate: str | None = None
 
@@ -168,6 +169,7 @@ class Router:
             tenants=str(place.folder / "tenants.map"),
             name=place.name,
             peers=place.peers,
+            overview=place.overview,
             open_host=place.open_host,
             certificate=place.certificate,
         )

@@ -11,9 +11,9 @@ from pathlib import Path
 from bequest.cluster.haproxy import Holder
 from bequest.cluster.router import RouterPlace
 
-# From the port of the first router: replica rN listens at +100+N, and routers speak to each other at +50 and on.
-_REPLICAS, _PEERS = 100, 50
-
+# From the port of the first router: replica rN listens at +100+N, what knows all of them at +99, and routers speak to
+# each other at +50 and on.
+_REPLICAS, _OVERVIEW, _PEERS = 100, 99, 50
 
 LOOPBACK, ANYWHERE = "127.0.0.1", "0.0.0.0"
 
@@ -48,6 +48,10 @@ class ClusterSettings:
     def replica_port(self, number: int) -> int:
         return self.port + _REPLICAS + number
 
+    @property
+    def overview_port(self) -> int:
+        return self.port + _OVERVIEW
+
     def command(self, number: int, host: str) -> list[str]:
         """Of a replica. It listens where its router reaches it."""
         tag = tag_of(number)
@@ -68,6 +72,7 @@ class ClusterSettings:
                 folder=Path(self.folder) / name,
                 name=name,
                 peers=peers,
+                overview=f"{LOOPBACK}:{self.overview_port}",
                 open_host=self.open_host,
                 certificate=self.certificate,
             )

@@ -65,6 +65,7 @@ def _about(context: Context) -> dict[str, Any]:
         "durable": context.leases.can_last,
         "max_model_len": context.engine.info.max_model_len,
         "state": context.engine.state,
+        "replica": context.config.replica_tag,  # one of several: /cluster/state has all of them
     }
 
 

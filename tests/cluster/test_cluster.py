@@ -127,6 +127,18 @@ def test_it_comes_up_and_answers(cluster: Cluster) -> None:
     assert cluster.states() == {"r1": "ready", "r2": "ready"}
 
 
+def test_metrics_and_state_are_those_of_all(cluster: Cluster) -> None:
+    """At the router, each with its replica; one that is named answers itself. A chosen page still sees all."""
+    until(lambda: requests.get(f"{cluster.url}/metrics", timeout=30).text.count("bequest:replica_up{") == 2)
+    text = requests.get(f"{cluster.url}/metrics", timeout=30).text
+    for tag in ("r1", "r2"):
+        assert f'bequest:replica_up{{replica="{tag}"}} 1' in text
+        assert f'vllm:num_requests_running{{replica="{tag}",model_name=' in text
+    assert "replica=" not in requests.get(f"{cluster.url}/metrics?bequest-replica=r2", timeout=30).text
+    state = requests.get(f"{cluster.url}/cluster/state", cookies={"bequest-replica": "r2"}, timeout=30).json()
+    assert set(state["replicas"]) == {"r1", "r2"} and state["sum"]["running"] == 0
+
+
 def test_a_server_that_is_killed_is_started_again(cluster: Cluster) -> None:
     before = pid_of(cluster, "r1")
     assert before is not None

@@ -70,3 +70,20 @@ async def test_a_server_that_went_away_is_told(start: Starter, visit: Opener, ex
     await tab.button("Try again").click()
     await tab.idle()
     await expect(tab.page.locator(".fault")).to_be_hidden()
+
+
+async def test_replicas_are_listed_with_their_sum(start: Starter, visit: Opener, expect: Any) -> None:
+    """Where the page is of one of several; whoever knows all of them answers at the same address."""
+    figures = {"running": 2, "waiting": 1, "leases": 3, "leased_share": 0.25, "generated_tokens": 1234}
+    state = {
+        "replicas": {"r1": {"state": "ready", **figures}, "r2": {"state": "down", **figures}},
+        "sum": {**figures, "running": 4},
+    }
+    tab = await visit(await start(replica_tag="r1"))
+    await tab.page.route("**/cluster/state", lambda route: route.fulfill(json=state))
+    await tab.page.click("#open-watch")
+    table = tab.page.get_by_role("region", name="Replicas")
+    await expect(table.locator("tbody tr")).to_have_text(
+        ["r1ready21325 %1,234", "r2down21325 %1,234", "all41325 %1,234"]
+    )
+    await expect(tab.page.get_by_role("link", name="r2")).to_have_attribute("href", "/?bequest-replica=r2")

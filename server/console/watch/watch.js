@@ -4,6 +4,7 @@ import { el } from "../parts/dom.js";
 import { count, plural } from "../parts/units.js";
 import { BlockMap, tenantColour } from "./blockmap.js";
 import { Plot, quantiles, sinceLast } from "./plot.js";
+import { Replicas } from "./replicas.js";
 import { errorRow, errorTable, requestRow, requestTable } from "./tables.js";
 
 const QUICK = 1000, SLOW = 5000;
@@ -35,10 +36,11 @@ export class Watch {
     this.tenants = el("div.tenants", { role: "group", "aria-label": "Tenants" });
     this.facts = el("dl.facts");
     this.note = el("p.help.scope", { hidden: true });
+    this.replicas = new Replicas();
     this.requests = requestTable();
     this.errors = errorTable();
     this.own = [this.rates, this.first, this.between].map((plot) => plot.element);
-    box.append(this.note, this.facts, el("section.maps", {}, this.device.element, this.tenants, this.host.element),
+    box.append(this.note, this.replicas.element, this.facts, el("section.maps", {}, this.device.element, this.tenants, this.host.element),
       el("section.plots", {}, ...this.own, this.drafts.element), this.requests.element, this.errors.element);
   }
 
@@ -62,6 +64,7 @@ export class Watch {
       const state = await (await call("/console/state")).json();
       this.take(state);
       this.onstate(state.state, state.state === "ready" ? "ready" : "failed");
+      if (state.replica && state.scope === "all" && this.visible) await this.replicas.ask(state.replica);
     } catch (error) {
       this.last = null;
       this.onstate(error.message, "failed");
