@@ -326,9 +326,10 @@ class AsyncEngine(Keeper):
             self.num_steps += 1
             assert launch.plan.step == result.step, "results come in the order of the plans"
             applied = self.scheduler.apply(launch, result, now)
-            self._launch_steps()
+            # Before the next plan: drafts of a failed group may count as accepted, and nobody has taken their tokens.
             for group, error in applied.failed.items():
                 self._fail(group, error)
+            self._launch_steps()
             for group in applied.moved:
                 if not group.closed:
                     self._deliver(group)

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from bequest.engine.types import Lineage, OutputMode, Retain, SamplingParams
+from bequest.engine.errors import InternalError
+from bequest.engine.scheduling.results import Samples
+from bequest.engine.state.launch import Launch
+from bequest.engine.state.sequence import Applied
+from bequest.engine.state.sequence import Sequence as Choice
+from bequest.engine.types import Lineage, OutputMode, Retain, SamplingParams, StepResult
 from tests.engine.drafters import OracleDrafter
 from tests.engine.harness import Setup, ask, ask_all, request, running
 from tests.engine.paged_fake import expected_tokens
@@ -76,3 +83,25 @@ async def test_a_lease_has_no_block_of_a_wrong_draft() -> None:
             assert answer.inheritance is not None
             assert answer.inheritance.computed_tokens == 1 + (at == len(tokens))
         engine.forget("t", parent.id)
+
+
+async def test_a_choice_that_fails_beside_drafts_takes_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several drafts of the other choice were right in the same result, and nobody takes its tokens: no plan may count
+    on them."""
+    async with running(Setup(pipelined=False, drafter=OracleDrafter(1, 1.0))) as (engine, _):
+        apply, failed = engine.scheduler.apply, list[Choice]()
+
+        def fail(launch: Launch, result: StepResult, now: float) -> Applied:
+            first, *others = launch.expected[0].sequences if isinstance(launch.expected[0], Samples) else (None,)
+            if first is not None and not failed and len([s for s in others if s is not first]) > 2:
+                failed.append(first)
+                result = replace(result, bad_rows=np.arange(len(result.bad_rows)) == 0)
+            return apply(launch, result, now)
+
+        monkeypatch.setattr(engine.scheduler, "apply", fail)
+        params = SamplingParams(max_tokens=60, n=2, temperature=1.0, ignore_eos=True)
+        with pytest.raises(InternalError):
+            await ask(engine, request([41, 42, 43], params))
+        assert failed and engine.state == "ready"
+        answer = await ask(engine, request([41, 42], SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)))
+        assert answer.token_ids[0] == expected_tokens([41, 42], 9)
