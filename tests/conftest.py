@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.test_end_to_end import Server
 
 # No test is a matter of time: a busy machine makes no example wrong.
 settings.register_profile("by hand", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # A change is judged by the same examples every time; runs by hand go on exploring.
 settings.register_profile("ci", settings.get_profile("by hand"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "by hand")
+
+gc.disable()  # what is collected stays: there is nothing to find among it
+
+
+def pytest_collection_finish() -> None:
+    """Nor later: the collector need not look at ten thousand tests and all that they import again and again."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +58,16 @@ def tiny_other(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return made[name]
 
     return directory_of
+
+
+@pytest.fixture(scope="session")
+def embedded_server() -> Iterator[Server]:
+    """The embedded model as a user starts it, for those who mind nobody else's requests beside theirs."""
+    from tests.test_end_to_end import Server
+
+    server = Server("--kv-cache-gb", "0.5")
+    yield server
+    assert server.stop() == 0
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,10 +58,8 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    server = Server("--kv-cache-gb", "0.5")
-    yield server
-    server.stop()
+def server(embedded_server: Server) -> Server:
+    return embedded_server
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,8 @@ VOCABULARY, EOS, FIRST_PLAIN = 49152, 2, 17  # of the embedded model; tokens bef
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    server = Server("--kv-cache-gb", "0.5")
-    yield server
-    server.stop()
+def server(embedded_server: Server) -> Server:
+    return embedded_server
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,8 @@ GREEDY = {"temperature": 0, "num_predict": 12}
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    server = Server("--kv-cache-gb", "0.5")
-    yield server
-    assert server.stop() == 0
+def server(embedded_server: Server) -> Server:
+    return embedded_server
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from enum import Enum
 from typing import Any, Literal
 
@@ -34,10 +33,8 @@ ASK: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    server = Server("--kv-cache-gb", "0.5")
-    yield server
-    assert server.stop() == 0
+def server(embedded_server: Server) -> Server:
+    return embedded_server
 
 
 @pytest.fixture(scope="module")
