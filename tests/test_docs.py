@@ -216,7 +216,7 @@ def test_the_clients_in_python(server: Server, page: str) -> None:
     check_python(DOCS / page, server)
 
 
-@pytest.mark.parametrize("page", ["offline.md", "tour.md"])
+@pytest.mark.parametrize("page", ["images.md", "offline.md", "tour.md"])
 def test_the_programs_without_a_server(page: str) -> None:
     check_python(DOCS / page, None)
 
@@ -227,7 +227,7 @@ def test_the_programs_of_the_readme(server: Server) -> None:
 
 def test_every_program_is_run() -> None:
     """A page with programs or requests belongs to one of the tests above."""
-    known = {*PROGRAMS, "encoder_decoder.md", "offline.md", "tour.md"}
+    known = {*PROGRAMS, "encoder_decoder.md", "images.md", "offline.md", "tour.md"}
     assert {page.name for page in DOCS.glob("*.md") if scripts(page)} == known
     asking = {page.name for page in DOCS.glob("*.md") if examples(page.name)}
     assert asking == {*PAGES, *ELSEWHERE}
