@@ -277,7 +277,8 @@ def test_configurations_are_left_out_by_name(tmp_path: Path) -> None:
     assert type_widths(write(tmp_path, {"engine/types/sampling.py": sampling})) == {
         "engine.types.sampling.BeamParams": 1
     }
-    assert all(name not in type_widths(HERE) and why for name, why in CONFIGURATIONS.items())
+    widths = type_widths(HERE)
+    assert all(name not in widths and why for name, why in CONFIGURATIONS.items())
     for name in CONFIGURATIONS:
         path, _, kind = name.rpartition(".")
         assert f"class {kind}" in (HERE / f"{path.replace('.', '/')}.py").read_text(), "an exemption that nobody needs"
