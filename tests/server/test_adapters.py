@@ -76,6 +76,23 @@ async def test_a_child_has_its_parents_adapter(front: Front) -> None:
         assert front.engine.submitted[-1].adapter == adapter
 
 
+async def test_a_parent_that_is_found_in_a_store_brings_its_adapter(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another server has written it: it is looked for before the child's model is chosen."""
+    reference = await parent(front, model="legal")
+    records = front.engine
+    stored = {key: records.found.pop(key) for key in [key for key in records.found if key[1] == reference]}
+
+    async def seek(tenant: str, wanted: str) -> None:
+        if wanted == reference:
+            records.found.update(stored)
+
+    monkeypatch.setattr(front.engine, "seek", seek)
+    answer, content = await front.post(COMPLETIONS, {"continuation_of": reference, "prompt": "d", "max_tokens": 1})
+    assert (answer.status, content["model"]) == (200, "legal"), content
+
+
 @pytest.mark.parametrize("first, second", [("legal", "medical"), ("legal", "fake/model"), ("fake/model", "legal")])
 @pytest.mark.parametrize("path", [COMPLETIONS, "/v1/hidden_states"])
 async def test_a_child_of_another_one_is_refused(front: Front, first: str, second: str, path: str) -> None:
