@@ -54,7 +54,7 @@ def _parsers() -> tuple[Parser, Parser]:
     up.add_argument("--port", type=int, default=8000, metavar="N", help="its port (default: %(default)s)")
     up.add_argument("--routers", type=int, default=1, metavar="N", help="routers, at this port and the next ones")
     up.add_argument("--estates", metavar="DIR", help="directory, shared by all machines, for leases that outlive one")
-    up.add_argument("--gpus", type=float, metavar="X", help="GPUs of each replica (default: 1 where there are any)")
+    up.add_argument("--gpus", type=float, metavar="X", help="GPUs of each replica (default: one per rank)")
     up.add_argument("--drain", type=float, default=30.0, metavar="S", help="seconds to finish (default: %(default)s)")
     up.add_argument("--folder", default="/tmp/bequest-cluster", help="logs and configurations (default: %(default)s)")
     up.add_argument("--certificate", metavar="FILE", help="PEM file of a certificate and its key: serve HTTPS")
@@ -85,7 +85,7 @@ def settings_of(parser: Parser, given: argparse.Namespace, serve: Sequence[str])
     """Raises ValueError; ends the process with a message for a wrong flag of `bequest serve`."""
     if ours := [word for word in serve if word.partition("=")[0] in _OURS]:
         parser.error(f"{ours[0]} is set for each replica by the cluster")
-    _, server = parse(["serve", *serve])
+    engine, server = parse(["serve", *serve])
     return ClusterSettings(
         replicas=given.replicas,
         least=given.replicas if given.min is None else given.min,
@@ -96,13 +96,22 @@ def settings_of(parser: Parser, given: argparse.Namespace, serve: Sequence[str])
         replica_host=LOOPBACK if given.ray is None else ANYWHERE,
         folder=os.path.abspath(given.folder),
         estates=None if given.estates is None else os.path.abspath(given.estates),
-        gpus=(1.0 if shutil.which("nvidia-smi") else 0.0) if given.gpus is None else given.gpus,
+        gpus=_gpus(given.gpus, engine.tensor_parallel_size),
         drain=given.drain,
         serve=tuple(serve),
         holders=_holders(_keys(server)),
         certificate=given.certificate,
         open_host=not is_loopback(given.host),
     )
+
+
+def _gpus(given: float | None, ranks: int) -> float:
+    """Of each replica, which is on one machine: its ranks speak through memory that they share. Raises ValueError."""
+    if given is None:
+        return float(ranks) if shutil.which("nvidia-smi") else 0.0
+    if ranks > 1 and 0 < given < ranks:
+        raise ValueError(f"--gpus {given:g} is too few for --tensor-parallel-size {ranks}: each rank needs one")
+    return given
 
 
 def backend_of(text: str) -> Backend:

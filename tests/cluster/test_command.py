@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bequest.__main__ import main as bequest
-from bequest.cluster import router
+from bequest.cluster import command, router
 from bequest.cluster.command import main
 
 
@@ -30,6 +30,15 @@ def test_a_wrong_line_ends_with_a_message(words: list[str], message: str, capsys
 def test_numbers_that_contradict_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["up", "--replicas", "3", "--max", "2"]) == 1
     assert "--min must be from 1 to --max (2), not 3" in capsys.readouterr().err
+
+
+def test_a_replica_has_a_gpu_for_each_rank(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "--gpus", "1", "--tensor-parallel-size", "4"]) == 1
+    assert "--gpus 1 is too few for --tensor-parallel-size 4" in capsys.readouterr().err
+    for found, wanted in (("/usr/bin/nvidia-smi", 4.0), (None, 0.0)):
+        monkeypatch.setattr(command.shutil, "which", lambda name, found=found: found)
+        assert command._gpus(None, 4) == wanted
+    assert command._gpus(0.5, 1) == 0.5, "replicas of one rank may share one"
 
 
 def test_haproxy_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:

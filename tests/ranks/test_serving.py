@@ -129,6 +129,25 @@ def test_an_estate_of_two_ranks_is_one_of_a_whole_model(servers: tuple[Server, S
         assert told(child) == told(own)
 
 
+@pytest.mark.cluster
+def test_a_durable_lease_outlives_its_ranks(path: Path, tmp_path: Path) -> None:
+    """Two ranks write it and are killed; one rank goes on with it, for as many computed tokens."""
+    files = ("--estate-dir", str(tmp_path), "--estate-gb", "1", "--durable-wait", "60")
+    asked = {"temperature": 0, "retain": {"ttl": 600, "durable": True}, "request_id": "kept"}
+    answers = []
+    with doomed(path, *files) as two:
+        assert complete(two, **asked)["retained"]["durable"]
+        answers.append(complete(two, continuation_of="kept", prompt=" and then", temperature=0))
+    one = started(path, 1, *files)
+    try:
+        answers.append(complete(one, continuation_of="kept", prompt=" and then", temperature=0))
+    finally:
+        assert one.stop() == 0
+    assert told(answers[0]) == told(answers[1])
+    assert [answer["continuation"]["source"] for answer in answers] == ["blocks", "file"]
+    assert len({answer["continuation"]["computed_tokens"] for answer in answers}) == 1
+
+
 def ranks_of(server: Server) -> list[int]:
     """Process ids."""
     found = []
