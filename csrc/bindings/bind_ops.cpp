@@ -9,6 +9,7 @@
 #include "ops/cpu/linear.h"
 #include "ops/cpu/norm.h"
 #include "ops/cpu/quantised.h"
+#include "ops/cpu/resize.h"
 #include "ops/cpu/rope.h"
 
 namespace py = pybind11;
@@ -162,6 +163,19 @@ void bind_rows(py::module_& m) {
       Unlocked(), py::arg("x"), py::arg("count"), py::arg("activation"));
 }
 
+// height, width
+using Size = std::pair<int64_t, int64_t>;
+
+void bind_pixels(py::module_& m) {
+  m.def(
+      "resize_pixels",
+      [](Address in, Size in_size, Address out, Size out_size, int filter) {
+        resize({pointer<const uint8_t>(in), pointer<uint8_t>(out), in_size.first, in_size.second,
+                out_size.first, out_size.second, ResizeFilter(filter)});
+      },
+      Unlocked(), py::arg("in_"), py::arg("in_size"), py::arg("out"), py::arg("out_size"), py::arg("filter"));
+}
+
 }  // namespace
 
 void bind_ops(py::module_& m) {
@@ -169,6 +183,7 @@ void bind_ops(py::module_& m) {
   bind_products(m);
   bind_norms(m);
   bind_rows(m);
+  bind_pixels(m);
 }
 
 }  // namespace bequest

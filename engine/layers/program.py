@@ -61,8 +61,9 @@ class Stack:
             program.run(stream, step)
 
     def run_from(self, start: StartRows, step: LayerStep) -> Stream:
-        if start.overlay is not None and (start.overlay.deep or start.overlay.together is not None):
-            return self._run_overlaid(start, start.overlay, step)
+        overlay = start.overlay
+        if isinstance(overlay, Overlay) and (overlay.deep or overlay.together is not None):
+            return self._run_overlaid(start, overlay, step)
         stream = self._programs[0].run_from(start, step)
         for program in self._programs[1:]:
             program.run(stream, step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from bequest.engine.layers.ops import Ops
@@ -22,6 +23,23 @@ class Overlay:
     together: Together | None = None  # which of them see each other; None: they see what is before them
     deep: tuple[Tensor, ...] = ()  # [M, H] each: what is added to them behind the first layers, one after another
 
+    def put(self, rows: Tensor, factor: float) -> Tensor:
+        """The rows [T, H] with these among them, times the factor."""
+        placed = self.rows.to(rows.dtype)
+        rows[self.tokens] = placed if factor == 1.0 else placed * factor
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class FixedOverlay:
+    """The same at fixed places, which a graph knows: rows of all tokens, and which of them are to be taken."""
+
+    rows: Tensor  # [T, H]
+    marks: Tensor  # [T, 1] bool
+
+    def put(self, rows: Tensor, factor: float) -> Tensor:
+        return torch.where(self.marks, self.rows if factor == 1.0 else self.rows * factor, rows)
+
 
 @dataclass(frozen=True, slots=True)
 class StartRows:
@@ -33,7 +51,7 @@ class StartRows:
     positions: Tensor | None = None  # [T] int32, where there is a table for them
     position_table: Table | None = None  # [P, H]
     factor: float = 1.0  # of the rows by token
-    overlay: Overlay | None = None
+    overlay: Overlay | FixedOverlay | None = None
     scales_overlay: bool = False  # the factor is that of its rows, too
 
     def stream(self, ops: Ops) -> Stream:
@@ -41,9 +59,7 @@ class StartRows:
         if self.factor != 1.0:
             rows = rows.mul_(self.factor)
         if self.overlay is not None:
-            placed = self.overlay.rows.to(rows.dtype)
-            scales = self.scales_overlay and self.factor != 1.0
-            rows[self.overlay.tokens] = placed * self.factor if scales else placed
+            rows = self.overlay.put(rows, self.factor if self.scales_overlay else 1.0)
         if self.positions is not None and self.position_table is not None:
             rows = rows.add_(self.position_table.rows(self.positions))
         return Stream(ops, rows)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bequest.engine.kernels.attention_work import AttentionWork
 from bequest.engine.kernels.hidden_tap import LayerTap
-from bequest.engine.layers.start import Overlay
+from bequest.engine.layers.start import FixedOverlay, Overlay
 from bequest.engine.layers.step import LayerStep
 from bequest.engine.layers.step import ReadRows as ReadRows
 from bequest.engine.layers.step_adapters import StepAdapters
@@ -20,7 +20,7 @@ class ModelInput(LayerStep):
 
     input_ids: Tensor  # [T] int32
     last_tokens: Tensor | None = None  # [rows] int32: an id of -(row + 1) means the last token of that sampler row
-    overlay: Overlay | None = None  # what tokens of images begin with
+    overlay: Overlay | FixedOverlay | None = None  # what tokens of images begin with
 
     def tap_of_result(self, num_layers: int) -> LayerTap | None:
         """For the final norm, whose result is the last layer's; it has only the rows that are read."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from bequest.engine.layers.backend import Backend
 from bequest.engine.layers.parts import Norm
 from bequest.engine.layers.spec import LayerSpec
-from bequest.engine.layers.start import StartRows
+from bequest.engine.layers.start import Overlay, StartRows
 from bequest.engine.layers.weight import Weight
 from bequest.engine.models.batch import ModelInput
 from bequest.engine.models.config import DecoderConfig
@@ -73,16 +73,20 @@ class Decoder:
 
     def _turned(self, batch: ModelInput) -> ModelInput:
         """With the positions of rotation that rows of images have."""
-        overlay, turns = batch.overlay, self._parts.turns
-        if overlay is None or overlay.turns is None or turns is None:
+        if not isinstance(batch.overlay, Overlay) or batch.overlay.turns is None:
             return batch
         positions = batch.positions.clone()
-        positions[overlay.tokens] = turns.place(overlay.turns)
+        self.turn(positions, batch.overlay)
         return replace(batch, positions=positions)
 
     def start_rows(self, ids: Tensor) -> Tensor:
         """What tokens [T] begin as, [T, H]."""
         return StartRows(ids, self._parts.table, factor=self._parts.start_factor).stream(self._ops).state()
+
+    def turn(self, positions: Tensor, overlay: Overlay) -> None:
+        """Writes the positions of rotation that rows of images have to those [T] of a step."""
+        if overlay.turns is not None and self._parts.turns is not None:
+            positions[overlay.tokens] = self._parts.turns.place(overlay.turns)
 
     @property
     def table(self) -> Weight:

@@ -7,7 +7,6 @@ Log-probabilities and steps larger than any graph add launches of their own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +17,7 @@ from bequest.engine.kernels import cuda as kernels
 from bequest.engine.kernels.cuda_attention import CudaAttentionWorkspace, WorkCounts
 from bequest.engine.kernels.cuda_sampler import CudaSampler
 from bequest.engine.kernels.streams import StreamScope
-from bequest.engine.layers.start import Overlay
+from bequest.engine.layers.start import FixedOverlay, Overlay
 from bequest.engine.models.any_model import Model
 from bequest.engine.models.batch import ModelInput
 from bequest.engine.models.encoder_decoder import EncoderDecoder
@@ -29,13 +28,14 @@ from bequest.engine.runner.cuda_beams import CudaBeams
 from bequest.engine.runner.cuda_blocks import BlockTransfers, PendingRead, PendingWrite
 from bequest.engine.runner.cuda_buffers import CROSS, MOST_UPDATE_BYTES, StepBuffers
 from bequest.engine.runner.cuda_encoders import CudaEncoders
+from bequest.engine.runner.cuda_logprobs import prompt_logprobs
 from bequest.engine.runner.cuda_masks import DeviceMasks
+from bequest.engine.runner.cuda_overlay import FixedPlaces
 from bequest.engine.runner.cuda_results import PendingResults, ResultBuffers
 from bequest.engine.runner.cuda_sizes import Ladder, StepSize
 from bequest.engine.runner.cuda_states import StatesRing
 from bequest.engine.runner.host_cache import PinnedHostCache
 from bequest.engine.runner.images import SeenImages
-from bequest.engine.runner.prompt_logprobs import split_logprobs
 from bequest.engine.runner.timestamps import TimestampRows
 from bequest.engine.types import (
     MAX_BEAM_WIDTH,
@@ -46,7 +46,6 @@ from bequest.engine.types import (
     LogprobArrays,
     MaskSource,
     MaskSpec,
-    PromptLogprobSpec,
     StepPlan,
     StepSamples,
 )
@@ -55,7 +54,6 @@ from bequest.engine.types.blocks import BlockLayout, BlockRead, BlockWrite, Stat
 from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.types.listening import CrossHeads, FloatRows
 
-_LOGIT_ROWS = 256  # rows of logits at a time for prompt log-probabilities
 _SMALL_STEP = 256  # tokens, with padding: steps that have buffers of their own
 
 
@@ -107,6 +105,7 @@ class CudaRunner:
         """`states`: [NS, LR, E] float32 of a model with recurrent layers; `tower`: of one that sees."""
         self._model = model
         self._images = SeenImages(tower, kv_cache.device, dtype)
+        self._fixed = FixedPlaces(model, tower, limits.max_tokens, dtype, kv_cache.device)
         self._adapters = adapters
         self._recurrent = states
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D] in `dtype` or fp8
@@ -185,8 +184,8 @@ class CudaRunner:
             self._results.begin()
             buffers = self._buffers_of(plan.num_tokens)
             work = buffers.write_lists(plan.batch if plan.num_tokens else None)
-            size = None if _sees(plan) else self._size_of(plan, work)  # a graph knows nothing of images
-            graph = None if size is None else self._graphs.get(size)
+            size = self._size_of(plan, work)
+            graph = None if size is None or not self._fixed.knows(plan.images, size) else self._graphs.get(size)
             padded = size if size is not None and graph is not None else _exact(plan)
             if buffers is not self._buffers_of(padded.num_tokens):
                 buffers = self._large
@@ -215,6 +214,7 @@ class CudaRunner:
                 states = None if plan.taps is None else self._states.send(plan.taps)
                 return self._results.send(plan.step, 0, None, (), None, states)
             if graph is not None:
+                self._fixed.place(overlay, buffers.on_device("positions"))
                 graph.graph.replay()
                 outputs = graph.outputs
             else:
@@ -290,15 +290,18 @@ class CudaRunner:
     def capture(self) -> int:
         """Captures a graph for every size of the ladder; returns their number."""
         pool = torch.cuda.graph_pool_handle()
+        self._images.use_graphs(pool)
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             for size in self._ladder.sizes():
                 self._stage_padding(size)
                 if size.merges:  # a size without merges comes behind its twin
-                    self._forward(size)  # loads kernels and cuBLAS plans, which a capture must not
+                    self._forward(
+                        size, self._fixed.of(size)
+                    )  # loads kernels and cuBLAS plans, which a capture must not
                 # Not `torch.cuda.graph`: it gives the memory of the forward above back to the driver, each time anew.
                 graph = torch.cuda.CUDAGraph()
                 graph.capture_begin(pool)
-                outputs = self._forward(size)
+                outputs = self._forward(size, self._fixed.of(size))
                 graph.capture_end()
                 self._graphs[size] = _Graph(graph, outputs)
         torch.cuda.synchronize(self._device)
@@ -393,7 +396,7 @@ class CudaRunner:
 
     # --- what a graph holds --------------------------------------------------------------------------------------
 
-    def _forward(self, size: StepSize, overlay: Overlay | None = None) -> _Outputs:
+    def _forward(self, size: StepSize, overlay: Overlay | FixedOverlay | None = None) -> _Outputs:
         """From the staged arrays to sampled tokens; every tensor it touches has a fixed place."""
         buffers = self._buffers_of(size.num_tokens)
         hidden = self._model.forward(
@@ -460,24 +463,10 @@ class CudaRunner:
         prompt: tuple[LogprobArrays, ...] = ()
         if plan.prompt_logprobs:
             with torch.inference_mode():
-                prompt = self._prompt_logprobs(outputs.hidden, plan.prompt_logprobs)
+                prompt = prompt_logprobs(self._model, outputs.hidden, plan.prompt_logprobs)
         beams = self._beams.launch(outputs.logits, plan.beams) if plan.beams else None
         states = None if plan.taps is None else self._states.send(plan.taps)
         return self._results.send(plan.step, num_samples, num_logprobs, prompt, beams, states)
-
-    def _prompt_logprobs(self, hidden: Tensor, specs: Sequence[PromptLogprobSpec]) -> tuple[LogprobArrays, ...]:
-        """Those of all specs at once. Synchronous: a request that asks for these pays for them."""
-        tokens = np.concatenate([np.arange(s.first_token, s.first_token + len(s.targets)) for s in specs])
-        rows = torch.from_numpy(tokens).to(self._device)
-        targets = torch.from_numpy(np.concatenate([s.targets for s in specs])).to(self._device)
-        top = max(s.top for s in specs)
-        parts = [
-            kernels.logprobs(self._model.logits(hidden[rows[i : i + _LOGIT_ROWS]]), targets[i : i + _LOGIT_ROWS], top)
-            for i in range(0, len(tokens), _LOGIT_ROWS)
-        ]
-        names = ("chosen", "rank", "top_ids", "top")
-        whole = {name: torch.cat([getattr(part, name) for part in parts]).cpu().numpy() for name in names}
-        return split_logprobs([LogprobArrays(**whole)], specs)
 
 
 def _is_plain(plan: StepPlan) -> bool:
@@ -486,11 +475,6 @@ def _is_plain(plan: StepPlan) -> bool:
     rows = len(plan.rows.open) + len(plan.rows.close)
     told = plan.samples.num_logprobs is not None or plan.prompt_logprobs or plan.beams or plan.taps is not None
     return not (moves or rows or told or plan.encoders or plan.images is not None)
-
-
-def _sees(plan: StepPlan) -> bool:
-    """Whether tokens of the step are rows of images."""
-    return plan.images is not None and bool(plan.images.gathered)
 
 
 def _exact(plan: StepPlan) -> StepSize:

@@ -14,6 +14,7 @@ from bequest.engine.layers.start import Overlay
 from bequest.engine.layers.together import Together, TogetherSpan
 from bequest.engine.models.towers.tensors import sent
 from bequest.engine.models.towers.tower import Tower
+from bequest.engine.models.towers.tower_graphs import Pool
 from bequest.engine.types.image import Image, ImageRows, StepImages, TogetherRows
 from bequest.engine.types.plan import StepBatch
 
@@ -57,6 +58,10 @@ class SeenImages:
             return functional.pad(rows, (0, (self._num_states - 1) * rows.shape[1]))
         assert self._tower is not None, "a model without a tower was sent an image"
         return self._tower.look(image.content)
+
+    def use_graphs(self, pool: Pool) -> None:
+        if self._tower is not None:
+            self._tower.use_graphs(pool)
 
     def look_at_nothing(self, max_patches: int) -> None:
         """A run of the largest size, to see what it takes."""

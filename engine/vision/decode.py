@@ -68,4 +68,5 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
 def _pixels(file: PillowImage) -> Rgb:
     from PIL import ImageOps
 
-    return np.asarray(ImageOps.exif_transpose(file).convert("RGB"))
+    ImageOps.exif_transpose(file, in_place=True)
+    return np.asarray(file if file.mode == "RGB" else file.convert("RGB"))

@@ -1,11 +1,13 @@
-"""Pixels of one size → of another, as Pillow does it."""
+"""Pixels of one size → of another, to the bit as Pillow does it, and several times as fast (csrc/ops/cpu/resize.h)."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from bequest.engine import _C
 from bequest.engine.types.image import Rgb
 
+_NEAREST = 0  # takes pixels as they are, and is what no model's files ask for
 Size = tuple[int, int]  # height, width
 
 
@@ -13,9 +15,14 @@ def resized(image: Rgb, size: Size, resample: int) -> Rgb:
     """`resample`: the number of a filter of Pillow's."""
     if image.shape[:2] == size:
         return image
-    from PIL import Image
+    # Where both sides change and rows become fewer, Pillow's own sizes say which pass comes first.
+    if resample == _NEAREST or (size[0] < image.shape[0] and size[1] != image.shape[1]):
+        from PIL import Image
 
-    return np.asarray(Image.fromarray(image).resize((size[1], size[0]), Image.Resampling(resample)))
+        return np.asarray(Image.fromarray(image).resize((size[1], size[0]), Image.Resampling(resample)))
+    given, made = np.ascontiguousarray(image), np.empty((*size, 3), np.uint8)
+    _C.resize_pixels(given.ctypes.data, (given.shape[0], given.shape[1]), made.ctypes.data, size, resample)
+    return made
 
 
 def cropped(image: Rgb, size: Size) -> Rgb:

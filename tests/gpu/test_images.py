@@ -14,7 +14,9 @@ from bequest.engine.models.load import load_model
 from bequest.engine.models.towers.grid_places import Parts
 from bequest.engine.types import Lineage, Terms
 from bequest.engine.types.image import Rgb
+from tests.engine.test_given_rows_against_transformers import TEXT, giver
 from tests.engine.test_images_against_transformers import ONE, THREE, seer
+from tests.tiny_models import save_tiny_model
 from tests.tiny_seeing import PICTURES, picture, save_seeing
 
 pytestmark = pytest.mark.gpu
@@ -94,3 +96,32 @@ def test_a_tower_waits_for_nothing(tmp_path: Path) -> None:
             loaded.tower.look(pixels)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2.5-vl", "qwen3-vl"])
+def test_graphs_of_a_tower(name: str, tmp_path: Path) -> None:
+    """From the second image of a size on; the sizes take turns, and one more than are kept comes in between."""
+    loaded = load_model(save_seeing(name, tmp_path), "bfloat16", backend=CudaBackend(torch.device("cuda", 0)))
+    tower = loaded.tower
+    assert tower is not None
+    random = np.random.default_rng(3)
+    side = 28 if name == "llava" else 8
+    counts = range(1, 11) if name != "llava" else [3] * 10
+    shapes = [(1, 3 * side, side * count, 3) if name != "llava" else (1, 28, 28, 3) for count in counts]
+    pixels = [random.integers(0, 256, shape, np.uint8) for shape in [*shapes, *shapes, *shapes[-6:], *shapes[-6:]]]
+    with torch.cuda.stream(torch.cuda.Stream()):
+        expected = [tower.look(given) for given in pixels]
+        tower.use_graphs(torch.cuda.graph_pool_handle())
+        rows = [tower.look(given) for given in pixels]
+        torch.cuda.synchronize()
+    for one, other in zip(rows, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["llama", "granite"])
+async def test_given_rows(name: str, tmp_path: Path) -> None:
+    """Instead of tokens, beside tokens, and in chunks."""
+    fields = {"device": "cuda", "threads": None, "max_num_batched_tokens": 24}
+    async with giver(name, save_tiny_model(name, tmp_path), **fields) as hand:
+        asked = [hand.tokens(hand.word(1)), hand.tokens(TEXT, hand.word(2), TEXT)]
+        assert await asyncio.gather(*asked) == [hand.expected(hand.rows(1)), hand.expected(TEXT, hand.rows(2), TEXT)]

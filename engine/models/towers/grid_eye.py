@@ -42,8 +42,8 @@ class GridEye:
 
     def rows(self, values: Tensor, ops: Ops) -> Tensor:
         """With those of deep layers beside each other: [rows, (1 + deep layers) · H]."""
-        config, patch = self._config, self._config.patch_size
-        places = self._places.of(values.shape[2] // patch, values.shape[3] // patch)
+        config = self._config
+        places = self.held(values.shape[2], values.shape[3])
         rows = functional.linear(self._cut(values[0]), self._patches, self._bias)
         if self._table is not None and places.stretched is not None:
             rows = rows + places.stretched.rows(self._table)
@@ -57,6 +57,9 @@ class GridEye:
         merged = self._merger(rows)
         merged = torch.cat([merged, *deep], dim=1) if deep else merged
         return merged if places.back is None else merged[places.back]
+
+    def held(self, height: int, width: int) -> Places:
+        return self._places.of(height // self._config.patch_size, width // self._config.patch_size)
 
     def largest(self, max_patches: int) -> tuple[int, int, int]:
         side = self._config.patch_size * self._config.merge

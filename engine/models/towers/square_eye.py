@@ -31,6 +31,9 @@ class SquareEye:
             rows = _shuffled(rows, wanted.shuffle)
         return self._projector(rows).flatten(0, 1)
 
+    def held(self, height: int, width: int) -> None:
+        return None
+
     def largest(self, max_patches: int) -> tuple[int, int, int]:
         side = self._config.image_size
         return max(1, max_patches // self._config.num_positions), side, side

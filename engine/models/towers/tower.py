@@ -19,6 +19,7 @@ from bequest.engine.models.towers.config import VisionConfig, VitConfig
 from bequest.engine.models.towers.grid_eye import GridEye
 from bequest.engine.models.towers.square_eye import SquareEye
 from bequest.engine.models.towers.tensors import Tensors, sent
+from bequest.engine.models.towers.tower_graphs import Pool, TowerGraphs
 from bequest.engine.types.image import Pixels
 from bequest.engine.vision.processor import Normalisation
 
@@ -28,6 +29,10 @@ class Eye(Protocol):
 
     def rows(self, values: Tensor, ops: Ops) -> Tensor:
         """[F, 3, height, width], normalised → [rows, H]; `ops`: kernels for what torch has no single one for."""
+        ...
+
+    def held(self, height: int, width: int) -> object:
+        """What runs of this size read on the device, beside their input and the weights."""
         ...
 
     def largest(self, max_patches: int) -> tuple[int, int, int]:
@@ -46,11 +51,19 @@ class Tower:
         self._shift = read.placed(torch.tensor(normalisation.mean))
         self._std = read.placed(torch.tensor(normalisation.std))
         self._scale = normalisation.scale
+        self._graphs: TowerGraphs | None = None
+
+    def use_graphs(self, pool: Pool) -> None:
+        """From now on, of sizes that come again. `pool`: as in TowerGraphs. REQUIRES: a GPU"""
+        self._graphs = TowerGraphs(self._rows, lambda shape: self._eye.held(shape[1], shape[2]), pool)
 
     @torch.inference_mode()
     def look(self, pixels: Pixels) -> Tensor:
         """[F, height, width, 3] → [rows, H]"""
         given = sent(pixels, self._shift.device)
+        return self._rows(given) if self._graphs is None else self._graphs.run(given)
+
+    def _rows(self, given: Tensor) -> Tensor:
         values = (given.to(torch.float32) * self._scale - self._shift) / self._std
         return self._eye.rows(values.permute(0, 3, 1, 2).to(self.dtype).contiguous(), self._ops)
 
