@@ -17,6 +17,7 @@ from bequest.engine.cache.entries import host_block, is_on_host
 from bequest.engine.cache.tiers.ticket import Ticket
 from bequest.engine.device import DeviceThread
 from bequest.engine.errors import EngineError, EstateMismatch, InsufficientRetention, InvalidEstate
+from bequest.engine.inheritance.estate_images import arrived, check_images
 from bequest.engine.inheritance.estates import Coming, Estates, Leaving
 from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.state.record import KeptChoice, Record
@@ -25,6 +26,7 @@ from bequest.engine.types import IntArray, ModelInfo, StepMoves
 from bequest.engine.types.blocks import BlockBytes, BlockRead, BlockWrite, BytesMove, StateRead, StateWrite
 from bequest.engine.types.encoder import check_encoder
 from bequest.engine.types.estate import Deed, Estate, EstateIdentity, Notes
+from bequest.engine.types.image import without_images
 
 _PIECE_BYTES = 32 << 20  # of one transfer: a step waits for no more than that
 
@@ -43,6 +45,8 @@ class EstateDesk:
         """`fingerprint`: of the weights; called in a worker thread, when it is needed first."""
         self._info = info
         self._cache = scheduler.cache
+        self._contents = scheduler.retention.contents
+        self._takes_embeds = scheduler.limits.takes_embeds
         self._estates = Estates(scheduler.cache, scheduler.retention)
         self._device = device
         self.adapters = adapters
@@ -76,8 +80,11 @@ class EstateDesk:
             raise EstateMismatch(
                 message, reason="estate_mismatch", details={"differs": differs}, names=" and ".join(differs)
             )
-        self._check(estate.deed)
-        coming = self._estates.come(estate, self.notes.from_bytes(estate.deed.origin), adapter)
+        await asyncio.to_thread(self._check, estate.deed)
+        here = arrived(estate.deed, self._contents)
+        origin = self.notes.from_bytes(estate.deed.origin, here.ids)
+        estate = Estate(here.deed, estate.content)
+        coming = self._estates.come(estate, origin, adapter, here.images)
         try:
             await self._write(coming, estate.content)
             await self._write_states(coming, estate.content)
@@ -148,8 +155,10 @@ class EstateDesk:
 
     def _check(self, deed: Deed) -> None:
         """What only an engine of the same model can know."""
-        if any(max(choice.token_ids) >= self._info.vocab_size for choice in deed.choices):
+        said = (without_images(choice.token_ids) for choice in deed.choices)
+        if any(max(ids, default=0) >= self._info.vocab_size for ids in said):
             raise InvalidEstate("The estate has tokens that the model does not know.")
+        check_images(deed, self._info, takes_embeds=self._takes_embeds)
         check_encoder(None if deed.encoder is None else deed.encoder.as_input(), self._info.encoder)
 
     async def _reach(self, leaving: Leaving) -> None:

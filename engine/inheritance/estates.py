@@ -16,6 +16,7 @@ from bequest.engine.cache.kv_cache import KvCache
 from bequest.engine.cache.salt import pack_salt
 from bequest.engine.cache.states import States
 from bequest.engine.errors import InsufficientRetention, InvalidEstate, InvalidRequest, ParentFailed
+from bequest.engine.inheritance.estate_images import check_size
 from bequest.engine.inheritance.leases import Borrowed, Leases
 from bequest.engine.inheritance.retention import Retention
 from bequest.engine.state.record import Identity, KeptChoice, Record
@@ -29,9 +30,11 @@ from bequest.engine.types.estate import (
     EstateChoice,
     EstateEncoder,
     EstateIdentity,
+    EstateImage,
     EstateState,
     Notes,
 )
+from bequest.engine.types.image import Image
 
 
 class Leaving:
@@ -84,6 +87,7 @@ class Leaving:
             parent_choice=0 if lineage is None else lineage.choice,
             at=0 if lineage is None else lineage.at,
             origin=notes.to_bytes(record.identity.origin),
+            images=tuple(map(EstateImage.of, record.identity.images)),
         )
 
     def _states_of(self, kept: KeptChoice, rows_of_state: int) -> tuple[EstateState, ...]:
@@ -121,6 +125,7 @@ class Coming:
         estate: Estate,
         origin: object,
         adapter: AdapterRef | None,
+        images: tuple[Image, ...],
         cache: KvCache,
         retention: Retention,
         fronts: list[_Front | None],
@@ -142,6 +147,7 @@ class Coming:
             lineage=None if deed.parent is None else Lineage(deed.parent, deed.parent_choice, deed.at),
             num_choices=deed.num_choices,
             encoder=encoder,
+            images=images,
             adapter=adapter,
         )
         tables: list[BlockTable] = []
@@ -225,13 +231,13 @@ class Estates:
         if record.failed or not record.kept:
             message = f"The request '{reference}' ended before anything was computed."
             raise ParentFailed(message, reason="parent_failed", reference=reference)
-        if record.identity.images:
-            message = "Ids of images mean something in this process alone."
-            raise InvalidRequest(message, reason="estates_without_images", reference=reference)
+        check_size(record.identity.images)
         return Leaving(record, self._retention.leases)
 
-    def come(self, estate: Estate, origin: object, adapter: AdapterRef | None) -> Coming:
-        """`adapter`: what it was computed with, as it is loaded here.
+    def come(
+        self, estate: Estate, origin: object, adapter: AdapterRef | None, images: tuple[Image, ...] = ()
+    ) -> Coming:
+        """`adapter`: what it was computed with, as it is loaded here. `images`: whose ids its tokens have.
 
         Raises NameInUse, RetentionTooLarge or InsufficientRetention, with nothing changed."""
         deed = estate.deed
@@ -252,7 +258,7 @@ class Estates:
                 reason="no_room_for_estate",
                 details=self._retention.leases.budget.details(tenant, num_blocks),
             )
-        return Coming(estate, origin, adapter, self._cache, self._retention, fronts)
+        return Coming(estate, origin, adapter, images, self._cache, self._retention, fronts)
 
 
 def _lacks_blocks(choice: EstateChoice, windows: list[int]) -> bool:

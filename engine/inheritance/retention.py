@@ -18,7 +18,6 @@ from bequest.engine.cache.states import Stateless, States
 from bequest.engine.errors import (
     ContinuationMismatch,
     EngineError,
-    InvalidRequest,
     NameInUse,
     ParentExpired,
     ParentFailed,
@@ -27,6 +26,7 @@ from bequest.engine.errors import (
 )
 from bequest.engine.inheritance.books import FileBooks, segments_of, sizes_of
 from bequest.engine.inheritance.budget import LeaseBudget
+from bequest.engine.inheritance.estate_images import check_size
 from bequest.engine.inheritance.leases import OPEN_ENDED_TOKENS, Borrowed, Leases
 from bequest.engine.inheritance.state_leases import StateLeases
 from bequest.engine.inheritance.tallies import Tallies
@@ -37,6 +37,7 @@ from bequest.engine.state.sequence import Group, Sequence
 from bequest.engine.types import Grade, GradeLoad, Lineage, Request, Retained
 from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.types.estate import Manifest
+from bequest.engine.types.image import Image
 from bequest.engine.types.recurrent import StateSizes
 
 _MOST_GONE = 8192  # ids and names that are remembered as expired
@@ -239,9 +240,17 @@ class Retention:
             self._corpus.learn(record, 0)
 
     def restore(
-        self, manifest: Manifest, origin: object, adapter: AdapterRef | None, *, lost: bool, now: float
+        self,
+        manifest: Manifest,
+        origin: object,
+        adapter: AdapterRef | None,
+        images: tuple[Image, ...] = (),
+        *,
+        lost: bool,
+        now: float,
     ) -> None:
-        """A lease of an earlier process is found again; its blocks are in files."""
+        """A lease of an earlier process is found again; its blocks are in files. `images`: whose ids its tokens have
+        here."""
         deed, tenant = manifest.deed, manifest.deed.identity.tenant
         encoder = None if deed.encoder is None else deed.encoder.as_input()
         identity = Identity(
@@ -256,6 +265,7 @@ class Retention:
             num_choices=deed.num_choices,
             adapter=adapter,
             encoder=encoder,
+            images=images,
         )
         record = Record(identity, stored=manifest, lost=lost)
         for choice in deed.choices:
@@ -377,9 +387,7 @@ class Retention:
 
     def _promise_files(self, record: Record, group: Group) -> None:
         try:
-            if group.request.images:
-                message = "Leases of prompts with images cannot be kept in files."
-                raise InvalidRequest(message, reason="not_for_files", field="retain.durable")
+            check_size(group.request.images, "retain.durable")
             rows = record.lease.states * self._limits.rows_of_state
             self.books.promise(record, self.leases.most_blocks(group) + rows)
         except EngineError as error:

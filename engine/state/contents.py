@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -23,8 +24,11 @@ class ContentKey(NamedTuple):
     detail: Detail
 
     @classmethod
-    def of(cls, tenant: str, data: bytes, detail: Detail) -> ContentKey:
-        return cls(tenant, hashlib.blake2b(data, digest_size=32).digest(), detail)
+    def of(cls, tenant: str, data: bytes, detail: Detail, settings: str = "") -> ContentKey:
+        """`settings`: how it is prepared."""
+        digest = hashlib.blake2b(hashlib.blake2b(settings.encode()).digest(), digest_size=32)
+        digest.update(data)
+        return cls(tenant, digest.digest(), detail)
 
 
 class Contents:
@@ -42,7 +46,8 @@ class Contents:
         """That of this key; made with the first of so many new ids if there is none."""
         if (known := self.find(key)) is not None:
             return known
-        image = self._found[key] = make(self._free_ids(num_rows))
+        made = make(self._free_ids(num_rows))
+        image = self._found[key] = replace(made, digest=key.digest, detail=key.detail)
         return image
 
     def _free_ids(self, count: int) -> int:

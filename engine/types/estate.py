@@ -5,8 +5,9 @@ engine/formats/estate_file.py has it as a file. Dims: N blocks.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
@@ -15,6 +16,7 @@ import numpy as np
 from bequest.engine.errors import InvalidEstate
 from bequest.engine.types.blocks import BlockBytes, BlockLayout
 from bequest.engine.types.encoder import EncoderInput
+from bequest.engine.types.image import FIRST_ID, LAST_ID, Detail, Image
 
 _REFERENCE = re.compile(r"[A-Za-z0-9._:-]{1,200}\Z")
 NO_BLOCK = -1
@@ -25,8 +27,9 @@ class Notes(Protocol):
 
     def to_bytes(self, origin: object) -> bytes: ...
 
-    def from_bytes(self, data: bytes) -> object:
-        """Raises InvalidEstate if they are not what `to_bytes` made."""
+    def from_bytes(self, data: bytes, images: Mapping[int, int]) -> object:
+        """`images`: by their first ids when the notes were written, those that they have now. Raises InvalidEstate if
+        they are not what `to_bytes` made."""
 
 
 class NoNotes:
@@ -35,7 +38,7 @@ class NoNotes:
     def to_bytes(self, origin: object) -> bytes:
         return b""
 
-    def from_bytes(self, data: bytes) -> object:
+    def from_bytes(self, data: bytes, images: Mapping[int, int]) -> object:
         return None
 
 
@@ -110,6 +113,62 @@ class EstateEncoder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EstateImage:
+    """An image, or rows that the request brought. Its ids are those of the process that wrote them."""
+
+    first_id: int
+    token_ids: tuple[int, ...]  # its tokens in a prompt
+    shape: tuple[int, ...]  # [F, height, width, 3] of pixels, [rows, H] of rows
+    content: bytes  # uint8 of pixels, float32 of rows
+    num_patches: int
+    grid: tuple[int, int] | None = None
+    digest: bytes  # what it is found by, with the detail
+    detail: Detail = Detail()
+
+    @classmethod
+    def of(cls, image: Image) -> EstateImage:
+        content = image.content if image.is_seen else image.content.astype("<f4")
+        return cls(
+            first_id=image.first_id,
+            token_ids=image.token_ids,
+            shape=image.content.shape,
+            content=content.tobytes(),
+            num_patches=image.num_patches,
+            grid=image.grid,
+            digest=image.digest,
+            detail=image.detail,
+        )
+
+    def as_image(self, first_id: int) -> Image:
+        """With other ids. REQUIRES: it is whole"""
+        content = np.frombuffer(self.content, self._dtype).reshape(self.shape)
+        return Image(
+            first_id=first_id,
+            num_rows=self.num_rows,
+            token_ids=tuple(id_ + first_id - self.first_id if id_ >= FIRST_ID else id_ for id_ in self.token_ids),
+            content=content if self._dtype.itemsize == 1 else content.astype(np.float32),
+            num_patches=self.num_patches,
+            grid=self.grid,
+        )
+
+    @property
+    def _dtype(self) -> np.dtype[np.generic]:
+        return np.dtype(np.uint8 if len(self.shape) == 4 else "<f4")
+
+    @property
+    def num_rows(self) -> int:
+        return sum(id_ >= FIRST_ID for id_ in self.token_ids)
+
+    @property
+    def is_whole(self) -> bool:
+        ids = [id_ for id_ in self.token_ids if id_ >= FIRST_ID]
+        if not ids or ids != list(range(self.first_id, self.first_id + len(ids))) or min(self.token_ids) < 0:
+            return False
+        sizes = min(self.shape, default=0) > 0 and len(self.shape) in (2, 4) and self.num_patches >= 0
+        return sizes and len(self.content) == self._dtype.itemsize * math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Deed:
     """What an estate says of its content."""
 
@@ -125,6 +184,7 @@ class Deed:
     parent_choice: int = 0
     at: int = 0
     origin: bytes = b""  # the server's notes
+    images: tuple[EstateImage, ...] = ()  # whose ids are among the tokens
 
     def flaws(self, num_rows: int) -> Iterator[str]:
         """Where it contradicts itself or a content of so many blocks."""
@@ -161,8 +221,22 @@ class Deed:
             if len(encoder.rows) != -(-encoder.length // size) or not owned.isdisjoint(encoder.rows):
                 yield "its encoder input has not the blocks that hold it"
             owned.update(encoder.rows)
+        yield from self._flaws_of_images()
         if owned != set(range(num_rows)):
             yield "blocks are missing, or nobody's"
+
+    def _flaws_of_images(self) -> Iterator[str]:
+        if not all(image.is_whole for image in self.images):
+            yield "an image is not whole"
+            return
+        known: set[int] = set()
+        for image in self.images:
+            ids = range(image.first_id, image.first_id + image.num_rows)
+            if ids.stop - 1 > LAST_ID or not known.isdisjoint(ids):
+                yield "images have no ids of their own"
+            known.update(ids)
+        if not all(id_ < FIRST_ID or id_ in known for choice in self.choices for id_ in choice.token_ids):
+            yield "a token is that of an image which is not there"
 
     def _flaws_of_states(self, choice: EstateChoice) -> Iterator[str]:
         positions, needed = [state.position for state in choice.states], self.identity.cache.rows_of_state

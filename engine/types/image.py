@@ -67,6 +67,8 @@ class Image(Data):
     content: npt.NDArray[Any]  # Pixels, which the tower looks at, or GivenRows
     num_patches: int
     grid: tuple[int, int] | None = None
+    digest: bytes = b""  # of the file, and of what was made of it; with the detail it tells images of a tenant apart
+    detail: Detail = Detail()
 
     @classmethod
     def of(cls, prepared: PreparedImage, first_id: int, tokenise: Callable[[str], Iterable[int]]) -> Image:
@@ -113,6 +115,8 @@ class VisionInfo:
     row_token: int | None = None  # as which clients see each row of an image; None: the image token
     around: tuple[str, str] | None = None  # text that belongs before and behind what the template writes for an image
     together: bool = False  # rows of an image see each other, later ones too, so that they are computed at once
+    settings: str = ""  # how images are prepared: those of other settings are others
+    fits: Callable[[Image], bool] = lambda image: False  # whether the tower makes rows of it, as many as it says
 
 
 # --- where the images of a prompt are ------------------------------------------------------------------------------

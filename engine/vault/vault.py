@@ -22,6 +22,7 @@ from bequest.engine.cache.tiers.ticket import Ticket
 from bequest.engine.errors import EngineError, InvalidEstate, ParentLost
 from bequest.engine.estates import EstateDesk
 from bequest.engine.inheritance.books import segments_of, sizes_of
+from bequest.engine.inheritance.estate_images import arrived
 from bequest.engine.inheritance.estates import Leaving
 from bequest.engine.inheritance.retention import Retention
 from bequest.engine.inheritance.warm import WARM_SECONDS, WarmEntry, WarmEstates
@@ -144,16 +145,21 @@ class Vault:
         return why_not
 
     def _restore(self, one: Found) -> None:
+        here = arrived(one.manifest.deed, self._retention.contents)
+        one = replace(one, manifest=replace(one.manifest, deed=here.deed))
         try:
-            origin = self._desk.notes.from_bytes(one.manifest.deed.origin)
+            origin = self._desk.notes.from_bytes(one.manifest.deed.origin, here.ids)
         except InvalidEstate as error:
             log.warning("the conversation of %s is lost: %s", one.manifest.deed.id, error)
             origin = None
+        if here.images:  # its notes name them
+            deed = replace(here.deed, origin=self._desk.notes.to_bytes(origin))
+            one = replace(one, manifest=replace(one.manifest, deed=deed))
         adapter = self._desk.adapters.find_identity(one.manifest.deed.identity.adapter)
         if one.manifest.warm:
             self._restore_warm(one, adapter)
         else:
-            self._retention.restore(one.manifest, origin, adapter, lost=one.lost, now=self._clock())
+            self._retention.restore(one.manifest, origin, adapter, here.images, lost=one.lost, now=self._clock())
 
     def _restore_warm(self, one: Found, adapter: AdapterRef | None) -> None:
         self._retention.books.hold(segments_of(one.manifest), sizes_of(one.manifest))
@@ -233,7 +239,7 @@ class Vault:
     async def flush(self, end: float) -> None:
         """Writes what is leased and fits, before the process ends; until `end`, on the clock."""
         for record in self._retention.leases.holders():
-            if record.leased and record.stored is None and not record.identity.images:
+            if record.leased and record.stored is None:
                 self._store_soon(record)
         while (waiting := {*self._storing.values(), *self._held_back.values()}) and self._clock() < end:
             await asyncio.wait(waiting, timeout=end - self._clock())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bequest.engine.types.image import Detail, PreparedImage, Rgb
+from bequest.engine.types.image import Detail, Image, PreparedImage, Rgb
 from bequest.engine.vision.processor import FULL, Normalisation
 from bequest.engine.vision.resizing import Size, resized
 
@@ -40,6 +40,14 @@ class GridProcessor:
         rows, columns = height // self.patch, width // self.patch
         grid = rows // self.merge, columns // self.merge
         return PreparedImage(pixels, (grid[0] * grid[1],), rows * columns, grid)
+
+    def fits(self, image: Image) -> bool:
+        if image.grid is None or min(image.grid) < 1:
+            return False
+        (rows, columns), side = image.grid, self.patch * self.merge
+        counts = rows * columns, rows * columns * self.merge**2
+        shape = (1, rows * side, columns * side, 3)
+        return image.content.shape == shape and (image.num_rows, image.num_patches) == counts
 
     def _bounds(self, detail: Detail) -> tuple[int, int]:
         """Of pixels. What was asked for goes before what the model's files say, and that before `low`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from bequest.engine.types.image import Detail, PreparedImage, Rgb
+from bequest.engine.types.image import Detail, Image, PreparedImage, Rgb
 
 FULL = Detail()
 
@@ -33,6 +33,10 @@ class Processor(Protocol):
     @property
     def pixel_bounds(self) -> tuple[int, int] | None:
         """As `VisionInfo.pixels`."""
+        ...
+
+    def fits(self, image: Image) -> bool:
+        """Whether it is one that `prepare` could have made."""
         ...
 
     def prepare(self, image: Rgb, detail: Detail = FULL) -> PreparedImage: ...

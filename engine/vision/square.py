@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bequest.engine.types.image import Detail, PreparedImage, Rgb
+from bequest.engine.types.image import Detail, Image, PreparedImage, Rgb
 from bequest.engine.vision.processor import FULL, Normalisation
 from bequest.engine.vision.resizing import Size, cropped, resized, squared
 
@@ -33,6 +33,10 @@ class SquareProcessor:
     @property
     def pixel_bounds(self) -> None:
         return None
+
+    def fits(self, image: Image) -> bool:
+        shape, counts = (1, self.side, self.side, 3), (self.num_rows, self.num_patches)
+        return image.grid is None and image.content.shape == shape and (image.num_rows, image.num_patches) == counts
 
     def prepare(self, image: Rgb, detail: Detail = FULL) -> PreparedImage:
         if self.pads:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bequest.engine.types.image import Detail, PreparedImage, Rgb
+from bequest.engine.types.image import Detail, Image, PreparedImage, Rgb
 from bequest.engine.vision.processor import FULL, Normalisation
 from bequest.engine.vision.resizing import Size, resized
 
@@ -54,6 +54,11 @@ class TileProcessor:
             return self._prepared([image], 0, 0)
         tiles = [_tile(image, row, column, self.side) for row in range(rows) for column in range(columns)]
         return self._prepared([*tiles, resized(image, square, self.resample)], rows, columns)
+
+    def fits(self, image: Image) -> bool:
+        frames = len(image.content)
+        shape, counts = (frames, self.side, self.side, 3), (frames * self.num_rows, frames * self.num_patches)
+        return image.grid is None and image.content.shape == shape and (image.num_rows, image.num_patches) == counts
 
     def _prepared(self, tiles: list[Rgb], rows: int, columns: int) -> PreparedImage:
         """`rows`, `columns`: of tiles beside the whole."""

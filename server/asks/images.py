@@ -80,7 +80,7 @@ def _store(context: Context, param: str) -> ImageStore:
 async def _image(context: Context, store: ImageStore, given: GivenImage, detail: Detail) -> Image:
     tenant = current_tenant()
     data = await _data(context, given)
-    key = await in_pool(context, lambda: ContentKey.of(tenant, data, detail))
+    key = await in_pool(context, lambda: ContentKey.of(tenant, data, detail, store.vision.settings))
     if (known := store.find(key)) is not None:
         return known
     most = int(context.config.max_image_megapixels * _MEGAPIXEL)

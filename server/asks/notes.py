@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 import msgspec
 
 from bequest.engine.errors import InvalidEstate
@@ -14,11 +18,29 @@ class ConversationNotes:
     def to_bytes(self, origin: object) -> bytes:
         return msgspec.msgpack.encode(origin) if isinstance(origin, Conversation) else b""
 
-    def from_bytes(self, data: bytes) -> object:
+    def from_bytes(self, data: bytes, images: Mapping[int, int]) -> object:
         if not data:
             return None
         try:
-            return msgspec.msgpack.decode(data, type=Conversation)
+            conversation = msgspec.msgpack.decode(data, type=Conversation)
         except (msgspec.DecodeError, UnicodeError) as error:
             message = f"The conversation of the estate cannot be read: {error}."
             raise InvalidEstate(message) from None
+        if not images:
+            return conversation
+        return replace(conversation, messages=tuple(_renumbered(message, images) for message in conversation.messages))
+
+
+def _renumbered(message: Mapping[str, Any], images: Mapping[int, int]) -> Mapping[str, Any]:
+    """With the ids that images have now; those of others, whose pixels did not come, stay as they are."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    parts = [
+        {**part, "image": images.get(part["image"], part["image"])} if _is_image(part) else part for part in content
+    ]
+    return {**message, "content": parts}
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "image" and isinstance(part.get("image"), int)

@@ -105,7 +105,8 @@ SENTENCES = {
     "whole prompt, or send it along as `continuation_fallback`.",
     "no_files": "`retain.durable` needs a server that keeps leases in files: start it with --estate-dir "
     "or --estate-store.",
-    "not_for_files": "`retain.durable` is for prompts without images: leave it out.",
+    "images_not_for_files": "The images of the prompt have {needed} MiB of pixels; {most} MiB may be kept in files or "
+    "leave the server. Send fewer or smaller ones, or leave `retain.durable` out.",
     "lease_too_large_for_files": "`retain.durable` would keep up to {needed} blocks in files, which may hold {budget} "
     "at most (--estate-gb); set a smaller max_tokens.",
     "files_full": "`retain.durable` needs up to {needed_blocks} blocks in files, more than are free of {budget_blocks} "
@@ -119,7 +120,6 @@ SENTENCES = {
     "smaller max_tokens, or start the server with a larger --retain-fraction or --host-cache-gb.",
     "beams_of_states_too_many": "{width} beams have more recurrent states than this server has room for; send a "
     "`beam_width` of {limit} at most.",
-    "estates_without_images": "The request '{reference}' has images in its prompt, and cannot move to another server.",
     "estate_mismatch": "The estate was made by a server with another {names}; it can be continued there alone. Models, "
     "dtypes, the layout of caches (--block-size, --kv-cache-dtype) and the tenant must be the same.",
     "estate_incomplete": "The request '{reference}' still runs: its estate is complete when it has ended.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ import torch
 from bequest.engine.build import build_engine
 from bequest.engine.config import EngineConfig
 from bequest.engine.engine import AsyncEngine
-from bequest.engine.errors import InvalidRequest
+from bequest.engine.errors import InvalidEstate, InvalidRequest
+from bequest.engine.formats.estate_file import from_bytes as file_to_estate
+from bequest.engine.formats.estate_file import to_bytes as estate_to_file
 from bequest.engine.state.contents import ContentKey
-from bequest.engine.types import Lineage, Request, SamplingParams, Terms
+from bequest.engine.types import Lineage, Request, Retain, SamplingParams, Terms
+from bequest.engine.types.estate import Estate
 from bequest.engine.types.hidden import HiddenStatesParams
 from bequest.engine.types.image import FIRST_ID, Detail, Image, Rgb
 from bequest.server.stores.images import ImageStore, RecentContents
@@ -63,7 +67,7 @@ class Seer:
         async for delta in self.engine.generate(request):
             for choice in delta.choices:
                 answer += choice.token_ids
-            self.usage = delta.usage
+            self.usage, self.retained = delta.usage, delta.retained
         return tuple(answer)
 
     def expected(self, *parts: str | int) -> tuple[int, ...]:
@@ -240,7 +244,73 @@ async def test_what_cannot_be_done_with_images(saved: tuple[str, Path]) -> None:
         with pytest.raises(InvalidRequest) as without:
             await eyes.run(ids, ())
         assert without.value.reason == "token_unknown"
-        await eyes.run(ids, images)
-        with pytest.raises(InvalidRequest) as leaving:
-            await eyes.engine.export_estate("", "r3")
-        assert leaving.value.reason == "estates_without_images"
+
+
+async def test_estates_travel_with_images(saved: tuple[str, Path]) -> None:
+    """The other engine has given the ids to others. Its child computes what is new and one more, and no tower."""
+    async with seer(*saved) as eyes, seer(*saved) as others:
+        await others.tokens("look ", 2)
+        await eyes.tokens("no image here")
+        await eyes.tokens(*ONE)
+        estate = file_to_estate(estate_to_file(await eyes.engine.export_estate("", "r1")))
+        taken = await others.engine.import_estate("", estate, 60.0)
+        parent = others.engine.parent("", taken)
+        whole = parent.choices[0].token_ids
+        assert parent.images[0].first_id != eyes.image(0).first_id and others.image(0) is parent.images[0]
+        runs = others.engine.scheduler.images.num_runs
+        await child_equals(others, taken, *saved)
+        assert others.engine.scheduler.images.num_runs == runs
+        # Nothing is left of its blocks: it is computed anew, of the pixels that came with it.
+        apart = await others.run(whole, parent.images, cache_salt="apart")
+        assert others.engine.scheduler.images.num_runs == runs + 1
+        async with seer(*saved) as fresh:
+            assert apart == await fresh.run(*renumbered(whole, parent.images, fresh))
+        with pytest.raises(InvalidEstate, match="images that the model does not take"):
+            wrong = replace(estate.deed.images[0], num_patches=7)
+            deed = replace(estate.deed, id="other", images=(wrong, *estate.deed.images[1:]))
+            await others.engine.import_estate("", Estate(deed, estate.content), 60.0)
+
+
+async def test_leases_with_images_outlive_the_process(saved: tuple[str, Path], tmp_path: Path) -> None:
+    fields = {"estate_dir": str(tmp_path / "estates")}
+    terms = Terms(name="mine", retain=Retain(ttl=600, durable=True))
+    async with seer(*saved, **fields) as eyes:
+        ids, images = eyes.prompt(*THREE)
+        await eyes.run(ids, images, terms=terms)
+        assert eyes.retained is not None and eyes.retained.durable, eyes.retained
+    for _ in range(2):  # the second time of files that were written again
+        async with seer(*saved, **fields) as eyes:
+            await eyes.tokens("look ", 2, cache_salt="before")
+            runs = eyes.engine.scheduler.images.num_runs
+            await child_equals(eyes, "mine", *saved)
+            assert eyes.engine.scheduler.images.num_runs == runs, "no tower looks again"
+            eyes.engine.set_ttl("", "mine", 900.0)
+            await asyncio.sleep(0.2)
+
+
+async def child_equals(eyes: Seer, parent: str, name: str, directory: Path) -> None:
+    """A child of it has the tokens that it would have had without, and computes its suffix and one token."""
+    found = eyes.engine.parent("", parent)
+    whole, suffix = found.choices[0].token_ids, eyes.prompt(" and so on")[0]
+    terms = Terms(lineage=Lineage(parent, 0, len(whole)))
+    child = await eyes.run((*whole, *suffix), found.images, terms=terms)
+    assert eyes.usage is not None and eyes.usage.cached_tokens == len(whole) - 1
+    async with seer(name, directory) as fresh:
+        ids, images = renumbered((*whole, *suffix), found.images, fresh)
+        assert child == await fresh.run(ids, images)
+
+
+def renumbered(
+    ids: tuple[int, ...], images: tuple[Image, ...], eyes: Seer
+) -> tuple[tuple[int, ...], tuple[Image, ...]]:
+    """The same prompt for another engine, which has ids of its own."""
+    by_content = {eyes.image(index).content.tobytes(): eyes.image(index) for index in range(3)}
+    here = {image.first_id: by_content[image.content.tobytes()] for image in images}
+    moved = list(ids)
+    for image in images:
+        of_image = range(image.first_id, image.first_id + image.num_rows)
+        moved = [
+            here[image.first_id].first_id + old - image.first_id if old in of_image else new
+            for old, new in zip(ids, moved, strict=True)
+        ]
+    return tuple(moved), tuple(here.values())

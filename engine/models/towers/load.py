@@ -43,6 +43,8 @@ class Sight:
             row_token=config.image_token_id,
             around=None if config.place is None else (config.place.before, config.place.behind),
             together=config.together,
+            settings=repr(processor),
+            fits=processor.fits,
         )
 
 
