@@ -146,7 +146,7 @@ class EstateImage:
             first_id=first_id,
             num_rows=self.num_rows,
             token_ids=tuple(id_ + first_id - self.first_id if id_ >= FIRST_ID else id_ for id_ in self.token_ids),
-            content=content if self._dtype.itemsize == 1 else content.astype(np.float32),
+            content=content.astype(np.uint8 if len(self.shape) == 4 else np.float32),  # a copy, which may be written to
             num_patches=self.num_patches,
             grid=self.grid,
         )

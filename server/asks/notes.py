@@ -36,11 +36,10 @@ def _renumbered(message: Mapping[str, Any], images: Mapping[int, int]) -> Mappin
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    parts = [
-        {**part, "image": images.get(part["image"], part["image"])} if _is_image(part) else part for part in content
-    ]
-    return {**message, "content": parts}
+    return {**message, "content": [_renumbered_part(part, images) for part in content]}
 
 
-def _is_image(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "image" and isinstance(part.get("image"), int)
+def _renumbered_part(part: Any, images: Mapping[int, int]) -> Any:
+    if not isinstance(part, dict) or part.get("type") != "image" or part.get("image") not in images:
+        return part
+    return {**part, "image": images[part["image"]]}
