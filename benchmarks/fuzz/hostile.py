@@ -49,6 +49,31 @@ _TEMPLATES = [
     "{{ (1, 2) | groupby('a') }}",
 ]
 
+# A canvas of 60,000 × 60,000 pixels in 57 bytes, files that are cut short, addresses that nobody may be sent to.
+_BOMB = "iVBORw0KGgoAAAANSUhEUgAA6mAAAOpgCAIAAABzGWbRAAAAAElFTkSuQmCC"
+_URLS = [
+    f"data:image/png;base64,{_BOMB}",
+    f"data:image/png;base64,{_BOMB[:40]}",
+    "data:image/jpeg;base64,/9j/4AAQSkZJRgABAQ",
+    "data:image/png;base64,!!!",
+    "data:image/png,plain",
+    "data:image/png;base64," + "A" * 1_000_000,
+    "http://127.0.0.1:9/a.png",
+    "http://169.254.169.254/latest/meta-data",
+    "http://[::1]/a.png",
+    "http://localhost:6379/",
+    "file:///etc/passwd",
+    "file:../../secret.png",
+    "ftp://host/a.png",
+    "",
+]
+
+
+def _pictures(draw: random.Random) -> list[dict[str, Any]]:
+    parts = [{"type": "image_url", "image_url": {"url": draw.choice(_URLS)}} for _ in range(draw.choice([1, 3, 100]))]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": "what?"}]}]
+
+
 HOSTILE: dict[str, Callable[[random.Random], Any]] = {
     "structured_outputs": lambda draw: draw.choice(
         [
@@ -74,7 +99,10 @@ HOSTILE: dict[str, Callable[[random.Random], Any]] = {
     "allowed_token_ids": lambda draw: [i % 2000 for i in range(draw.choice([2000, 100_000]))],
     "prompt": lambda draw: draw.choice([["a"] * 5000, "a " * 200_000, [1] * 100_000, [[1]] * 4000, {"prompt": "a"}]),
     "input": lambda draw: draw.choice([["a"] * 5000, "a " * 200_000, [1] * 100_000, [[1, 2]] * 300]),
-    "messages": lambda draw: [{"role": "user", "content": "a"}] * draw.choice([1000, 20_000]),
+    "messages": lambda draw: draw.choice(
+        [[{"role": "user", "content": "a"}] * 1000, [{"role": "user", "content": "a"}] * 20_000, _pictures(draw)]
+    ),
+    "prompt_embeds": lambda draw: draw.choice(["", "!", "AAAA" * 100_000, [], ["UEsDBAAA"] * 5000, ["eA=="] * 3]),
     "continuation_suffixes": lambda draw: [[1, 2, 3]] * draw.choice([200, 1024, 5000]),
     "n": lambda draw: draw.choice([16, 128, 10**9]),
     "beam_width": lambda draw: draw.choice([64, 1024, 10**9]),

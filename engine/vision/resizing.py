@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bequest.engine import _C
+from bequest.engine.kernels.pixels import resize
 from bequest.engine.types.image import Rgb
 
 _NEAREST = 0  # takes pixels as they are, and is what no model's files ask for
@@ -20,9 +20,7 @@ def resized(image: Rgb, size: Size, resample: int) -> Rgb:
         from PIL import Image
 
         return np.asarray(Image.fromarray(image).resize((size[1], size[0]), Image.Resampling(resample)))
-    given, made = np.ascontiguousarray(image), np.empty((*size, 3), np.uint8)
-    _C.resize_pixels(given.ctypes.data, (given.shape[0], given.shape[1]), made.ctypes.data, size, resample)
-    return made
+    return resize(image, size, resample)
 
 
 def cropped(image: Rgb, size: Size) -> Rgb:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.cuda import _POOL_HANDLE
 
 _MOST_KEPT = 8  # sizes
 _Shape = tuple[int, ...]
-Pool = Any  # of torch.cuda.graph_pool_handle
+Pool = _POOL_HANDLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,16 @@
+"""Pixels on the host: csrc/ops/cpu/resize.h. No torch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bequest.engine import _C
+from bequest.engine.types.image import Rgb
+
+
+def resize(image: Rgb, size: tuple[int, int], filter_: int) -> Rgb:
+    """[height, width, 3] → [*size, 3], by a filter of Pillow's number 1 to 5. In the caller's thread."""
+    assert image.ndim == 3 and image.shape[2] == 3 and image.dtype == np.uint8
+    given, made = np.ascontiguousarray(image), np.empty((*size, 3), np.uint8)
+    _C.resize_pixels(given.ctypes.data, (given.shape[0], given.shape[1]), made.ctypes.data, size, filter_)
+    return made
