@@ -25,7 +25,7 @@ class Lives:
 
     def again(self) -> Server:
         self.now.process.kill()
-        self.now.process.wait(30)
+        self.now.stop()
         self.now = Server(*self._flags)
         return self.now
 
@@ -80,6 +80,6 @@ def test_a_durable_lease_with_an_image(lives: Lives) -> None:
         again = next_turn(server)
         assert said(again) == said(child)
         assert again["usage"]["prompt_tokens"] == child["usage"]["prompt_tokens"]
-        assert cached(again) == cached(child) == parent["usage"]["total_tokens"] - 1
+        assert cached(again) == cached(child) > 0.9 * parent["usage"]["total_tokens"]
     repeated = chat(server, *parts)
     assert said(repeated) == said(parent) and cached(repeated) > 0, "the same file has the ids that came back"
