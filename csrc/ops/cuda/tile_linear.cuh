@@ -86,7 +86,7 @@ __device__ __forceinline__ float load_float_in_block(uint32_t address) {
   return v;
 }
 __device__ __forceinline__ void sync_cluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
 __device__ __forceinline__ uint32_t multiply_pair(uint32_t a, uint32_t b) {
