@@ -1,80 +1,97 @@
-// Formats of weights as tile_linear.cuh reads them: 128 bytes of a row are a unit of k. A lane has two
-// accesses of 16 bytes to each of its rows, and one to x for each 8 values that these hold.
-//
-// The order of k is free as long as W and x have the same. Which 16 bytes a lane takes is chosen so that the
-// eight lanes which are served at once find W and x in different banks, where rows of 128 bytes have piece p
-// of row r at p ^ (r % 8). Places are given as an exclusive or of what is the lane's and what is the access's.
+// Formats of weights as tile_linear.cuh reads them: 128 bytes of a row are a unit of k. A batch is 64 of k, a
+// line of x. Rows of 128 bytes have the 16-byte piece p of row r at p ^ (r % 8).
 #pragma once
 
 #include "device/pairs.cuh"
+#include "device/shared_memory.cuh"
 
 namespace bequest::cuda {
 
-// What all formats share: rows of W in the order of the lanes, and no groups.
-struct WholeRows {
+inline constexpr int kBatchSteps = 4;  // of 16 of k, of a batch
+
+// A batch of 16 rows of W as a warp's operands: of each step the lane's rows l / 4 and l / 4 + 8, at columns
+// l % 4 * 2 and 8 further on.
+using TileOperands = uint32_t[kBatchSteps][4];
+
+__device__ __forceinline__ uint32_t load_2(uint32_t address) {
+  uint16_t v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address) : "memory");
+  return v;
+}
+
+struct TileBFloat16 {
+  static constexpr int kBits = 16, kUnit = 64;
   static constexpr bool kGrouped = false;
-  __device__ static int row(int group) { return group; }
-  __device__ static constexpr int rows_line(int /*access*/) { return 0; }
-};
+  static constexpr bool kIsOperand = true;  // the tensor cores can read it where it is
 
-struct TileBFloat16 : WholeRows {
-  static constexpr int kUnit = 64;    // of k
-  static constexpr int kVectors = 1;  // of 8 values of x, of an access
-  __device__ static int piece(int quad) { return 2 * quad; }
-  __device__ static constexpr int piece_of(int access) { return access; }
-  __device__ static int line(int /*quad*/) { return 0; }  // of 64 of x
-  __device__ static int x_piece(int quad) { return 2 * quad; }
-  __device__ static constexpr int x_piece_of(int access, int /*vector*/) { return access; }
-  __device__ static __forceinline__ void widen(const uint4& codes, int /*vector*/, uint32_t /*word*/,
-                                               uint32_t (&pairs)[4]) {
-    pairs[0] = codes.x, pairs[1] = codes.y, pairs[2] = codes.z, pairs[3] = codes.w;
-  }
-};
-
-struct TileFloat8 : WholeRows {
-  static constexpr int kUnit = 128;
-  static constexpr int kVectors = 2;
-  __device__ static int piece(int quad) { return 2 * quad ^ quad / 2; }
-  __device__ static constexpr int piece_of(int access) { return access; }
-  __device__ static int line(int quad) { return quad / 2; }
-  __device__ static int x_piece(int quad) { return quad % 2 * 4 ^ quad / 2 * 2; }
-  __device__ static constexpr int x_piece_of(int access, int vector) { return access * 2 + vector; }
-  __device__ static __forceinline__ void widen(const uint4& codes, int vector, uint32_t /*word*/,
-                                               uint32_t (&pairs)[4]) {
-    fp8_to_bf16(vector == 0 ? codes.x : codes.z, pairs[0], pairs[1]);
-    fp8_to_bf16(vector == 0 ? codes.y : codes.w, pairs[2], pairs[3]);
-  }
-};
-
-// An access is of one group of 128. Lanes of the second half of a quad take their words in another order.
-struct TileInt4 {
-  static constexpr bool kGrouped = true;
-  static constexpr int kUnit = 256;
-  static constexpr int kVectors = 4;
-  __device__ static int row(int group) { return group / 2 | group % 2 << 2; }
-  __device__ static int piece(int quad) { return quad; }
-  __device__ static constexpr int piece_of(int access) { return access * 4; }
-  __device__ static int line(int quad) { return quad / 2; }
-  __device__ static constexpr int rows_line(int access) { return access * 2; }
-  __device__ static int x_piece(int quad) { return quad % 2 * 4 ^ quad / 2 * 2; }
-  __device__ static constexpr int x_piece_of(int /*access*/, int vector) { return vector; }
-
-  __device__ static __forceinline__ float scale(uint32_t word) {
-    return __uint_as_float(word & 0xffffff00u);
-  }
-  // Codes as the last bits of 128 are bfloat16 at once.
-  __device__ static __forceinline__ void widen(const uint4& codes, int vector, uint32_t word,
-                                               uint32_t (&pairs)[4]) {
-    const bool swapped = threadIdx.x % 4 >= 2;
-    const uint32_t first = vector % 2 == 0 ? codes.x : codes.y, second = vector % 2 == 0 ? codes.z : codes.w;
-    const uint32_t eight = swapped == (vector < 2) ? second : first;
-    const uint32_t offset = (0x4300u + (word & 0xff)) * 0x10001u;  // 128 + zero, twice
+  // `row`: the lane's first row of the stage; the other is 8 further on
+  __device__ static __forceinline__ void load(uint32_t row, int /*batch*/, const uint32_t (&)[2],
+                                              TileOperands& to) {
+    const uint32_t group = threadIdx.x / 4 % 8, quad = threadIdx.x % 4;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      uint32_t pair;
-      asm("lop3.b32 %0, %1, 0x000f000f, 0x43004300, 0xea;" : "=r"(pair) : "r"(eight >> (4 * i)));
-      asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(pairs[i]) : "r"(pair), "r"(offset));
-    }
+    for (int step = 0; step < kBatchSteps; ++step)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        to[step][i] = load_4(row + i % 2 * (8 * 128) + ((2 * step + i / 2) ^ group) * 16 + quad * 4);
+  }
+};
+
+struct TileFloat8 {
+  static constexpr int kBits = 8, kUnit = 128;
+  static constexpr bool kGrouped = false, kIsOperand = false;
+
+  __device__ static __forceinline__ void load(uint32_t row, int batch, const uint32_t (&)[2],
+                                              TileOperands& to) {
+    const uint32_t group = threadIdx.x / 4 % 8, quad = threadIdx.x % 4;
+#pragma unroll
+    for (int step = 0; step < kBatchSteps; ++step)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t from = row + ((batch * kBatchSteps + step) ^ group) * 16 + quad * 2;
+        to[step][i] = fp8_pair_to_bf16(load_2(from + i % 2 * (8 * 128) + i / 2 * 8));
+      }
+  }
+
+ private:
+  __device__ static __forceinline__ uint32_t fp8_pair_to_bf16(uint32_t two) {
+    uint32_t pair;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(static_cast<uint16_t>(two)));
+    const float2 both = __half22float2(reinterpret_cast<const __half2&>(pair));
+    return pack(both.x, both.y);
+  }
+};
+
+// Two groups of 128 are a unit. Each has a word for every row, see CodeGroup.
+struct TileInt4 {
+  static constexpr int kBits = 4, kUnit = 256;
+  static constexpr bool kGrouped = true, kIsOperand = false;
+
+  __device__ static __forceinline__ float scale(uint32_t word) { return __uint_as_float(word & 0xffffff00u); }
+  // 128 + zero, twice
+  __device__ static __forceinline__ uint32_t offset(uint32_t word) {
+    return (0x4300u + (word & 0xff)) * 0x10001u;
+  }
+
+  // Codes as the last bits of 128 are bfloat16 at once. A quad reads the same 32 codes of a row.
+  __device__ static __forceinline__ void load(uint32_t row, int batch, const uint32_t (&offsets)[2],
+                                              TileOperands& to) {
+    const uint32_t group = threadIdx.x / 4 % 8, shift = threadIdx.x % 4 * 4;
+#pragma unroll
+    for (int piece = 0; piece < 2; ++piece)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t at = row + half * (8 * 128) + ((batch * 2 + piece) ^ group) * 16;
+        uint32_t words[4];
+        load_16(words, at);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          uint32_t pair;
+          asm("lop3.b32 %0, %1, 0x000f000f, 0x43004300, 0xea;" : "=r"(pair) : "r"(words[i] >> shift));
+          asm("sub.rn.bf16x2 %0, %1, %2;"
+              : "=r"(to[piece * 2 + i / 2][half + i % 2 * 2])
+              : "r"(pair), "r"(offsets[half]));
+        }
+      }
   }
 };
 
