@@ -7,7 +7,6 @@
 #include "bindings/cuda_tensors.h"
 #include "cache/cuda/kv_copy.h"
 #include "ops/cuda/activation.h"
-#include "ops/cuda/coded_linear.h"
 #include "ops/cuda/coded_rows.h"
 #include "ops/cuda/float8_rows.h"
 #include "ops/cuda/gather.h"
@@ -164,12 +163,13 @@ void skinny_linear(const Matrix& x, const cuda::ChainProduct& product, Address o
   cuda::skinny_linear(skinny_params(x, product, out, finish, norm), stream_of(stream));
 }
 
-// `plan`: 64 rows of W of a CTA, and parts of k.
+// `plan`: of a TilePlan; null: the one that its sizes have.
 void tile_linear(const Matrix& x, const cuda::ChainProduct& product, Address out,
                  const std::pair<int, int>& finish, const std::optional<TappedNorm>& norm,
-                 const std::pair<int, int>& plan, Address stream) {
-  cuda::tile_linear(skinny_params(x, product, out, finish, norm), {plan.first, plan.second},
-                    stream_of(stream));
+                 const std::optional<std::pair<int, int>>& plan, Address stream) {
+  const cuda::TilePlan chosen = plan ? cuda::TilePlan{plan->first, plan->second}
+                                     : cuda::tile_plan(x.rows, product.out_features, product.in_features);
+  cuda::tile_linear(skinny_params(x, product, out, finish, norm), chosen, stream_of(stream));
 }
 
 void skinny_chain(const Matrix& attended, Address residual, const ChainTail& tail,
@@ -207,21 +207,6 @@ void chained_linear(const Matrix& x, const cuda::ChainProduct& product, Address 
 }
 
 // A weight in codes of 4 bits; `pitch`: words of a row of its groups.
-void coded_linear(const Matrix& x, const cuda::ChainProduct& product, int64_t pitch, Address parts,
-                  Address out, Address stream) {
-  cuda::coded_linear({.x = x.data,
-                      .codes = product.weight,
-                      .scales = product.groups,
-                      .pitch = pitch,
-                      .bias = product.bias,
-                      .out = pointer<void>(out),
-                      .parts = pointer<float>(parts),
-                      .num_tokens = static_cast<int>(x.rows),
-                      .out_features = product.out_features,
-                      .in_features = product.in_features},
-                     stream_of(stream));
-}
-
 void coded_rows(const cuda::ChainProduct& product, int64_t pitch, Address out, Address stream) {
   cuda::coded_rows({.codes = product.weight,
                     .groups = product.groups,
@@ -244,6 +229,8 @@ void bind_products(py::module_& m) {
         py::arg("finish"), py::arg("norm"), py::arg("stream"));
   m.def("cuda_tile_linear", &tile_linear, py::arg("x"), py::arg("product"), py::arg("out"), py::arg("finish"),
         py::arg("norm"), py::arg("plan"), py::arg("stream"));
+  m.def("cuda_is_tile_product", &cuda::is_tile_product, py::arg("num_tokens"), py::arg("out_features"),
+        py::arg("in_features"), py::arg("bits"), py::arg("normed"));
   m.def("cuda_is_skinny_product", &cuda::is_skinny_product, py::arg("num_tokens"), py::arg("out_features"),
         py::arg("in_features"));
   m.def("cuda_is_fused_product", &cuda::is_fused_product, py::arg("num_tokens"), py::arg("out_features"),
@@ -259,11 +246,6 @@ void bind_products(py::module_& m) {
   m.def("cuda_can_chain_linear", &cuda::can_chain_linear, py::arg("in_features"), py::arg("bits"));
   m.def("cuda_chained_linear", &chained_linear, py::arg("x"), py::arg("product"), py::arg("out"),
         py::arg("finish"), py::arg("scratch"), py::arg("stream"));
-  m.def("cuda_can_multiply_codes", &cuda::can_multiply_codes, py::arg("out_features"),
-        py::arg("in_features"));
-  m.def("cuda_coded_splits", &cuda::coded_splits, py::arg("out_features"), py::arg("in_features"));
-  m.def("cuda_coded_linear", &coded_linear, py::arg("x"), py::arg("product"), py::arg("pitch"),
-        py::arg("parts"), py::arg("out"), py::arg("stream"));
   m.def("cuda_coded_rows", &coded_rows, py::arg("product"), py::arg("pitch"), py::arg("out"),
         py::arg("stream"));
   m.attr("cuda_chain_scratch_bytes") = cuda::kChainScratchBytes;

@@ -1,5 +1,5 @@
-"""Products of bfloat16 rows with weights in codes on a GPU: up to 64 rows are multiplied with the codes, for more the
-weight becomes bfloat16 on its way (csrc/ops/cuda/coded_linear.h, coded_rows.h).
+"""Products of bfloat16 rows with weights in codes on a GPU: up to 128 rows are multiplied with the codes, for more the
+weight becomes bfloat16 on its way (csrc/ops/cuda/tile_linear.h, coded_rows.h).
 
 Dims: T rows, N outputs, K inputs.
 """
@@ -14,12 +14,13 @@ from torch import Tensor
 
 from bequest.engine import _C
 from bequest.engine.kernels import cuda
+from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
 from bequest.engine.kernels.streams import current_stream
 
 GROUP = 128  # values of a row that share a scale
-_MOST_ROWS = 64  # csrc/ops/cuda/coded_linear.h
 _BF16 = torch.bfloat16
 _BF16_CODE = 1  # csrc/core/dtype.h
+_STORE, _ADD, _GATE = range(3)  # SkinnyResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +44,15 @@ class CodedRows:
 
     def has_kernel(self, num_tokens: int) -> bool:
         """Whether so many rows are multiplied with the codes."""
-        return 0 < num_tokens <= _MOST_ROWS and _C.cuda_can_multiply_codes(self.num_rows, self.depth)
+        return _C.cuda_is_tile_product(num_tokens, self.num_rows, self.depth, 4, False)
 
-    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x [T, K] · Wᵀ + bias [N] → [T, N]. REQUIRES: has_kernel"""
-        num_tokens, outputs = x.shape[0], self.num_rows
-        out = torch.empty(num_tokens, outputs, dtype=_BF16, device=x.device)
-        splits = _C.cuda_coded_splits(outputs, self.depth)
-        parts = torch.empty(splits if splits > 1 else 0, num_tokens, outputs, dtype=torch.float32, device=x.device)
+    def multiply(self, x: Tensor, bias: Tensor | None, out: Tensor, finish: tuple[int, int]) -> None:
+        """x [T, K] · Wᵀ + bias [N], stored in or added to out [T, N], or gated to [T, N / 2]; `finish`: a SkinnyResult
+        and its activation. REQUIRES: has_kernel"""
+        num_tokens = x.shape[0]
         rows = (cuda.address_of(x, _BF16, num_tokens, self.depth), num_tokens, self.depth, _BF16_CODE)
-        _C.cuda_coded_linear(
-            rows, self._product(bias), self.scales.shape[1], parts.data_ptr(), out.data_ptr(), current_stream()
-        )
-        return out
+        to = cuda.address_of(out, _BF16, *out.shape)
+        _C.cuda_tile_linear(rows, self._product(bias), to, finish, None, None, current_stream())
 
     def numbers(self) -> Tensor:
         """[N, K] bfloat16"""
@@ -71,4 +68,20 @@ class CodedRows:
 
 def linear(x: Tensor, rows: CodedRows, bias: Tensor | None) -> Tensor:
     """x [T, K] · Wᵀ + bias [N] → [T, N]"""
-    return rows.multiply(x, bias) if rows.has_kernel(len(x)) else F.linear(x, rows.numbers(), bias)
+    if not rows.has_kernel(len(x)):
+        return F.linear(x, rows.numbers(), bias)
+    out = torch.empty(len(x), rows.num_rows, dtype=_BF16, device=x.device)
+    rows.multiply(x, bias, out, (_STORE, 0))
+    return out
+
+
+def gated_linear(x: Tensor, rows: CodedRows, bias: Tensor | None, activation: str) -> Tensor:
+    """f(gate) * up → [T, N / 2] of gate and up in one weight. REQUIRES: has_kernel"""
+    out = torch.empty(len(x), rows.num_rows // 2, dtype=_BF16, device=x.device)
+    rows.multiply(x, bias, out, (_GATE, ACTIVATION_CODES[activation]))
+    return out
+
+
+def linear_into(x: Tensor, rows: CodedRows, bias: Tensor | None, residual: Tensor) -> None:
+    """residual [T, N] += x [T, K] · Wᵀ + bias [N]. REQUIRES: has_kernel"""
+    rows.multiply(x, bias, residual, (_ADD, 0))

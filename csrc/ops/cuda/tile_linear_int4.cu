@@ -3,7 +3,7 @@
 namespace bequest::cuda {
 
 void tile_linear_int4(const SkinnyLinearParams& p, const TilePlan& plan, Stream stream) {
-  tiles::launch_format<TileInt4, false>(p, plan, stream);
+  tiles::launch_format<TileInt4, false, 16>(p, plan, stream);
 }
 
 }  // namespace bequest::cuda

@@ -62,6 +62,7 @@ template <class Size, bool kNorm>
 class Sums {
  public:
   using Format = typename Size::Format;
+  static_assert(!(kNorm && Format::kGrouped));
   static constexpr int kGroups =
       16 * Size::kReaders;  // of eight lanes, that divide the tokens to square them
   static constexpr int kSquares = Size::kTokens > kGroups ? Size::kTokens / kGroups : 1;
@@ -69,19 +70,19 @@ class Sums {
   float of[Size::kHeight][Size::kSums] = {};
   float square[kSquares] = {};
 
+  static constexpr bool kConverts = !Format::kIsOperand || kNorm;  // W passes through registers
   // Whether the products of a stage are done when `add` returns; else those of the stage before it are.
-  static constexpr bool kIsDone = Format::kGrouped;
+  static constexpr bool kIsDone = kConverts;
 
   // The products of a stage. `reader`: which of its warpgroups this is
   __device__ __forceinline__ void add(const StagePlaces& at, int reader) {
     if constexpr (kNorm) add_squares(at.rows, reader);
     if constexpr (Format::kGrouped)
       add_groups(at, reader);
-    else if constexpr (Format::kIsOperand && !kNorm)
-      add_operands(at, reader);
-    else
+    else if constexpr (kConverts)
       add_converted(at, reader);
-    if constexpr (!kIsDone) wait_operands<1>();
+    else
+      add_operands(at, reader);
   }
 
   __device__ __forceinline__ void finish() {
@@ -112,20 +113,22 @@ class Sums {
         multiply(of[height], advance(a, step * 32), advance(line_of(at.rows, 0), step * 32), true);
     }
     commit_products();
+    wait_operands<1>();
   }
 
-  // W through registers, a batch at a time; two are on their way.
+  // W through registers: the next batch is made while the tensor cores have one.
   __device__ __forceinline__ void add_converted(const StagePlaces& at, int reader) {
+    TileOperands a[Size::kBatches * Size::kHeight];
 #pragma unroll
-    for (int batch = 0; batch < Size::kBatches; ++batch)
+    for (int i = 0; i < Size::kBatches * Size::kHeight; ++i) {
+      const int batch = i / Size::kHeight, height = i % Size::kHeight;
+      Format::load(at.weights + lane_row(reader, height) * kLineBytes, batch, {}, a[i]);
+      if constexpr (kNorm) weigh(at.gain, batch, a[i]);
+      multiply_batch(of[height], a[i], line_of(at.rows, batch), true);
+    }
+    wait_operands<0>();
 #pragma unroll
-      for (int height = 0; height < Size::kHeight; ++height) {
-        TileOperands a;
-        Format::load(at.weights + lane_row(reader, height) * kLineBytes, batch, {}, a);
-        if constexpr (kNorm) weigh(at.gain, batch, a);
-        multiply_batch(of[height], a, line_of(at.rows, batch), true);
-        if (batch + 1 < Size::kBatches || height + 1 < Size::kHeight) wait_operands<1>();
-      }
+    for (const TileOperands& operands : a) hold(operands);
   }
 
   // The sums of a group are scaled when they are done.
@@ -139,15 +142,15 @@ class Sums {
         const uint32_t low = load_4(words), high = load_4(words + 8 * kWordBytes);
         const uint32_t offsets[2] = {Format::offset(low), Format::offset(high)};
         float sums[Size::kSums];
+        TileOperands a[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int batch = group * 2 + half;
-          TileOperands a;
-          Format::load(at.weights + row * kLineBytes, batch, offsets, a);
-          if constexpr (kNorm) weigh(at.gain, batch, a);
-          multiply_batch(sums, a, line_of(at.rows, batch), half > 0);
+          Format::load(at.weights + row * kLineBytes, batch, offsets, a[half]);
+          multiply_batch(sums, a[half], line_of(at.rows, batch), half > 0);
         }
         wait_products<0>(sums);
+        hold(a[0]), hold(a[1]);
 #pragma unroll
         for (int i = 0; i < Size::kSums; ++i)
           of[height][i] += Format::scale(i / 2 % 2 == 0 ? low : high) * sums[i];
@@ -161,6 +164,14 @@ class Sums {
     for (int step = 0; step < kBatchSteps; ++step)
       multiply_rows(sums, a[step], advance(x, step * 32), accumulate || step > 0);
     commit_products();
+  }
+
+  // Products read registers while they run: these must stay what they are until here.
+  __device__ static __forceinline__ void hold(const TileOperands& a) {
+#pragma unroll
+    for (const auto& step : a)
+#pragma unroll
+      for (uint32_t pair : step) asm volatile("" ::"r"(pair) : "memory");
   }
 
   // W times the norm's weight of its columns.

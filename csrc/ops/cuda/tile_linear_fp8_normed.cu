@@ -1,9 +1,0 @@
-#include "ops/cuda/tile_launch.cuh"
-
-namespace bequest::cuda {
-
-void tile_linear_fp8_normed(const SkinnyLinearParams& p, const TilePlan& plan, Stream stream) {
-  tiles::launch_format<TileFloat8, true>(p, plan, stream);
-}
-
-}  // namespace bequest::cuda
