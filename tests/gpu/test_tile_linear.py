@@ -132,7 +132,15 @@ def test_the_same_bits_every_time(bits: int) -> None:
 
 
 def test_what_is_no_tile() -> None:
-    assert not _C.cuda_is_tile_product(16, 1024, 1024, 16, False) and not _C.cuda_is_tile_product(33, 1024, 1024, 16, True)
-    assert not _C.cuda_is_tile_product(32, 8192, 8192, 16, False) and not _C.cuda_is_tile_product(32, 1022, 1024, 8, False)
-    assert not _C.cuda_is_tile_product(32, 1024, 1024, 8, True) and not _C.cuda_is_tile_product(32, 1024, 1056, 8, False)
-    assert not _C.cuda_is_tile_product(129, 1024, 1024, 4, False) and not _C.cuda_is_tile_product(0, 1024, 1024, 4, False)
+    assert not _C.cuda_is_tile_product(16, 1024, 1024, 16, False) and not _C.cuda_is_tile_product(
+        33, 1024, 1024, 16, True
+    )
+    assert not _C.cuda_is_tile_product(32, 8192, 8192, 16, False) and not _C.cuda_is_tile_product(
+        32, 1022, 1024, 8, False
+    )
+    assert not _C.cuda_is_tile_product(32, 1024, 1024, 8, True) and not _C.cuda_is_tile_product(
+        32, 1024, 1056, 8, False
+    )
+    assert not _C.cuda_is_tile_product(129, 1024, 1024, 4, False) and not _C.cuda_is_tile_product(
+        0, 1024, 1024, 4, False
+    )
