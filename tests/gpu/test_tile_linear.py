@@ -131,16 +131,19 @@ def test_the_same_bits_every_time(bits: int) -> None:
         assert torch.equal(residual, first)
 
 
-def test_what_is_no_tile() -> None:
-    assert not _C.cuda_is_tile_product(16, 1024, 1024, 16, False) and not _C.cuda_is_tile_product(
-        33, 1024, 1024, 16, True
-    )
-    assert not _C.cuda_is_tile_product(32, 8192, 8192, 16, False) and not _C.cuda_is_tile_product(
-        32, 1022, 1024, 8, False
-    )
-    assert not _C.cuda_is_tile_product(32, 1024, 1024, 8, True) and not _C.cuda_is_tile_product(
-        32, 1024, 1056, 8, False
-    )
-    assert not _C.cuda_is_tile_product(129, 1024, 1024, 4, False) and not _C.cuda_is_tile_product(
-        0, 1024, 1024, 4, False
-    )
+@pytest.mark.parametrize(
+    ("num_tokens", "outputs", "depth", "bits", "normed"),
+    [
+        (16, 1024, 1024, 16, False),
+        (33, 1024, 1024, 16, True),
+        (32, 8192, 8192, 16, False),
+        (32, 1022, 1024, 8, False),
+        (32, 1024, 1056, 8, False),
+        (32, 1024, 1024, 8, True),
+        (65, 1024, 1024, 8, False),
+        (129, 1024, 1024, 4, False),
+        (0, 1024, 1024, 4, False),
+    ],
+)
+def test_what_is_no_tile(num_tokens: int, outputs: int, depth: int, bits: int, normed: bool) -> None:
+    assert not _C.cuda_is_tile_product(num_tokens, outputs, depth, bits, normed)
