@@ -177,7 +177,7 @@ def test_rows_of_zeros_and_of_no_numbers() -> None:
 
 # --- whole models ---------------------------------------------------------------------------------------------------
 
-GAP = 4 * BF16_GAP  # rows of x are float8 in steps of more than four tokens
+GAP = 4 * BF16_GAP  # rows of x are float8 in steps of more than 64 tokens
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [32, 32]}
 TOOLS = {
     "rows": tiny.Tool({"quant_method": "fbgemm_fp8"}, tiny.fp8(1, None)),
