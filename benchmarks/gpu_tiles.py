@@ -1,9 +1,9 @@
 """Products of 8 to 128 rows in bfloat16, float8 and int4: µs of a layer without its attention and norms, in a graph.
 
-python -m benchmarks.gpu_tiles [--json FILE]
+python -m benchmarks.gpu_tiles [--tiles] [--json FILE]
 
 The four products of a layer follow one another as a decode step calls them, through the weights of a backend, each
-layer with weights of its own; bytes are those of the weights.
+layer with weights of its own; bytes are those of the weights. --tiles: in tiles (engine.kernels.cuda_tiles).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.gpu_quantised import SHAPES, timed
 from bequest.engine.backends.cuda.coded import Int4Weight
 from bequest.engine.backends.cuda.ops import CudaOps
 from bequest.engine.backends.cuda.weights import DenseWeight
-from bequest.engine.kernels import cuda_chain, cuda_int4
+from bequest.engine.kernels import cuda_chain, cuda_int4, cuda_tiles
 from bequest.engine.kernels.cuda_coded import GROUP
 from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.layers.stream import Stream
@@ -65,7 +65,9 @@ def step(layers: list[list[Weight]], shape: tuple[int, int, int, int], num_token
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--tiles", action="store_true")
     options = parser.parse_args()
+    cuda_tiles.enabled = options.tiles
     results = []
     for name, shape in SHAPES.items():
         for bits in (16, 8, 4):

@@ -7,6 +7,7 @@
 #include "bindings/cuda_tensors.h"
 #include "cache/cuda/kv_copy.h"
 #include "ops/cuda/activation.h"
+#include "ops/cuda/coded_linear.h"
 #include "ops/cuda/coded_rows.h"
 #include "ops/cuda/float8_rows.h"
 #include "ops/cuda/gather.h"
@@ -207,6 +208,21 @@ void chained_linear(const Matrix& x, const cuda::ChainProduct& product, Address 
 }
 
 // A weight in codes of 4 bits; `pitch`: words of a row of its groups.
+void coded_linear(const Matrix& x, const cuda::ChainProduct& product, int64_t pitch, Address parts,
+                  Address out, Address stream) {
+  cuda::coded_linear({.x = x.data,
+                      .codes = product.weight,
+                      .scales = product.groups,
+                      .pitch = pitch,
+                      .bias = product.bias,
+                      .out = pointer<void>(out),
+                      .parts = pointer<float>(parts),
+                      .num_tokens = static_cast<int>(x.rows),
+                      .out_features = product.out_features,
+                      .in_features = product.in_features},
+                     stream_of(stream));
+}
+
 void coded_rows(const cuda::ChainProduct& product, int64_t pitch, Address out, Address stream) {
   cuda::coded_rows({.codes = product.weight,
                     .groups = product.groups,
@@ -246,6 +262,11 @@ void bind_products(py::module_& m) {
   m.def("cuda_can_chain_linear", &cuda::can_chain_linear, py::arg("in_features"), py::arg("bits"));
   m.def("cuda_chained_linear", &chained_linear, py::arg("x"), py::arg("product"), py::arg("out"),
         py::arg("finish"), py::arg("scratch"), py::arg("stream"));
+  m.def("cuda_can_multiply_codes", &cuda::can_multiply_codes, py::arg("out_features"),
+        py::arg("in_features"));
+  m.def("cuda_coded_splits", &cuda::coded_splits, py::arg("out_features"), py::arg("in_features"));
+  m.def("cuda_coded_linear", &coded_linear, py::arg("x"), py::arg("product"), py::arg("pitch"),
+        py::arg("parts"), py::arg("out"), py::arg("stream"));
   m.def("cuda_coded_rows", &coded_rows, py::arg("product"), py::arg("pitch"), py::arg("out"),
         py::arg("stream"));
   m.attr("cuda_chain_scratch_bytes") = cuda::kChainScratchBytes;

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bequest.engine import _C
-from bequest.engine.kernels import cuda
+from bequest.engine.kernels import cuda, cuda_tiles
 from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
 from bequest.engine.kernels.hidden_tap import LayerTap, TapArguments, tap_arguments
 from bequest.engine.kernels.kv_format import FP8
@@ -44,7 +44,8 @@ class RowNorm:
 def is_tiled(x: Tensor, weight: Tensor, *, normed: bool = False) -> bool:
     """Whether the product is one of tiles (csrc/ops/cuda/tile_linear.h); `normed`: with a norm in front."""
     bits = 8 if weight.dtype is FP8 else 16
-    return x.dtype is _BF16 and _C.cuda_is_tile_product(x.shape[0], weight.shape[0], weight.shape[1], bits, normed)
+    sizes = x.shape[0], weight.shape[0], weight.shape[1]
+    return x.dtype is _BF16 and cuda_tiles.is_tile_product(*sizes, bits, normed=normed)
 
 
 def is_fused(x: Tensor, weight: Tensor, *, normed: bool = False) -> bool:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bequest.engine import _C
-from bequest.engine.kernels import cuda, cuda_coded, cuda_linear
+from bequest.engine.kernels import cuda, cuda_coded, cuda_linear, cuda_tiles
 from bequest.engine.kernels.cuda_linear import RowNorm
 from bequest.engine.kernels.kv_format import FP8
 from tests.gpu.test_int4 import draw
@@ -21,6 +21,11 @@ BF16 = torch.bfloat16
 SHAPES = [(8, 256), (1000, 640), (1024, 3072), (4096, 1024), (2052, 2048)]
 LARGE_SHAPES = [(6144, 4096), (28672, 512), (4096, 14336)]
 ROWS = {16: (17, 24, 32), 8: (5, 16, 31, 64), 4: (5, 16, 33, 64, 65, 128)}
+
+
+@pytest.fixture(autouse=True)
+def tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_tiles, "enabled", True)
 
 
 def weight_of(outputs: int, depth: int, bits: int) -> tuple[object, Tensor]:

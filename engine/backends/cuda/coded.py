@@ -17,7 +17,7 @@ from bequest.engine.layers.weight import Weight
 
 
 class Int4Weight(Weight):
-    """Up to 128 rows are multiplied with the codes, up to four in the chain, or by its kernel, where they fit into
+    """Up to 64 rows are multiplied with the codes, up to four in the chain, or by its kernel, where they fit into
     shared memory. For more it becomes bfloat16 on its way."""
 
     def __init__(self, packed: CodedRows, bias: Tensor | None, ops: Ops, scratch: Tensor) -> None:
@@ -57,14 +57,14 @@ class Int4Weight(Weight):
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
         if self._is_few(x):
             return cuda_int4.gated_linear(x, self.packed, self.bias, activation, self._scratch)
-        if self.packed.has_kernel(len(x)):
+        if self.packed.is_tiled(len(x)):
             return cuda_coded.gated_linear(x, self.packed, self.bias, activation)
         return super().gated(x, activation)
 
     def add_to(self, stream: Stream, x: Tensor) -> None:
         if self._is_few(x):
             cuda_int4.linear_into(x, self.packed, self.bias, stream.state(), self._scratch)
-        elif self.packed.has_kernel(len(x)):
+        elif self.packed.is_tiled(len(x)):
             cuda_coded.linear_into(x, self.packed, self.bias, stream.state())
         else:
             super().add_to(stream, x)
