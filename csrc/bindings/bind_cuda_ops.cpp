@@ -164,13 +164,10 @@ void skinny_linear(const Matrix& x, const cuda::ChainProduct& product, Address o
   cuda::skinny_linear(skinny_params(x, product, out, finish, norm), stream_of(stream));
 }
 
-// `plan`: of a TilePlan; null: the one that its sizes have.
 void tile_linear(const Matrix& x, const cuda::ChainProduct& product, Address out,
-                 const std::pair<int, int>& finish, const std::optional<TappedNorm>& norm,
-                 const std::optional<std::pair<int, int>>& plan, Address stream) {
-  const cuda::TilePlan chosen = plan ? cuda::TilePlan{plan->first, plan->second}
-                                     : cuda::tile_plan(x.rows, product.out_features, product.in_features);
-  cuda::tile_linear(skinny_params(x, product, out, finish, norm), chosen, stream_of(stream));
+                 const std::pair<int, int>& finish, const std::optional<TappedNorm>& norm, Address stream) {
+  const cuda::TilePlan plan = cuda::tile_plan(x.rows, product.out_features, product.in_features);
+  cuda::tile_linear(skinny_params(x, product, out, finish, norm), plan, stream_of(stream));
 }
 
 void skinny_chain(const Matrix& attended, Address residual, const ChainTail& tail,
@@ -244,7 +241,7 @@ void bind_products(py::module_& m) {
   m.def("cuda_skinny_linear", &skinny_linear, py::arg("x"), py::arg("product"), py::arg("out"),
         py::arg("finish"), py::arg("norm"), py::arg("stream"));
   m.def("cuda_tile_linear", &tile_linear, py::arg("x"), py::arg("product"), py::arg("out"), py::arg("finish"),
-        py::arg("norm"), py::arg("plan"), py::arg("stream"));
+        py::arg("norm"), py::arg("stream"));
   m.def("cuda_is_tile_product", &cuda::is_tile_product, py::arg("num_tokens"), py::arg("out_features"),
         py::arg("in_features"), py::arg("bits"), py::arg("normed"));
   m.def("cuda_is_skinny_product", &cuda::is_skinny_product, py::arg("num_tokens"), py::arg("out_features"),

@@ -44,14 +44,8 @@ def cuda_skinny_linear(
     x: Matrix, product: Product, out: int, finish: tuple[int, int], norm: TappedNorm | None, stream: int
 ) -> None: ...  # `finish`: a SkinnyResult (csrc/ops/cuda/skinny_linear.h) and its activation
 def cuda_tile_linear(
-    x: Matrix,
-    product: Product,
-    out: int,
-    finish: tuple[int, int],
-    norm: TappedNorm | None,
-    plan: tuple[int, int] | None,
-    stream: int,
-) -> None: ...  # `plan`: 64 rows of W of a CTA, parts of k (csrc/ops/cuda/tile_linear.h); None: its own
+    x: Matrix, product: Product, out: int, finish: tuple[int, int], norm: TappedNorm | None, stream: int
+) -> None: ...
 def cuda_is_tile_product(num_tokens: int, out_features: int, in_features: int, bits: int, normed: bool) -> bool: ...
 def cuda_float8_rows(x: Matrix, codes: int, scales: int, stream: int) -> None: ...
 def cuda_can_chain(attended: int, hidden: int, inner: int, bits: int) -> bool: ...

@@ -146,6 +146,6 @@ def _multiply(
     to = cuda.address_of(out, _BF16, num_tokens, num_outputs // 2 if result == _GATE else num_outputs)
     finish = (result, ACTIVATION_CODES[activation])
     if is_tiled(x, weight, normed=norm is not None):
-        _C.cuda_tile_linear(rows, product, to, finish, normed, None, current_stream())
+        _C.cuda_tile_linear(rows, product, to, finish, normed, current_stream())
     else:
         _C.cuda_skinny_linear(rows, product, to, finish, normed, current_stream())
