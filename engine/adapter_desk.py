@@ -1,8 +1,11 @@
 """The adapters of an engine: which are loaded, under which names, and who needs them. Event-loop thread.
 
 A load reads and checks its files in a worker thread, while steps go on; the device is then told of what is in memory
-already. What an adapter computed belongs to that load: another one of the same name has another handle, and so another
-part of the prefix index (engine/cache/salt.py).
+already. Where it has fewer seats than adapters are loaded, a worker brings one to it when a sequence waits for that
+(engine/scheduling/adapter_seats.py).
+
+What an adapter computed belongs to that load: another one of the same name has another handle, and so another part of
+the prefix index (engine/cache/salt.py).
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from pathlib import Path
 from bequest.engine.config import ADAPTER_NAME
 from bequest.engine.device import DeviceThread
 from bequest.engine.errors import AdapterInUse, AdapterNotFound, InvalidAdapter
-from bequest.engine.inheritance.retention import Retention
+from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.state.sequence import Group
 from bequest.engine.types.adapter import AdapterRef, AdapterSource, AdapterWeights
 from bequest.engine.types.device import AdapterRegistration, AdapterRelease
@@ -28,16 +31,17 @@ _MOST_TOLD = 8  # ids in an error
 
 class AdapterDesk:
     def __init__(
-        self,
-        device: DeviceThread,
-        retention: Retention,
-        groups: Mapping[str, Group],
-        source: AdapterSource,
+        self, device: DeviceThread, scheduler: Scheduler, groups: Mapping[str, Group], source: AdapterSource
     ) -> None:
         """`groups`: the open ones of the engine."""
-        self._device, self._retention, self._groups = device, retention, groups
-        self._source = source
+        self._device, self._scheduler, self._groups, self._source = device, scheduler, groups, source
+        self._retention, self._seats = scheduler.retention, scheduler.seats
+        self._seats.most, self._seats.bring = source.seats, self._bring
+        self._seats.dismiss = lambda handle: device.tell(AdapterRelease(handle))
         self._loaded: dict[str, AdapterRef] = {}
+        self._weights: dict[int, AdapterWeights] = {}  # by handle; where the device has seats
+        self._errands: set[asyncio.Task[None]] = set()
+        self._carrying = asyncio.Lock()  # one after the other: several would share the same way to the device
         self._loading: set[str] = set()
         self._last = 0
 
@@ -75,10 +79,19 @@ class AdapterDesk:
         self._check_new(name)
         self._last += 1
         ref = self._loaded[name] = AdapterRef(name, self._last, weights.digest)
-        self._device.tell(AdapterRegistration(ref.handle, weights))
+        if self._source.seats is None:
+            self._device.tell(AdapterRegistration(ref.handle, weights))
+        else:
+            self._weights[ref.handle] = weights
+            self._seats.offer(ref.handle)
         size = f"{weights.num_bytes / 2**20:.1f} MiB"
         log.info("adapter %s: loaded, rank %d, %s", name, weights.rank, size)
         return ref
+
+    async def settled(self) -> None:
+        """Returns when none is on its way to the device."""
+        while self._errands:
+            await asyncio.wait(set(self._errands))
 
     def unload(self, name: str) -> None:
         """What it left without a lease is forgotten. Raises AdapterNotFound, or AdapterInUse, with nothing changed."""
@@ -93,8 +106,34 @@ class AdapterDesk:
         for record in records:
             self._retention.expire_record(record)
         del self._loaded[name]
-        self._device.tell(AdapterRelease(ref.handle))
+        if self._source.seats is None:
+            self._device.tell(AdapterRelease(ref.handle))
+        else:
+            del self._weights[ref.handle]
+            self._seats.forget(ref.handle)
         log.info("adapter %s: unloaded", name)
+
+    def _bring(self, handle: int) -> None:
+        errand = asyncio.create_task(self._carry(handle, self._weights[handle]))
+        self._errands.add(errand)
+        errand.add_done_callback(self._errands.discard)
+
+    async def _carry(self, handle: int, weights: AdapterWeights) -> None:
+        """To a seat that was free when this was called, or is when the device has heard what it was told."""
+        try:
+            async with self._carrying:
+                placed = await asyncio.to_thread(self._source.place, weights)
+        except InvalidAdapter as error:
+            log.warning("an adapter could not be brought to the device: %s", error)
+            self._seats.left(handle)
+        else:
+            if handle in self._weights:
+                self._device.tell(AdapterRegistration(handle, placed))
+                self._seats.came(handle)
+            else:  # unloaded meanwhile
+                del placed
+                self._seats.left(handle)
+        self._scheduler.wake()
 
     def _check_new(self, name: str) -> None:
         if not re.fullmatch(ADAPTER_NAME, name):

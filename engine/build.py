@@ -168,6 +168,7 @@ async def build_engine(
     )
     for name, weights in adapters.items():
         engine.adapters.add(name, weights)
+    await engine.adapters.settled()
     if shelf is not None:
         await engine.open_files(shelf, config.durable_wait, warm=config.warm_estates)
     return Built(engine, text)

@@ -98,7 +98,7 @@ class AsyncEngine(Keeper):
         scheduler.wake = self._pump_soon
         scheduler.carry = lambda write: self._device.transfer(write, lambda content: None)
         self._groups: dict[str, Group] = {}
-        self.adapters = AdapterDesk(self._device, scheduler.retention, self._groups, adapters)
+        self.adapters = AdapterDesk(self._device, scheduler, self._groups, adapters)
         self._estates = EstateDesk(info, scheduler, self._device, self.adapters, fingerprint, notes, clock)
         self._watchdog = StepWatchdog(self._loop, step_timeout, self._die)
         self._launched: deque[Launch] = deque()

@@ -174,7 +174,7 @@ def make_runner(opened: Opened) -> tuple[Runner, LoadAdapter]:
             f"The recorded server had {opened.num_host_blocks} blocks on the host; here is memory for "
             f"{prepared.num_host_blocks}."
         )
-    return prepared.runner, prepared.adapters.load
+    return prepared.runner, prepared.adapters.read
 
 
 def replay_file(path: Path) -> tuple[Replayed, bool]:

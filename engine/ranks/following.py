@@ -198,7 +198,7 @@ def _serve(order: Order, ear: Ear) -> None:
         log.error("%s", error)
         os._exit(1)
     ear.masks = MaskChannel(prepared.info.vocab_size)
-    follower = Follower(prepared.runner, ear.masks, prepared.adapters.load)
+    follower = Follower(prepared.runner, ear.masks, prepared.adapters.read)
     ranks.least(0)  # it may be told things from here on
     follow(follower, ear)
 

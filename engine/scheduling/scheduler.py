@@ -4,17 +4,7 @@ plan() builds a StepPlan and moves the sequences' counts as if the step had run.
 may be made (the pipelined loop): a sampled token not yet applied is `in flight`, and its sequence's next input is named
 by its sampler row instead of its id. What sequences want and what becomes of them is their work's matter (engine/work).
 
-Rules of a step, within a budget of tokens:
-  0. a tenant that waits for slots takes them from one that has more (policy/shares.py), and is let in behind 1's first
-     part;
-  1. running sequences that need one token, then running sequences in prefill, as their turns are (fairness.py); between
-     the two, waiting sequences whose turn is before any in prefill: a continuation does not wait for a long prompt;
-  2. when blocks run out, leases move to the host; then the least urgent running sequence that this step has not used
-     gives its blocks back;
-  3. unless that happened and others run, waiting sequences in turn, as long as slots, blocks and budget last; while
-     more wait than there are slots for, prompts have a part of the budget only (policy/flow.py);
-  4. extractions of hidden states: beside generations the share of tokens that is theirs, else all there are. They are
-     preempted before any generation, also to let one in.
+README.md has the rules of a step as a list of verbs.
 """
 
 from __future__ import annotations
@@ -30,6 +20,7 @@ from bequest.engine.cache.salt import salt_of
 from bequest.engine.cache.states import States
 from bequest.engine.cache.tiers.ticket import Ticket
 from bequest.engine.inheritance.retention import Retention
+from bequest.engine.scheduling.adapter_seats import AdapterSeats
 from bequest.engine.scheduling.assembly import BlockMoves
 from bequest.engine.scheduling.extractions import Extractions, Spare
 from bequest.engine.scheduling.fairness import FairQueue, turn
@@ -85,6 +76,7 @@ class Scheduler:
         self._running: dict[Sequence, None] = {}  # an ordered set
         self._entered: set[Sequence] = set()  # of them, those that the plan in the making has let in
         self._placer = Placer(cache)
+        self.seats = AdapterSeats()
         self._flow = PromptFlow(limits.prompt_pace, limits.max_num_seqs, limits.max_num_batched_tokens, limits.tuning)
         self._block_size = cache.pool.block_size
         self.wake: Callable[[], None] = lambda: None  # what waited may move; the engine says how to plan again
@@ -141,6 +133,7 @@ class Scheduler:
         """Queues a new request. REQUIRES: it fits the pool when it runs alone."""
         group.account = self.queue_of(group.kind.lane).account(group.request.tenant)
         group.kind.begin(output)
+        self.seats.open(group)
         for sequence in group.sequences:
             self._enqueue(sequence)
 
@@ -152,6 +145,7 @@ class Scheduler:
         for sequence in group.sequences:
             self.finish(sequence)
         self.release_cross(group)
+        self.seats.close(group)
 
     def check_idle(self) -> None:
         """Nothing runs or waits: then every row must be back, and every block that no lease holds."""
@@ -164,6 +158,7 @@ class Scheduler:
         ready = ready_of(self._running)
         if not ready and not self.num_waiting:
             return None  # all there is has been launched: whoever plans ahead asks once more than there are steps
+        self.seats.serve()
         most = self.limits.tokens_of_step(streams(self._running))
         draft = Draft(now, self._step_limits, StepQuota(), most, self.limits.extraction.max_step_rows)
         self._entered.clear()
@@ -445,6 +440,9 @@ class Scheduler:
         Beside others it leaves each of them, and each beam, a block to grow into, or it would soon be preempted.
         """
         group = sequence.group
+        if (coming := self.seats.ask(group)) is not None:
+            self._set_aside(sequence, coming)
+            return False
         if not group.kind.needs_blocks:
             if not self._schedule_work(draft, sequence):
                 return False
@@ -473,7 +471,7 @@ class Scheduler:
         return scheduled
 
     def _set_aside(self, sequence: Sequence, ticket: Ticket) -> None:
-        """Its bytes are on their way: it waits for them, and others pass it."""
+        """Its bytes, or its adapter's, are on their way: it waits for them, and others pass it."""
         queue = self.queue_of(sequence.group.kind.lane)
         queue.set_aside(sequence)
 

@@ -42,6 +42,12 @@ class LoadAdapter(Protocol):
     def __call__(self, directory: Path) -> AdapterWeights: ...
 
 
+class PlaceAdapter(Protocol):
+    """Brings what was loaded to where steps read it: not for the event loop. Raises InvalidAdapter."""
+
+    def __call__(self, weights: AdapterWeights) -> AdapterWeights: ...
+
+
 def none_because(reason: str) -> LoadAdapter:
     """Of a model that takes none, for a reason without a full stop."""
 
@@ -54,6 +60,11 @@ def none_because(reason: str) -> LoadAdapter:
 no_adapters = none_because("nothing here loads any")
 
 
+def in_place(weights: AdapterWeights) -> AdapterWeights:
+    """Steps read it where it is."""
+    return weights
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterSource:
     """Where an engine's adapters come from, and how many it may have at once."""
@@ -61,6 +72,12 @@ class AdapterSource:
     load: LoadAdapter = no_adapters
     most: int = 0
     lasting: bool = True  # whether what was loaded outlives the runner that it was loaded for
+    seats: int | None = None  # adapters that steps can read at once; None: all that are loaded
+    place: PlaceAdapter = in_place
+
+    def read(self, directory: Path) -> AdapterWeights:
+        """One that can be registered."""
+        return self.place(self.load(directory))
 
 
 NO_ADAPTERS = AdapterSource()
