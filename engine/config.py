@@ -227,7 +227,7 @@ class EngineConfig:
     max_loras: int = option(64, "most adapters that are loaded at once")
     max_lora_rank: int = option(64, "largest rank of an adapter")
     lora_slots: int | None = option(
-        None, "on a GPU: adapters that have memory there, each for the largest rank; default: as many as --lora names"
+        None, "on a GPU: adapters that a step can have, each with memory for the largest rank; default: those of --lora"
     )
     record: str | None = option(
         None,

@@ -14,7 +14,7 @@ namespace bequest {
 
 template <>
 inline constexpr auto fields_of<cuda::LoraTiles> =
-    std::tuple(&cuda::LoraTiles::rows, &cuda::LoraTiles::tiles, &cuda::LoraTiles::num_tiles);
+    std::tuple(&cuda::LoraTiles::rows, &cuda::LoraTiles::tiles, &cuda::LoraTiles::most_tiles);
 
 // A product's slots are made once: they are an object.
 cuda::LoraSite make_site(const std::tuple<Address, Address, Address, Address>& slots,

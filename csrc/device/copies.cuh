@@ -80,6 +80,16 @@ __device__ __forceinline__ void copy_box(const CUtensorMap& map, uint32_t destin
       : "memory");
 }
 
+// Bytes that lie side by side, a multiple of 16, to shared memory. By one thread.
+__device__ __forceinline__ void copy_run(uint32_t destination, const void* source, uint32_t bytes,
+                                         const PhaseBarrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          destination),
+      "l"(source), "r"(bytes), "r"(barrier.address())
+      : "memory");
+}
+
 // True in one thread of a whole warp, and the compiler knows that it is one: around copy_box it then needs no
 // loop over threads.
 __device__ __forceinline__ bool is_elected() {

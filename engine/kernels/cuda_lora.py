@@ -41,6 +41,28 @@ class SiteShape:
         return len(self.ends) <= _MOST_PARTS and self.in_features % 32 == 0 and all(end % 8 == 0 for end in self.ends)
 
 
+@dataclass(frozen=True, slots=True)
+class PackedPart:
+    """What an adapter adds to one matrix of a product, as slots hold it, in the host's memory."""
+
+    a: Tensor  # [R, K] bfloat16, R a multiple of 16
+    b: Tensor  # [R / 16, C, 16] bfloat16
+    rank: int
+    scale: float
+
+    @classmethod
+    def of(cls, a: Tensor, b: Tensor, scale: float) -> PackedPart:
+        """Of a [rank, K] and b [rank, C] float32."""
+        padding = (0, 0, 0, rounded_rank(len(a)) - len(a))
+        rows = torch.nn.functional.pad(b, padding).to(_BF16)  # [R, C]
+        chunks = rows.view(len(rows) // _RANKS, _RANKS, b.shape[1]).transpose(1, 2).contiguous()
+        return cls(torch.nn.functional.pad(a, padding).to(_BF16), chunks, len(a), scale)
+
+    @property
+    def nbytes(self) -> int:
+        return self.a.nbytes + self.b.nbytes
+
+
 class SiteSlots:
     """What all slots hold for one product. Slots are written by whoever loads an adapter, beside steps of others."""
 
@@ -68,17 +90,11 @@ class SiteSlots:
     def nbytes(self) -> int:
         return self._a.nbytes + self._b.nbytes
 
-    def write_part(self, slot: int, part: int, a: Tensor, b: Tensor) -> None:
-        """Queues copies of a [R, K] and b [R, C] float32, of the host, on the current stream. Who calls keeps nothing
-        of them: each copy is out of its memory when this returns."""
-        rank = rounded_rank(a.shape[0])
+    def write_part(self, slot: int, part: int, packed: PackedPart) -> None:
+        """Queues copies on the current stream. Each is out of the host's memory when this returns."""
         first = 0 if part == 0 else self.shape.ends[part - 1]
-        padding = (0, 0, 0, rank - a.shape[0])
-        self._a[slot, part, :rank].copy_(torch.nn.functional.pad(a, padding).to(_BF16))
-        rows = torch.nn.functional.pad(b, padding).to(_BF16)  # [rank, C]
-        for chunk in range(rank // _RANKS):
-            of_chunk = rows[chunk * _RANKS : (chunk + 1) * _RANKS].T.contiguous()
-            self._b[slot, chunk, first : self.shape.ends[part]].copy_(of_chunk)
+        self._a[slot, part, : len(packed.a)].copy_(packed.a)
+        self._b[slot, : len(packed.b), first : self.shape.ends[part]].copy_(packed.b)
 
     def describe(self, slot: int, ranks: Sequence[int], scales: Sequence[float]) -> None:
         """Of all parts; a rank of 0 says that nothing is added."""
@@ -110,12 +126,12 @@ class LoraTiles:
     """Which rows of a step have which slots, in device memory."""
 
     rows: Tensor  # [T] int32
-    tiles: Tensor  # [at least num_tiles, 3] int32
-    num_tiles: int
+    tiles: Tensor  # [at least 1 + most_tiles, 3] int32, as `write_tiles` leaves them
+    most_tiles: int
 
     @property
     def arguments(self) -> _C.LoraTiles:
-        return self.rows.data_ptr(), self.tiles.data_ptr(), self.num_tiles
+        return self.rows.data_ptr(), self.tiles.data_ptr(), self.most_tiles
 
 
 class LoraRows:
@@ -142,15 +158,15 @@ def most_tiles(num_tokens: int, num_slots: int) -> int:
     return min(num_tokens, num_tokens // TILE_ROWS + num_slots)
 
 
-def write_tiles(slots: IntArray, rows: IntArray, tiles: IntArray, num_tiles: int) -> None:
-    """Of a step whose row i has slots[i], -1 for none, into `rows` [at least T] and `tiles` [at least num_tiles, 3]."""
+def write_tiles(slots: IntArray, rows: IntArray, tiles: IntArray) -> None:
+    """Of a step whose row i has slots[i], -1 for none: into `rows` [at least T], and `tiles` [at least 1 + the most
+    that there can be, 3], which begin with their number."""
     order = np.argsort(slots, kind="stable")[np.count_nonzero(slots < 0) :]
     rows[: len(order)] = order
     used, firsts, counts = np.unique(slots[order], return_index=True, return_counts=True)
     written = 0
     for slot, first, count in zip(used.tolist(), firsts.tolist(), counts.tolist(), strict=True):
         for begin in range(first, first + count, TILE_ROWS):
-            tiles[written] = (begin, min(TILE_ROWS, first + count - begin), slot)
             written += 1
-    assert written <= num_tiles, (written, num_tiles)
-    tiles[written:num_tiles] = 0
+            tiles[written] = (begin, min(TILE_ROWS, first + count - begin), slot)
+    tiles[0] = (written, 0, 0)

@@ -1,9 +1,9 @@
 """Adapters on a GPU: slots of one size in device memory, who is in which, and which rows of a step have them.
 
-A worker thread that loads an adapter takes a slot and writes it, on a stream of its own, beside steps that read other
-slots. The device thread then gives the slot its handle. What a step has is data: graphs read tiles of rows from staged
-arrays. Slots are given back when nobody holds the adapter any more, and written again behind the last step that read
-them.
+All that are loaded lie in the host's memory, packed as slots hold them. A worker thread that brings one takes a slot
+and writes it, on a stream of its own, beside steps that read other slots. The device thread then gives the slot its
+handle. What a step has is data: graphs read tiles of rows from staged arrays. Slots are given back when the device
+thread holds the adapter no more, and written again behind the last step that read them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,12 @@ from torch import Tensor
 
 from bequest.engine.adapters.load import loader_of
 from bequest.engine.config import EngineConfig
-from bequest.engine.errors import InvalidAdapter, ModelError
+from bequest.engine.errors import InvalidAdapter
 from bequest.engine.kernels.cpu_lora import LoraPart
 from bequest.engine.kernels.cuda_lora import (
     LoraRows,
     LoraTiles,
+    PackedPart,
     SiteShape,
     SiteSlots,
     most_tiles,
@@ -46,7 +48,7 @@ from bequest.engine.types.adapter import NO_ADAPTER, AdapterSource, AdapterWeigh
 log = logging.getLogger("bequest.start")
 
 _NO_SLOT = -1
-_PATIENCE = 10.0  # seconds that a load waits for a slot whose adapter was unloaded just now
+_PATIENCE = 10.0  # seconds that an adapter waits for the slot of one that has just left
 
 _Event = torch.cuda.Event
 
@@ -54,8 +56,6 @@ _Event = torch.cuda.Event
 def make_adapters(config: EngineConfig, loaded: LoadedModel, device: torch.device) -> CudaAdapters:
     """With the slots that the configuration asks for, if the model can have any."""
     wanted = len(config.lora) if config.lora_slots is None else config.lora_slots
-    if wanted < len(config.lora):
-        raise ModelError(f"lora_slots={wanted} are too few: {len(config.lora)} adapters are given with lora=")
     num_slots = 0 if _refusal(loaded) is not None else wanted
     adapters = CudaAdapters(loaded.matrices, num_slots, config.max_lora_rank, device)
     if num_slots:
@@ -69,10 +69,10 @@ def source_of(config: EngineConfig, loaded: LoadedModel, adapters: CudaAdapters)
     if (refusal := _refusal(loaded)) is not None:
         return AdapterSource(none_because(refusal), most)
     if not adapters.num_slots:
-        why = "its GPU has no memory for them; start with lora_slots=, the most that are loaded at once"
+        why = "its GPU has no memory for them; start with lora_slots=, the most that a step can have"
         return AdapterSource(none_because(why), most)
-    load = loader_of(loaded, config.max_lora_rank, adapters.place)
-    return AdapterSource(load, min(most, adapters.num_slots), lasting=False)
+    load = loader_of(loaded, config.max_lora_rank, adapters.pack)
+    return AdapterSource(load, most, lasting=False, seats=adapters.num_slots, place=adapters.place)
 
 
 def _refusal(loaded: LoadedModel) -> str | None:
@@ -83,11 +83,22 @@ def _refusal(loaded: LoadedModel) -> str | None:
     return None
 
 
+class PackedAdapter:
+    """An adapter in the host's memory: by sites, and by their parts."""
+
+    def __init__(self, sites: Mapping[int, Mapping[int, PackedPart]]) -> None:
+        self.sites = sites
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for parts in self.sites.values() for part in parts.values())
+
+
 class PlacedAdapter:
     """An adapter in a slot, which is its as long as this object lives."""
 
-    def __init__(self, slot: int, nbytes: int) -> None:
-        self.slot, self.nbytes = slot, nbytes
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
         self.last_read: list[_Event] = []  # behind the last step that may read it
 
 
@@ -112,28 +123,31 @@ class CudaAdapters:
 
     # --- worker threads ------------------------------------------------------------------------------------------
 
-    def place(self, sites: Mapping[int, Sequence[LoraPart]]) -> PlacedAdapter:
-        """Writes an adapter into a free slot. Raises InvalidAdapter."""
+    def pack(self, sites: Mapping[int, Sequence[LoraPart]]) -> PackedAdapter:
+        """Raises InvalidAdapter."""
         if not sites.keys() <= self._sites.keys():
             raise InvalidAdapter("The adapter changes a matrix of a shape that the kernels of a GPU do not take.")
+        return PackedAdapter({site: _packed(self._sites[site].shape, parts) for site, parts in sites.items()})
+
+    def place(self, weights: AdapterWeights) -> AdapterWeights:
+        """Writes an adapter that `pack` has made into a free slot. Raises InvalidAdapter if none becomes free."""
+        packed = weights.matrices
+        assert isinstance(packed, PackedAdapter), "loaded for another device"
         slot, last_read = self._take()
-        nbytes = sum(part.nbytes for parts in sites.values() for part in parts) // 2  # bfloat16 of float32
-        placed = PlacedAdapter(slot, nbytes)
+        placed = PlacedAdapter(slot)
         weakref.finalize(placed, self._give_back, slot, placed.last_read).atexit = False
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             for event in last_read:
                 event.wait(self._stream)
             for site, slots in self._sites.items():
-                _write(slots, slot, sites.get(site, ()))
+                _write(slots, slot, packed.sites.get(site, {}))
             self._stream.synchronize()
-        return placed
+        return replace(weights, matrices=placed)
 
     def _take(self) -> tuple[int, list[_Event]]:
         with self._changed:
             if not self._changed.wait_for(lambda: self._free, _PATIENCE):
-                raise InvalidAdapter(
-                    f"All {self.num_slots} places for adapters on this GPU are taken: unload one first."
-                )
+                raise InvalidAdapter(f"None of the {self.num_slots} places for adapters on this GPU became free.")
             return self._free.popleft()
 
     def _give_back(self, slot: int, last_read: list[_Event]) -> None:
@@ -161,23 +175,22 @@ class CudaAdapters:
         return [
             Field("lora_slots", (max_tokens,), torch.int32),
             Field("lora_rows", (max_tokens,), torch.int32),
-            Field("lora_tiles", (most_tiles(max_tokens, self.num_slots), 3), torch.int32),
+            Field("lora_tiles", (1 + most_tiles(max_tokens, self.num_slots), 3), torch.int32),
         ]
 
     def stage(self, batch: StepBatch | None, arrays: Mapping[str, Any], size: StepSize) -> None:
         """Of a step that is padded to this size; None: of one of padding alone."""
         if not size.adapted:
             return
-        num_tiles = most_tiles(size.num_tokens, self.num_slots)
         arrays["lora_slots"][: size.num_tokens] = _NO_SLOT
         if batch is None or batch.adapters is None:
-            arrays["lora_tiles"][:num_tiles] = 0
+            arrays["lora_tiles"][0] = 0
             return
         of_handle = {handle: placed.slot for handle, placed in self._placed.items()}
         slots = np.asarray([of_handle.get(handle, _NO_SLOT) for handle in batch.adapters.tolist()], np.int32)
         of_rows = np.repeat(slots, np.diff(batch.query_start))
         arrays["lora_slots"][: len(of_rows)] = of_rows
-        write_tiles(of_rows, arrays["lora_rows"], arrays["lora_tiles"], num_tiles)
+        write_tiles(of_rows, arrays["lora_rows"], arrays["lora_tiles"])
 
     def bind(self, size: StepSize, staged: Callable[[str], Tensor]) -> StepAdapters | None:
         """Of a step of this size, over the arrays that are `staged` on the device."""
@@ -198,11 +211,17 @@ def _shapes(matrices: Mapping[str, Matrix]) -> dict[int, SiteShape]:
     }
 
 
-def _write(slots: SiteSlots, slot: int, parts: Sequence[LoraPart]) -> None:
-    ends = slots.shape.ends
-    ranks, scales = [0] * len(ends), [0.0] * len(ends)
-    for part in parts:
-        at = ends.index(part.first_column + part.b.shape[1])
-        slots.write_part(slot, at, part.a, part.b)
+def _packed(shape: SiteShape, parts: Sequence[LoraPart]) -> dict[int, PackedPart]:
+    """By their places among the parts of a product."""
+    return {
+        shape.ends.index(part.first_column + part.b.shape[1]): PackedPart.of(part.a, part.b, part.scale)
+        for part in parts
+    }
+
+
+def _write(slots: SiteSlots, slot: int, parts: Mapping[int, PackedPart]) -> None:
+    ranks, scales = [0] * len(slots.shape.ends), [0.0] * len(slots.shape.ends)
+    for at, part in parts.items():
+        slots.write_part(slot, at, part)
         ranks[at], scales[at] = part.rank, part.scale
     slots.describe(slot, ranks, scales)

@@ -143,7 +143,7 @@ SENTENCES = {
     "adapter_name": "`lora_name` must be 1 to 128 ASCII characters without spaces and equals signs.",
     "adapter_loaded": "An adapter '{name}' is loaded already: unload it (POST /v1/unload_lora_adapter), or choose "
     "another `lora_name`.",
-    "too_many_adapters": "This server holds {most} adapters at most (--max-loras, on a GPU --lora-slots): unload one "
+    "too_many_adapters": "This server holds {most} adapters at most (--max-loras): unload one "
     "first (POST /v1/unload_lora_adapter).",
     "rank_too_large": "The adapter's rank is {rank}, but this server takes {most} at most (--max-lora-rank).",
     "adapter_in_use": "The adapter '{name}' is needed by {users}: {ids}. Wait for requests to end, release leases "

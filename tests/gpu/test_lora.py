@@ -50,7 +50,7 @@ def added(x: Tensor, parts: dict[int, tuple[Tensor, Tensor, float]]) -> Tensor:
 
 @pytest.mark.parametrize("num_rows", [1, 2, 15, 16, 17, 64, 300])
 def test_rows_get_what_their_slot_adds(num_rows: int) -> None:
-    from bequest.engine.kernels.cuda_lora import LoraTiles, SiteShape, SiteSlots, most_tiles, write_tiles
+    from bequest.engine.kernels.cuda_lora import LoraTiles, PackedPart, SiteShape, SiteSlots, most_tiles, write_tiles
 
     device = torch.device("cuda")
     site = SiteSlots(SiteShape(ENDS, DEPTH), SLOTS, MOST_RANK, device)
@@ -63,15 +63,15 @@ def test_rows_get_what_their_slot_adds(num_rows: int) -> None:
             a = random(rank, DEPTH, seed=slot * 10 + part).bfloat16().float()
             b = random(rank, ENDS[part] - first, seed=slot * 10 + part + 5).bfloat16().float()
             parts[part] = (a, b, 0.5 + part)
-            site.write_part(slot, part, a, b)
+            site.write_part(slot, part, PackedPart.of(a, b, 0.5 + part))
         ranks = [len(parts[part][0]) if part in parts else 0 for part in range(len(ENDS))]
         site.describe(slot, ranks, [parts[part][2] if part in parts else 0.0 for part in range(len(ENDS))])
         content.append(parts)
     draw = np.random.default_rng(num_rows)
     slots = draw.integers(-1, SLOTS, num_rows).astype(np.int32)
-    rows, tiles = np.full(num_rows, -7, np.int32), np.full((num_rows, 3), -7, np.int32)
+    rows, tiles = np.full(num_rows, -7, np.int32), np.full((1 + num_rows, 3), -7, np.int32)
     num_tiles = most_tiles(num_rows, SLOTS)
-    write_tiles(slots, rows, tiles, num_tiles)
+    write_tiles(slots, rows, tiles)
     rows[np.count_nonzero(slots >= 0) :] = 0
     x = random(num_rows, DEPTH, seed=1).bfloat16()
     y = random(num_rows + 2, ENDS[-1], seed=2).bfloat16()  # canaries around
@@ -94,7 +94,7 @@ def test_rows_get_what_their_slot_adds(num_rows: int) -> None:
             continue
         one = LoraTiles(
             torch.zeros(1, dtype=torch.int32, device=device),
-            torch.tensor([[0, 1, slot]], dtype=torch.int32, device=device),
+            torch.tensor([[1, 0, 0], [0, 1, slot]], dtype=torch.int32, device=device),
             1,
         )
         site.add(x[i : i + 1].to(device), alone, one)
@@ -229,3 +229,22 @@ async def test_a_server_without_places_says_so(
             await engine.adapters.load("a0", folder / "a0")
     finally:
         await engine.stop()
+
+
+async def test_two_places_serve_six_adapters(
+    tiny_model: Callable[[str], Path], folder: Path, expected: dict[str, list[Expected]]
+) -> None:
+    """All at once, and one after the other: whoever has no place waits for one."""
+    engine = (await build_engine(config(tiny_model(MODEL), folder, lora_slots=2))).engine
+    try:
+        found = await answers(engine, list(expected))
+        for name in expected:
+            for answer, one in zip(found[name], expected[name], strict=True):
+                is_near(answer, one)
+        for i in range(12):
+            name = f"a{i * 5 % NUM_ADAPTERS}"
+            (alone, *_) = (await answers(engine, [name], salt=str(i)))[name]
+            is_near(alone, expected[name][0])
+    finally:
+        await engine.stop()
+        engine.scheduler.check_idle()

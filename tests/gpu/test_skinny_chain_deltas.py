@@ -11,7 +11,7 @@ from torch import Tensor
 from bequest.engine import _C
 from bequest.engine.kernels import cuda_chain
 from bequest.engine.kernels.cuda_chain import Deltas, Head, Product, Tail
-from bequest.engine.kernels.cuda_lora import SiteShape, SiteSlots, rounded_rank
+from bequest.engine.kernels.cuda_lora import PackedPart, SiteShape, SiteSlots, rounded_rank
 from tests.gpu.test_ops import DEVICE, guarded, int32, randn
 from tests.gpu.test_skinny_chain import SIZES, Layers, Sizes, inputs, make_layers, make_scratch
 from tests.gpu.test_skinny_chain import reference as plain_reference
@@ -59,7 +59,7 @@ def fill(sizes: Sizes, most_rank: int) -> tuple[dict[int, SiteSlots], Content]:
                 b = randn(rank, end - (ends[part - 1] if part else 0), dtype=BF16, seed=seed + 5)
                 content[site, slot, part] = Part(a.float(), b.float(), 0.3 + 0.1 * part)
                 ranks[part], scales[part] = rank, 0.3 + 0.1 * part
-                slots.write_part(slot, part, a.float().cpu(), b.float().cpu())
+                slots.write_part(slot, part, PackedPart.of(a.float().cpu(), b.float().cpu(), 0.0))
             slots.describe(slot, ranks, scales)
         sites[site] = slots
     return sites, content

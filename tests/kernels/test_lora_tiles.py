@@ -1,10 +1,12 @@
-"""How the rows of a step are divided into tiles for a GPU: on the host."""
+"""What the host makes for the kernels of adapters on a GPU: tiles of rows, packed matrices."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
+import torch
 
-from bequest.engine.kernels.cuda_lora import TILE_ROWS, most_tiles, write_tiles
+from bequest.engine.kernels.cuda_lora import TILE_ROWS, PackedPart, most_tiles, write_tiles
 
 
 def test_tiles_hold_every_row_once() -> None:
@@ -13,8 +15,22 @@ def test_tiles_hold_every_row_once() -> None:
         num_slots, num_rows = int(draw.integers(1, 70)), int(draw.integers(1, 300))
         slots = draw.integers(-1, num_slots, num_rows).astype(np.int32)
         num_tiles = most_tiles(num_rows, num_slots)
-        rows, tiles = np.zeros(num_rows, np.int32), np.zeros((num_tiles, 3), np.int32)
-        write_tiles(slots, rows, tiles, num_tiles)
-        found = {int(row): slot for first, count, slot in tiles.tolist() for row in rows[first : first + count]}
+        rows, tiles = np.zeros(num_rows, np.int32), np.full((1 + num_tiles, 3), -7, np.int32)
+        write_tiles(slots, rows, tiles)
+        assert tiles[0, 0] <= num_tiles
+        told = tiles[1 : 1 + tiles[0, 0]].tolist()
+        found = {int(row): slot for first, count, slot in told for row in rows[first : first + count]}
         assert found == {i: slot for i, slot in enumerate(slots.tolist()) if slot >= 0}
-        assert all(count <= TILE_ROWS for _, count, _ in tiles.tolist())
+        assert all(count <= TILE_ROWS for _, count, _ in told)
+
+
+@pytest.mark.parametrize("columns", [0, 8])
+@pytest.mark.parametrize("rank", [0, 1, 16, 23])
+def test_matrices_are_packed_by_sixteen_ranks(rank: int, columns: int) -> None:
+    a, b = torch.randn(rank, 32).bfloat16().float(), torch.randn(rank, columns).bfloat16().float()
+    packed = PackedPart.of(a, b, 0.5)
+    whole = -(-rank // 16) * 16
+    assert packed.a.shape == (whole, 32) and packed.b.shape == (whole // 16, columns, 16) and packed.rank == rank
+    assert torch.equal(packed.a[:rank].float(), a) and not packed.a[rank:].any()
+    ranks = packed.b.permute(0, 2, 1).reshape(whole, columns)
+    assert torch.equal(ranks[:rank].float(), b) and not ranks[rank:].any()

@@ -29,10 +29,10 @@ struct LoraSite {
 
 // Rows of a step that have adapters, those of a slot side by side.
 struct LoraTiles {
-  const int32_t* rows;  // [at most T]
-  const int32_t*
-      tiles;  // [num_tiles, 3]: the first of its rows among these, their number (0: none), the slot
-  int64_t num_tiles;
+  const int32_t* rows;   // [at most T]
+  const int32_t* tiles;  // [1 + most_tiles, 3]: how many there are, then of each: the first of its rows among
+                         // these, their number, the slot
+  int64_t most_tiles;
 };
 
 // Pieces of A's depth, each summed apart.
