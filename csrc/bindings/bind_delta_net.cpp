@@ -61,13 +61,14 @@ inline constexpr auto fields_of<SequenceRows> = std::tuple(
 #ifdef BEQUEST_WITH_CUDA
 namespace {
 
-// Launches are too short to be worth releasing the GIL. `out`: its address, and the code of its
-// dtype and the rows'.
+// Launches are too short to be worth releasing the GIL. `to`: the address of what comes out, and the code of
+// its dtype and the rows'; whether no sequence has more than one token; and the scratch.
 void bind_cuda_delta_net(py::module_& m) {
   m.def(
       "cuda_delta_net",
       [](const DeltaNetSizes& sizes, const SequenceRows& of, const DeltaNetWeights& weights,
-         const DeltaNetStates& states, const std::pair<Address, int>& out, Address stream) {
+         const DeltaNetStates& states, const std::tuple<Address, int, bool, Address>& to, Address stream) {
+        const auto& [out, dtype, one_each, scratch] = to;
         cuda::delta_net({.sizes = sizes,
                          .rows = of.rows,
                          .taps = weights.taps,
@@ -75,18 +76,23 @@ void bind_cuda_delta_net(py::module_& m) {
                          .step_bias = weights.step_bias,
                          .norm = weights.norm,
                          .eps = weights.eps,
-                         .out = pointer<void>(out.first),
-                         .dtype = DType(out.second),
+                         .out = pointer<void>(out),
+                         .dtype = DType(dtype),
                          .states = states.data,
                          .slot_stride = states.slot_stride,
                          .query_start = of.query_start,
                          .starts = states.starts,
                          .slots = states.slots,
-                         .num_sequences = of.num_sequences},
+                         .num_sequences = of.num_sequences,
+                         .num_tokens = of.num_tokens,
+                         .one_each = one_each,
+                         .scratch = pointer<float>(scratch)},
                         pointer<CUstream_st>(stream));
       },
-      py::arg("sizes"), py::arg("of"), py::arg("weights"), py::arg("states"), py::arg("out"),
+      py::arg("sizes"), py::arg("of"), py::arg("weights"), py::arg("states"), py::arg("to"),
       py::arg("stream"));
+  m.def("cuda_delta_net_scratch", &cuda::delta_net_scratch, py::arg("sizes"), py::arg("num_tokens"),
+        py::arg("one_each"));
   m.def(
       "cuda_sigmoid_gate",
       [](Address x, Address gate, int dtype, int64_t count, Address stream) {

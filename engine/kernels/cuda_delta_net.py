@@ -13,15 +13,18 @@ from bequest.engine.kernels.streams import current_stream
 
 def delta_net(rows: Tensor, rule: DeltaRule, step: RecurrentStep) -> Tensor:
     """Rows [T, C + HV DV + 2 HV] → [T, HV DV], float32 or bfloat16. Sequences without tokens are padding; so are tokens
-    behind the last one of a sequence."""
+    behind the last one of a sequence, whose results are zeros."""
     sizes, num_tokens, num_sequences = rule.sizes, rows.shape[0], len(step.starts)
-    # Rows of padding are in no sequence, and stay zeros.
-    out = torch.zeros(num_tokens, sizes.value_size, dtype=rows.dtype, device=rows.device)
+    out = torch.empty(num_tokens, sizes.value_size, dtype=rows.dtype, device=rows.device)
     table, f32 = step.states, torch.float32
+    described = (sizes.key_heads, sizes.value_heads, sizes.key_dim, sizes.value_dim, sizes.conv_width)
+    scratch = torch.empty(
+        _C.cuda_delta_net_scratch(described, num_tokens, step.one_each), dtype=f32, device=rows.device
+    )
     states = address_of(table, f32, table.shape[0], table.shape[1], sizes.state_size)
     assert 0 <= rule.state_layer < table.shape[1], rule.state_layer
     _C.cuda_delta_net(
-        (sizes.key_heads, sizes.value_heads, sizes.key_dim, sizes.value_dim, sizes.conv_width),
+        described,
         (
             address_of(rows, rows.dtype, num_tokens, sizes.row_size),
             num_tokens,
@@ -42,7 +45,7 @@ def delta_net(rows: Tensor, rule: DeltaRule, step: RecurrentStep) -> Tensor:
             address_of(step.starts, torch.int32, num_sequences),
             address_of(step.slots, torch.int32, num_tokens),
         ),
-        (out.data_ptr(), DTYPE_CODES[rows.dtype]),
+        (out.data_ptr(), DTYPE_CODES[rows.dtype], step.one_each, scratch.data_ptr()),
         current_stream(),
     )
     return out

@@ -33,3 +33,4 @@ class RecurrentStep:
     query_start: Tensor  # [S + 1] int32
     starts: Tensor  # [S] int32: the slot that a sequence goes on from; -1: it begins
     slots: Tensor  # [T] int32: the slot that gets the state behind a token; -1: nobody wants it
+    one_each: bool = False  # no sequence has more than one token

@@ -236,7 +236,8 @@ class CpuRunner:
         if self._states is None or batch.state_starts is None or batch.state_slots is None:
             return None
         arrays = (batch.query_start, batch.state_starts, batch.state_slots)
-        return RecurrentStep(self._states, *map(torch.from_numpy, arrays))
+        query_start, starts, slots = map(torch.from_numpy, arrays)
+        return RecurrentStep(self._states, query_start, starts, slots)
 
     def _cross(self, batch: StepBatch) -> kernels.AttentionPlan | None:
         if batch.cross_tables is None or batch.cross_lens is None:

@@ -132,8 +132,9 @@ class StepBuffers:
             return None
         num = size.num_tokens  # no step has more sequences
         names = ("query_start", "state_starts", "state_slots")
-        starts, *others = (self.on_device(name) for name in names)
-        return RecurrentStep(self._states, starts[: num + 1], *(array[:num] for array in others))
+        query_start, starts, slots = (self.on_device(name) for name in names)
+        one_each = not size.prefill
+        return RecurrentStep(self._states, query_start[: num + 1], starts[:num], slots[:num], one_each=one_each)
 
     def send(self, num_sequences: int, update_bytes: int = 0) -> None:
         used = self.staging.used_bytes("block_tables", num_sequences)

@@ -1,4 +1,5 @@
-"""The GPU's kernel of the gated delta rule: against the slow reference, and the same bits however tokens are cut."""
+"""The GPU's kernels of the gated delta rule: against the slow reference, and the same bits however tokens are cut and
+whichever kernel they pass."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ pytestmark = pytest.mark.gpu
 
 SIZES = {
     "published": DeltaSizes(key_heads=2, value_heads=4, key_dim=128, value_dim=128, conv_width=4),
+    "many-heads": DeltaSizes(key_heads=3, value_heads=12, key_dim=128, value_dim=128, conv_width=4),
     "narrow-values": DeltaSizes(key_heads=1, value_heads=2, key_dim=128, value_dim=64, conv_width=4),
     "odd": DeltaSizes(key_heads=3, value_heads=3, key_dim=5, value_dim=7, conv_width=2),
     "wide-keys": DeltaSizes(key_heads=1, value_heads=3, key_dim=96, value_dim=40, conv_width=4),
@@ -43,10 +45,15 @@ def empty_states(rule: DeltaRule) -> Tensor:
 
 
 def run_step(
-    rule: DeltaRule, states: Tensor, chunks: list[tuple[Tensor, int, dict[int, int]]], padding: int = 0
+    rule: DeltaRule,
+    states: Tensor,
+    chunks: list[tuple[Tensor, int, dict[int, int]]],
+    padding: int = 0,
+    *,
+    one_each: bool = False,
 ) -> list[Tensor]:
     """Of each chunk: its rows, the slot it goes on from, and the slots of states behind tokens of it; with so many rows
-    and sequences of padding."""
+    and sequences of padding. `one_each`: the kernel for chunks of one row"""
     from bequest.engine.kernels.cuda_delta_net import delta_net
 
     counts = [len(rows) for rows, _, _ in chunks]
@@ -56,10 +63,14 @@ def run_step(
     rows = torch.cat([rows.cuda() for rows, _, _ in chunks])
     rows = torch.cat([rows, rows.new_full((padding, rows.shape[1]), torch.nan)])
     step = RecurrentStep(
-        states, ints(ends + [ends[-1]] * padding), ints(starts + [0] * padding), ints(slots + [-1] * padding)
+        states,
+        ints(ends + [ends[-1]] * padding),
+        ints(starts + [0] * padding),
+        ints(slots + [-1] * padding),
+        one_each=one_each,
     )
     out = delta_net(rows, on_device(rule), step)
-    assert not out[ends[-1] :].isnan().any()
+    assert not out[ends[-1] :].any()  # zeros, not NaN
     return list(out[: ends[-1]].split(counts))
 
 
@@ -92,6 +103,35 @@ def test_cuts_and_crowds_change_no_bit(name: str, chunk: int, dtype: torch.dtype
         outs.append(run_step(rule, cut, [other, (part, slot, {len(part) - 1: to})], padding=3)[1])
         slot = to
     assert torch.equal(torch.cat(outs), expected) and torch.equal(cut[slot], whole[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", SIZES)
+def test_one_token_at_a_time_changes_no_bit(name: str, dtype: torch.dtype) -> None:
+    """By the kernel for steps in which no sequence has more than one token, beside two other sequences."""
+    rule = make_rule(SIZES[name])
+    rows = make_rows(rule.sizes, 37).to(dtype)
+    whole, alone = empty_states(rule), empty_states(rule)
+    (expected,) = run_step(rule, whole, [(rows, -1, {36: 0})])
+    outs, slot = [], -1
+    for t in range(37):
+        to = 1 if slot == 2 else 2
+        chunks = [(rows[3:4], -1, {0: 5}), (rows[t : t + 1], slot, {0: to}), (rows[5:6], -1, {0: 6})]
+        outs.append(run_step(rule, alone, chunks, padding=t % 4, one_each=True)[1])
+        slot = to
+    assert torch.equal(torch.cat(outs), expected) and torch.equal(alone[slot], whole[0])
+
+
+def test_more_sequences_than_are_scanned_at_once() -> None:
+    rule = make_rule(SIZES["published"])
+    rows, lengths = make_rows(rule.sizes, 40), [1 + i % 9 for i in range(150)]
+    states = torch.full((150, 1, rule.sizes.state_size), torch.nan, device="cuda")
+    chunks = [(rows[i % 30 : i % 30 + length], -1, {length - 1: i}) for i, length in enumerate(lengths)]
+    outs = run_step(rule, states, chunks, padding=5)
+    for i in (0, 63, 64, 127, 128, 149):
+        alone = empty_states(rule)
+        (expected,) = run_step(rule, alone, [(chunks[i][0], -1, {lengths[i] - 1: 0})])
+        assert torch.equal(outs[i], expected) and torch.equal(states[i], alone[0])
 
 
 @pytest.mark.parametrize("name", SIZES)

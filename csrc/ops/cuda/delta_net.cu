@@ -1,69 +1,25 @@
-// One block for each sequence and value head, two threads for each column of its S.
-//
-// A decode step is bound by memory: it reads and writes S once, 128 KB for a head of the published sizes, and
-// all loads of a thread are in flight at once. A prompt is bound by its chain of tokens: a thread keeps its
-// half of a column in registers, so that a token costs 3 DK multiply-adds of a column and four barriers.
+// Heads of any size: one block for each sequence and value head, a thread for each column of its S, which is
+// worked on where it is kept. For comparisons and small models; published sizes have kernels of their own
+// (delta_net_kernels.h).
+#include <algorithm>
+
 #include "device/launch.cuh"
 #include "device/reductions.cuh"
 #include "device/vectors.cuh"
 #include "ops/cuda/activation.cuh"
 #include "ops/cuda/delta_net.h"
+#include "ops/cuda/delta_net_kernels.h"
+#include "ops/cuda/delta_net_parts.cuh"
 
 namespace bequest::cuda {
 namespace {
 
 constexpr int kMostThreads = 1024;
-constexpr int kSums = 4;  // chains of multiply-adds side by side
 
-__device__ __forceinline__ float silu(float x) { return activate<Activation::kSilu>(x); }
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
 
-// A column of S [kKeys] in the registers of two threads: lanes i and i + 16 of a warp, which has 16 columns.
-template <int kKeys>
-struct HeldColumn {
-  static constexpr int kParts = 2, kPart = kKeys / kParts;
-  float s[kPart];
-  int first;  // of its keys
-
-  __device__ static int column_of(int thread) { return thread / kWarp * 16 + thread % 16; }
-  __device__ static bool leads(int thread) { return thread % kWarp < 16; }
-  __device__ static float joined(float sum) { return sum + __shfl_xor_sync(kAllLanes, sum, 16); }
-
-  __device__ HeldColumn(const float* from, float*, int64_t, int64_t stride)
-      : first(leads(static_cast<int>(threadIdx.x)) ? 0 : kPart) {
-#pragma unroll
-    for (int k = 0; k < kPart; ++k) s[k] = from == nullptr ? 0.0f : from[(first + k) * stride];
-  }
-
-  __device__ float remembered(const float* key) const {
-    float sums[kSums] = {};
-#pragma unroll
-    for (int k = 0; k < kPart; ++k) sums[k % kSums] = fmaf(s[k], key[first + k], sums[k % kSums]);
-    return joined((sums[0] + sums[1]) + (sums[2] + sums[3]));
-  }
-
-  __device__ float change(float decay, float by, const float* key, const float* query) {
-    float sums[kSums] = {};
-#pragma unroll
-    for (int k = 0; k < kPart; ++k) {
-      s[k] = fmaf(by, key[first + k], s[k] * decay);
-      sums[k % kSums] = fmaf(s[k], query[first + k], sums[k % kSums]);
-    }
-    return joined((sums[0] + sums[1]) + (sums[2] + sums[3]));
-  }
-
-  __device__ void keep(float* to, int64_t stride) const {
-#pragma unroll
-    for (int k = 0; k < kPart; ++k) to[(first + k) * stride] = s[k];
-  }
-};
-
-// A column of any size, where it is kept in the end.
+// A column of S, where it is kept in the end.
 struct PlacedColumn {
-  static constexpr int kParts = 1;
-  __device__ static int column_of(int thread) { return thread; }
-  __device__ static bool leads(int) { return true; }
-
   float* s;
   int64_t num_keys;
   int64_t stride;
@@ -125,7 +81,7 @@ struct Head {
     float sum = 0.0f;
     for (int64_t back = 0; back < n.conv_width; ++back)
       sum = fmaf(input(t, back, c), p.taps[(n.conv_width - 1 - back) * n.conv_channels() + c], sum);
-    return silu(sum);
+    return delta::silu(sum);
   }
 
   __device__ void keep_input(int64_t t, int64_t slot, int64_t c) const {
@@ -183,22 +139,33 @@ struct Token {
   __device__ static unsigned warps() { return blockDim.x / kWarp; }
 };
 
-template <class T, class Column>
+// Rows behind the last token of all sequences.
+template <class T>
+__device__ void clear_padding(const DeltaNetParams& p) {
+  const int64_t used = p.query_start[p.num_sequences], size = p.sizes.value_dim;
+  if (threadIdx.x >= size) return;
+  for (int64_t t = blockIdx.y; t < p.num_tokens; t += gridDim.y)
+    if (t >= used)
+      static_cast<T*>(p.out)[t * p.sizes.value_size() + blockIdx.x * size + threadIdx.x] = narrow<T>(0.0f);
+}
+
+template <class T>
 __global__ void delta_net_kernel(const DeltaNetParams p) {
   extern __shared__ float shared[];
   let_next_start();
   wait_for_previous();
+  clear_padding<T>(p);
   const DeltaNetSizes& n = p.sizes;
   const int64_t begin = p.query_start[blockIdx.y], end = p.query_start[blockIdx.y + 1];
   if (begin == end) return;
   const Head<T> of{p, n, int64_t{blockIdx.x}, begin, p.starts[blockIdx.y]};
   Token<T> token(n, shared);
-  const int thread = static_cast<int>(threadIdx.x), own = Column::column_of(thread);
+  const int64_t own = threadIdx.x;
   const bool has_column = own < n.value_dim;
   // Threads beyond the columns read the last one, and write nothing.
   const int64_t column = has_column ? own : n.value_dim - 1, last = p.slots[end - 1];
-  Column state(of.start < 0 ? nullptr : of.matrix(of.start) + column,
-               last < 0 || !has_column ? nullptr : of.matrix(last) + column, n.key_dim, n.value_dim);
+  PlacedColumn state(of.start < 0 ? nullptr : of.matrix(of.start) + column,
+                     last < 0 || !has_column ? nullptr : of.matrix(last) + column, n.key_dim, n.value_dim);
   const float weight = p.norm[column];
   const int64_t place = of.head * n.value_dim + column;
   for (int64_t t = begin; t < end; ++t) {
@@ -208,12 +175,11 @@ __global__ void delta_net_kernel(const DeltaNetParams p) {
       const float by = (token.value[column] - token.decay * state.remembered(token.key)) * token.rate;
       o = state.change(token.decay, by, token.key, token.query);
     }
-    const bool leads = has_column && Column::leads(thread);
-    const float squares = block_sum(leads ? o * o : 0.0f, token.sums + 2 * token.warps());
-    if (leads) {
+    const float squares = block_sum(has_column ? o * o : 0.0f, token.sums + 2 * token.warps());
+    if (has_column) {
       const float z = widen(of.row(t)[n.conv_channels() + place]);
       const float scale = rsqrtf(squares / static_cast<float>(n.value_dim) + p.eps);
-      static_cast<T*>(p.out)[t * n.value_size() + place] = narrow<T>(weight * (o * scale) * silu(z));
+      static_cast<T*>(p.out)[t * n.value_size() + place] = narrow<T>(weight * (o * scale) * delta::silu(z));
     }
     if (p.slots[t] < 0) continue;
     if (has_column) state.keep(of.matrix(p.slots[t]) + column, n.value_dim);
@@ -235,13 +201,12 @@ __global__ void sigmoid_gate_kernel(T* x, const T* gate, int64_t count) {
   store_vector<T, W>(x + i, a);
 }
 
-template <class T, class Column>
+template <class T>
 void launch_columns(const DeltaNetParams& p, Stream stream) {
   const DeltaNetSizes& n = p.sizes;
-  const int64_t columns = Column::kParts * n.value_dim;
-  const int64_t threads = round_up(n.key_dim > columns ? n.key_dim : columns, kWarp);
+  const int64_t threads = round_up(std::max(n.key_dim, n.value_dim), kWarp);
   const int64_t floats = 2 * n.key_dim + n.value_dim + 3 * threads / kWarp;
-  launch(delta_net_kernel<T, Column>,
+  launch(delta_net_kernel<T>,
          {.grid = dim3(static_cast<unsigned>(n.value_heads), static_cast<unsigned>(p.num_sequences)),
           .block = static_cast<unsigned>(threads),
           .shared_bytes = static_cast<size_t>(floats) * sizeof(float),
@@ -259,16 +224,26 @@ void launch_gate(const SigmoidGateParams& p, Stream stream) {
 
 }  // namespace
 
+bool delta::fits(const DeltaNetSizes& n) {
+  return n.key_dim == kDim && n.value_dim == kDim && n.conv_width == kWidth && n.row_size() % kQuad == 0;
+}
+
+int64_t delta_net_scratch(const DeltaNetSizes& n, int64_t num_tokens, bool one_each) {
+  return one_each || !delta::fits(n) ? 0 : num_tokens * (n.conv_channels() + 2 * n.value_heads);
+}
+
 void delta_net(const DeltaNetParams& p, Stream stream) {
   const DeltaNetSizes& n = p.sizes;
   check(n.key_heads > 0 && n.value_heads % n.key_heads == 0, "delta_net: value heads must share keys evenly");
   check(n.key_dim > 0 && n.value_dim > 0 && n.conv_width > 0, "delta_net: sizes must be positive");
   check(n.key_dim <= kMostThreads && n.value_dim <= kMostThreads, "delta_net: heads are too large");
-  dispatch(p.dtype, [&]<class T>() {
-    if (n.key_dim == 128 && n.value_dim % 16 == 0 && n.value_dim >= 64 && n.value_dim <= 512)
-      return launch_columns<T, HeldColumn<128>>(p, stream);
-    launch_columns<T, PlacedColumn>(p, stream);
-  });
+  if (!delta::fits(n)) return dispatch(p.dtype, [&]<class T>() { launch_columns<T>(p, stream); });
+  for (const void* pointer : {p.rows, static_cast<const void*>(p.taps), static_cast<const void*>(p.norm),
+                              static_cast<const void*>(p.out), static_cast<const void*>(p.states),
+                              static_cast<const void*>(p.scratch)})
+    check(is_aligned(pointer, 16), "delta_net: rows, states and weights are aligned to 16 bytes");
+  check(p.slot_stride % delta::kQuad == 0, "delta_net: slots are aligned to 16 bytes");
+  p.one_each ? delta::delta_step(p, stream) : delta::delta_scan(p, stream);
 }
 
 void sigmoid_gate(const SigmoidGateParams& p, Stream stream) {

@@ -25,11 +25,17 @@ struct DeltaNetParams {
   const int32_t* starts;       // [S] the slot that a sequence goes on from; -1: it begins
   const int32_t* slots;        // [T] the slot that gets the state behind a token; -1: nobody wants it
   int64_t num_sequences;       // S; those without tokens are padding
+  int64_t num_tokens;          // T; those behind the last one of a sequence are padding, and get zeros
+  bool one_each;               // no sequence has more than one token
+  float* scratch;              // [delta_net_scratch], or null where that is none
 };
 
+// Floats that a step needs beside its results.
+int64_t delta_net_scratch(const DeltaNetSizes& sizes, int64_t num_tokens, bool one_each);
+
 // REQUIRES: DK and DV are at most 1024; no slot is both read and written, and none is written twice; slots
-// are inside the table (they are data of the step, and cannot be checked here). For other sizes than DK = 128
-// the last token of a sequence has a slot: its matrices are worked on there.
+// are inside the table (they are data of the step, and cannot be checked here). For other sizes than
+// those of delta_net_kernels.h the last token of a sequence has a slot: its matrices are worked on there.
 void delta_net(const DeltaNetParams& p, Stream stream);
 
 struct SigmoidGateParams {
