@@ -222,6 +222,7 @@ TINY_MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     ),
     # Norms that subtract the mean; attention and MLP side by side; layers that see all know no positions.
     "cohere": (CohereForCausalLM, CohereConfig(**SHAPE, logit_scale=0.5, attention_bias=True, pad_token_id=1)),
+    "cohere-plus": (CohereForCausalLM, CohereConfig(**SHAPE, use_qk_norm=True, logit_scale=0.25, pad_token_id=1)),
     "cohere2": (
         Cohere2ForCausalLM,
         Cohere2Config(

@@ -24,13 +24,14 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """Of query and key heads, by their root mean square."""
+    """Of query and key heads, by their root mean square, or less their mean and by their deviation."""
 
     q_weight: Tensor  # [D]
     k_weight: Tensor  # [D]
     eps: float
     offset: float = 0.0  # as in Norm
     over_rows: bool = False  # of all heads of a token at once: the weights are [NQ D] and [NKV D]
+    centred: bool = False  # less their mean: the weights are float32 [NQ, D] and [NKV, D], without an offset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

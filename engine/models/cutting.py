@@ -107,8 +107,11 @@ class Cutting:
 
     @property
     def cuts_heads(self) -> bool:
-        """A norm over all heads of a token needs all of them: such an attention is whole on every rank."""
-        return not (isinstance(self.whole, DecoderConfig) and self.whole.qk_norm and self.whole.style.qk_norm_over_rows)
+        """A norm over all heads of a token, or one with a weight for each, has all of them: such an attention is whole
+        on every rank."""
+        if not isinstance(self.whole, DecoderConfig) or not self.whole.qk_norm:
+            return True
+        return not (self.whole.style.qk_norm_over_rows or self.whole.style.centred)
 
     @property
     def heads(self) -> Heads:

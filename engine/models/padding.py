@@ -32,6 +32,11 @@ def pad_heads(config: Config, source: WeightSource, sizes: tuple[int, ...]) -> t
         raise ModelError(f"{config.architecture}: heads of {config.head_dim} are too large, {most} is the most here")
     if padded == config.head_dim:
         return config, source
+    if isinstance(config, DecoderConfig) and config.qk_norm and config.style.centred:
+        have = ", ".join(map(str, sorted(sizes)))
+        raise ModelError(
+            f"{config.architecture}: heads of {config.head_dim} with a layer norm; the kernels take {have}"
+        )
     padding = padded - config.head_dim
     offset = config.style.norm_offset if isinstance(config, DecoderConfig) else 0.0
     heads = PaddedHeads(source, config.head_dim, padded, norm_offset=offset)

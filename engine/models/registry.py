@@ -247,7 +247,7 @@ HF_ARCHITECTURES: Mapping[str, HFVariant] = {
     ),
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": replace(_GEMMA3, is_part=True),  # its text alone
-    "CohereForCausalLM": _COHERE,
+    "CohereForCausalLM": replace(_COHERE, honoured=_COHERE.honoured | {"use_qk_norm"}),  # Command R+ has them
     "Cohere2ForCausalLM": replace(
         _COHERE,
         sliding_window="by_type",

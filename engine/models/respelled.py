@@ -22,9 +22,16 @@ def respelled(source: WeightSource, config: DecoderConfig) -> WeightSource:
     if variant.recurrent:
         return HybridNames(source, config)
     joined = {name: _JOINED[name](config) for name in variant.joined}
-    turned = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads} if variant.rope.interleaved else {}
+    turned = _heads_of(config) if variant.rope.interleaved else {}
     text = text_part(source) if variant.is_part or config.vision is not None else source
     return RespelledSource(text, joined, turned, config.rotary_dim) if joined or turned else text
+
+
+def _heads_of(config: DecoderConfig) -> dict[str, int]:
+    """Heads of all that a rotation follows."""
+    names = ("proj", "norm") if config.qk_norm and config.style.centred else ("proj",)
+    counts = {"q": config.num_heads, "k": config.num_kv_heads}
+    return {f"{part}_{name}": count for part, count in counts.items() for name in names}
 
 
 def respelled_gguf(source: WeightSource, config: DecoderConfig) -> WeightSource:
@@ -46,8 +53,8 @@ _JOINED = {
 class RespelledSource(SourceOver):
     """A WeightSource over another.
 
-    `joined`: matrices that hold others one below the other, and the rows of each; `turned`: matrices of so many heads
-    whose rotation pairs neighbours, which become pairs of halves.
+    `joined`: matrices that hold others one below the other, and the rows of each; `turned`: what has so many heads
+    [heads D, …], or a norm's weight [heads, D], whose rotation pairs neighbours, which become pairs of halves.
     """
 
     def __init__(
@@ -80,7 +87,11 @@ class RespelledSource(SourceOver):
         tensor = self._source.load(stored)
         part = tensor if rows is None else tensor[rows]
         heads = self._turned.get(name.rsplit(".", 2)[-2]) if "." in name else None
-        return part if heads is None else pair_halves(part, heads, self._rotary_dim)
+        if heads is None:
+            return part
+        if part.shape[0] == heads:
+            return pair_halves(part.flatten(), heads, self._rotary_dim).view(part.shape)
+        return pair_halves(part, heads, self._rotary_dim)
 
     def load_codes(self, name: str) -> Codes | None:
         stored, rows = self._places[name]

@@ -33,6 +33,7 @@ OTHERS = [
     "gemma2",
     "gemma3",
     "cohere",
+    "cohere-plus",
     "cohere2",
     "qwen3.5",
     "qwen3.5-wide",

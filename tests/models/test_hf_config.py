@@ -174,7 +174,7 @@ def test_windows_of_a_description_without_types(architecture: str, windows: tupl
         ("Gemma2ForCausalLM", {"sliding_window": None}, "config.json lacks sliding_window"),
         ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
         ("Gemma3ForCausalLM", {"sliding_window_pattern": 0}, "sliding_window_pattern must be positive, not 0"),
-        ("CohereForCausalLM", {"use_qk_norm": True}, "use_qk_norm = True"),
+        ("Cohere2ForCausalLM", {"use_qk_norm": True}, "use_qk_norm = True"),
         ("CohereForCausalLM", {"logit_scale": 0.0}, "logit_scale must be positive, not 0.0"),
         ("Cohere2ForCausalLM", {"use_parallel_block": False}, "use_parallel_block = False"),
         ("MistralForCausalLM", {"layer_types": ["full_attention"] * 3}, "layer_types full_attention beside a sliding"),

@@ -39,3 +39,9 @@ def test_padding_changes_nothing(name: str, tiny_model: Callable[[str], Path]) -
 def test_heads_that_are_too_large_are_refused(tiny_model: Callable[[str], Path]) -> None:
     with pytest.raises(ModelError, match="heads of 32"):
         logits(tiny_model("qwen3"), (16,))
+
+
+def test_a_layer_norm_of_heads_is_not_padded(tiny_model: Callable[[str], Path]) -> None:
+    checkpoint = open_checkpoint(tiny_model("cohere-plus"))
+    with pytest.raises(ModelError, match="heads of 16 with a layer norm; the kernels take 64, 128"):
+        pad_heads(checkpoint.config, checkpoint.source, (128, 64))

@@ -7,6 +7,7 @@ from torch import Tensor
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels import cpu_delta_net, cpu_experts
 from bequest.engine.kernels.attention_work import AttentionWork
+from bequest.engine.kernels.centred_heads import centre_heads
 from bequest.engine.kernels.cpu_lora import LoraRows
 from bequest.engine.kernels.hidden_tap import LayerTap
 from bequest.engine.layers.parts import Activation, Chosen, DeltaRule, Heads, Norm, Routing
@@ -91,7 +92,10 @@ def _prepared(qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
     if (norm := heads.norm) is not None:
         assert norm.offset == 0.0, "the backend adds it when it loads a weight"
         for part, weight in ((q, norm.q_weight), (k, norm.k_weight)):
-            kernels.head_rms_norm(_as_one_head(part) if norm.over_rows else part, weight, norm.eps)
+            if norm.centred:
+                centre_heads(part.flatten(1), weight, norm.eps)
+            else:
+                kernels.head_rms_norm(_as_one_head(part) if norm.over_rows else part, weight, norm.eps)
     if heads.rope is not None:
         kernels.rotary(q, k, step.positions, heads.rope)
     kernels.write_kv(k, v, step.kv_cache, heads.cache_layer, step.slot_mapping[heads.strip], heads.kv_scales)

@@ -47,10 +47,16 @@ class StackCompiler:
             return "a recurrent layer"
         if any(isinstance(mixer, Attention) and mixer.gate is not None for mixer in mixers):
             return "an attention with a gate"
+        if any(isinstance(mixer, Attention) and _is_centred(mixer.heads) for mixer in mixers):
+            return "heads with a layer norm"
         return None
 
     def compile(self, layers: Sequence[LayerSpec], *, ends: bool) -> StackProgram:
         return StackProgram(layers, self._ops, ends=ends)
+
+
+def _is_centred(heads: Heads) -> bool:
+    return heads.norm is not None and heads.norm.centred
 
 
 class StackProgram:

@@ -7,6 +7,7 @@ from torch import Tensor
 from bequest.engine.backends.cuda import experts
 from bequest.engine.kernels import cuda, cuda_attention, cuda_delta_net
 from bequest.engine.kernels.attention_work import AttentionWork
+from bequest.engine.kernels.centred_heads import centre_heads
 from bequest.engine.kernels.hidden_tap import LayerTap
 from bequest.engine.layers.parts import Activation, Chosen, DeltaRule, Heads, Norm, Routing
 from bequest.engine.layers.step import LayerStep
@@ -120,16 +121,19 @@ def _attend_token(qkv: Tensor, heads: Heads, step: LayerStep, plan: cuda_attenti
 def _head_norm(heads: Heads) -> cuda.QkNorm | None:
     """What is left of it when `_norm_rows` is done."""
     norm = heads.norm
-    if norm is None or norm.over_rows:
+    if norm is None or norm.over_rows or norm.centred:
         return None
     return cuda.QkNorm(norm.q_weight, norm.k_weight, norm.eps, norm.offset)
 
 
 def _norm_rows(qkv: Tensor, heads: Heads) -> None:
-    """Norms over all heads of a token at once, in place."""
+    """Norms that kernels of attention do not have, in place."""
     norm = heads.norm
-    if norm is None or not norm.over_rows:
+    if norm is None or not (norm.over_rows or norm.centred):
         return
-    (q_size,), (k_size,) = norm.q_weight.shape, norm.k_weight.shape
-    cuda.norm_in_place(qkv[:, :q_size], norm.q_weight, norm.eps, norm.offset)
-    cuda.norm_in_place(qkv[:, q_size : q_size + k_size], norm.k_weight, norm.eps, norm.offset)
+    q_size, k_size = norm.q_weight.numel(), norm.k_weight.numel()
+    for rows, weight in ((qkv[:, :q_size], norm.q_weight), (qkv[:, q_size : q_size + k_size], norm.k_weight)):
+        if norm.centred:
+            centre_heads(rows, weight, norm.eps)
+        else:
+            cuda.norm_in_place(rows, weight, norm.eps, norm.offset)

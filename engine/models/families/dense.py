@@ -120,6 +120,10 @@ def _attention(config: DecoderConfig, at: Reader, ropes: Ropes, index: int) -> A
 
 def _head_norm(config: DecoderConfig, at: Reader) -> HeadNorm:
     style = config.style
+    if style.centred:
+        q_weight = at.placed(at.tensor("q_norm.weight", (config.num_heads, config.head_dim)))
+        k_weight = at.placed(at.tensor("k_norm.weight", (config.num_kv_heads, config.head_dim)))
+        return HeadNorm(q_weight, k_weight, config.head_norm_eps, centred=True)
     sizes = (config.q_size, config.kv_size) if style.qk_norm_over_rows else (config.head_dim, config.head_dim)
     (q_weight, offset), (k_weight, _) = (
         at.offset_vector(f"{name}_norm.weight", size, style.norm_offset)
