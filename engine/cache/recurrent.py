@@ -42,6 +42,8 @@ class RecurrentStates:
         self._of: defaultdict[running.Sequence, SequenceStates] = defaultdict(SequenceStates)  # that run
         self._spent: list[State] = []  # by the step that is planned
         self._promised: dict[running.Sequence, int] = {}  # states of drafts of the step that is planned
+        self._kept_out = False  # since the last step: somebody had no room beside drafts
+        self._makes_room = False  # the step that is planned drafts nothing, for those
 
     # --- where a sequence starts ---------------------------------------------------------------------------------
 
@@ -50,12 +52,24 @@ class RecurrentStates:
         return 0 if found is None else found.position
 
     def has_room(self, sequence: running.Sequence) -> bool:
-        return self._fits(_most_held(sequence, SequenceStates()))
+        num_more = _most_held(sequence, SequenceStates())
+        fits = self._fits(num_more)
+        self._kept_out |= not fits and self._fits(num_more - self._num_drafted)
+        return fits
 
     def _fits(self, num_more: int) -> bool:
-        """Whether so many more states can be held beside those of running sequences."""
-        used = sum(_most_held(sequence, held) for sequence, held in self._of.items())
-        return used + num_more <= self._sizes.num_slots - self._sizes.num_lease_slots
+        """Whether so many more states can be held beside those of running sequences and of their drafts."""
+        return num_more <= self._num_spare
+
+    @property
+    def _num_spare(self) -> int:
+        """Slots that neither leases nor running sequences count on, and that no draft has."""
+        used = sum(_most_held(sequence, held) for sequence, held in self._of.items()) + self._num_drafted
+        return self._sizes.num_slots - self._sizes.num_lease_slots - used
+
+    @property
+    def _num_drafted(self) -> int:
+        return sum(len(held.drafted) for held in self._of.values()) + sum(self._promised.values())
 
     def take(self, sequence: running.Sequence, position: int) -> None:
         self.let_go(sequence)
@@ -186,6 +200,7 @@ class RecurrentStates:
         slots = np.full(sum(chunk.num_tokens for chunk in chunks), NO_STATE, np.int32)
         begin = 0
         self._promised.clear()
+        self._makes_room, self._kept_out = self._kept_out, False
         for chunk in chunks:
             read, written = self._move_on(chunk)
             starts += [NO_STATE if state is None else state.slot for state in read]
@@ -303,14 +318,16 @@ class RecurrentStates:
 
     # --- drafts --------------------------------------------------------------------------------------------------
 
-    def most_drafted(self, sequence: running.Sequence, most: int) -> int:
-        """Each draft has a state of its own, in slots that neither leases nor running sequences count on."""
-        self._promised.pop(sequence, None)
-        running_ones = sum(_most_held(other, held) + len(held.drafted) for other, held in self._of.items())
-        spare = self._sizes.num_slots - self._sizes.num_lease_slots - running_ones - sum(self._promised.values())
+    def room_for_drafts(self, sequence: running.Sequence) -> int:
+        """Each draft has a state of its own, in a slot that is spare. Whoever waits for slots comes first."""
+        mine = self._of.get(sequence)
+        if mine is None or self._kept_out or self._makes_room:
+            return 0
         # Its last drafts make room for the next ones.
-        self._promised[sequence] = max(0, min(most, spare + len(self._of[sequence].drafted)))
-        return self._promised[sequence]
+        return max(0, self._num_spare + len(mine.drafted) + self._promised.get(sequence, 0))
+
+    def promise_drafts(self, sequence: running.Sequence, count: int) -> None:
+        self._promised[sequence] = count
 
     def settle_drafts(self, sequence: running.Sequence, num_right: int) -> None:
         """The states before the last one stay for a moment: the sequence may have ended on the way."""

@@ -95,8 +95,11 @@ class States(Protocol):
     def plan(self, chunks: Sequence[Chunk]) -> StatePlan | None:
         """The slots of a step; its sequences move on."""
 
-    def most_drafted(self, sequence: running.Sequence, most: int) -> int:
-        """Of `most` tokens that could be drafted for it in the step that is planned, those whose states have room."""
+    def room_for_drafts(self, sequence: running.Sequence) -> int:
+        """Tokens of it whose states have room in the next step."""
+
+    def promise_drafts(self, sequence: running.Sequence, count: int) -> None:
+        """The step that is planned checks so many of it. REQUIRES: there is room"""
 
     def settle_drafts(self, sequence: running.Sequence, num_right: int) -> None:
         """Of the tokens that a step has checked, so many were right: it goes on behind the last of these."""
@@ -178,8 +181,11 @@ class Stateless:
     def plan(self, chunks: Sequence[Chunk]) -> StatePlan | None:
         return None
 
-    def most_drafted(self, sequence: running.Sequence, most: int) -> int:
-        return most
+    def room_for_drafts(self, sequence: running.Sequence) -> int:
+        return 1 << 30
+
+    def promise_drafts(self, sequence: running.Sequence, count: int) -> None:
+        return
 
     def settle_drafts(self, sequence: running.Sequence, num_right: int) -> None:
         return

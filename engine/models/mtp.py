@@ -90,6 +90,23 @@ def load_mtp(
     path: Path, target: Decoder, backend: Backend, dtype: torch.dtype, num_positions: int, *, dummy: bool = False
 ) -> MtpHead:
     """Of the checkpoint that the target was loaded from. Raises ModelError."""
+    whole = _config_of_target(path)
+    config, source = _dummy(whole, backend) if dummy else _opened(path, whole)
+    if sizes := backend.head_sizes(dtype):
+        config, source = pad_heads(config, source, sizes)
+    loader = Loader(source, backend, dtype)
+    return MtpHead(config, _describe(config, loader, num_positions), target, backend)
+
+
+def check_mtp(path: Path, *, dummy: bool = False) -> None:
+    """Whether a checkpoint has a head, by the names of its tensors: nobody waits for its weights first. Raises
+    ModelError."""
+    whole = _config_of_target(path)
+    if not dummy:
+        _opened(path, whole)
+
+
+def _config_of_target(path: Path) -> DecoderConfig:
     if not path.is_dir():
         raise ModelError(f"speculative=mtp: {path.name} is one file; its head is read from a directory of safetensors")
     whole = parse_config(read_config(path), str(path / "config.json"))
@@ -98,11 +115,7 @@ def load_mtp(
             f"speculative=mtp: heads of {whole.architecture} are not read, those of Qwen3-Next and Qwen3.5 are; "
             "set speculative=auto"
         )
-    config, source = _dummy(whole, backend) if dummy else _opened(path, whole)
-    if sizes := backend.head_sizes(dtype):
-        config, source = pad_heads(config, source, sizes)
-    loader = Loader(source, backend, dtype)
-    return MtpHead(config, _describe(config, loader, num_positions), target, backend)
+    return whole
 
 
 def _opened(path: Path, whole: DecoderConfig) -> tuple[DecoderConfig, WeightSource]:

@@ -45,7 +45,7 @@ from bequest.engine.runner.memory import (
 )
 from bequest.engine.runner.model_info import check_embeds, drafts_on_cpu, drafts_on_gpu, dtype_name, model_info
 from bequest.engine.runner.part_runner import as_whole
-from bequest.engine.runner.prepare_draft import load_draft
+from bequest.engine.runner.prepare_draft import check_draft, load_draft
 from bequest.engine.runner.state_memory import plan_states, state_wish
 from bequest.engine.runner.warm_pages import populate_in_background
 from bequest.engine.types import ModelInfo, Runner
@@ -149,6 +149,7 @@ def _prepare_cpu(config: EngineConfig, path: Path, ranks: Ranks) -> Prepared:
     threads = config.threads or max(1, len(os.sched_getaffinity(0)) // ranks.size)
     kernels.set_num_threads(threads)
     torch.set_num_threads(threads)
+    check_draft(config, path)
     with phase("weights"):
         loaded = _load(config, path, ranks, CpuBackend.of(config))
         draft = load_draft(config, path, loaded)

@@ -20,7 +20,7 @@ from bequest.engine.models.draft_kinds import is_eagle3
 from bequest.engine.models.eagle3 import load_eagle3
 from bequest.engine.models.load import load_model
 from bequest.engine.models.loaded import LoadedModel
-from bequest.engine.models.mtp import load_mtp
+from bequest.engine.models.mtp import check_mtp, load_mtp
 from bequest.engine.runner.device_drafts import DeviceDrafts
 from bequest.engine.runner.draft_model import DraftModel
 from bequest.engine.runner.head_drafts import Head, HeadDrafts
@@ -87,14 +87,25 @@ class LoadedHead(LoadedDrafts):
         return HeadDrafts(self._head, kv_cache, host_cache, num_rows, vocab_size, bfloat16=bfloat16)
 
 
+def check_draft(config: EngineConfig, path: Path) -> None:
+    """What can be said before the target at `path` is loaded. Raises ModelError."""
+    if not _by_own_head(config):
+        return
+    if config.draft_model is not None:
+        raise ModelError("speculative=mtp drafts by the head of the model's own checkpoint: leave draft_model out")
+    check_mtp(path, dummy=config.load_format == "dummy")
+
+
+def _by_own_head(config: EngineConfig) -> bool:
+    return parse_speculative(config.speculative)[0] == "mtp"
+
+
 def load_draft(config: EngineConfig, path: Path, target: LoadedModel) -> LoadedDrafts | None:
     """`path`: of the target. None: nothing of that kind is wanted. Raises ModelError."""
-    by_own_head = parse_speculative(config.speculative)[0] == "mtp"
+    by_own_head = _by_own_head(config)
     if config.draft_model is None and not by_own_head:
         return None
     field = "speculative=mtp" if by_own_head else "draft_model"
-    if by_own_head and config.draft_model is not None:
-        raise ModelError("speculative=mtp drafts by the head of the model's own checkpoint: leave draft_model out")
     if not isinstance(target.config, DecoderConfig) or not isinstance(target.model, Decoder):
         raise ModelError(f"{field}: nothing drafts for a model like {target.config.architecture}; leave it out")
     if by_own_head and target.cutting is not None:

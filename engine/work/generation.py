@@ -148,13 +148,18 @@ class Generation(Kind):
         most = min(self._most_len - sequence.planned_len - 1, room.budget - 1, self._desk.most_drafted)
         if sequence.capture is not None:
             most = sequence.capture.most_tokens(sequence.num_computed, most + 1, room.state_rows) - 1
-        most = self._desk.states.most_drafted(sequence, most) if most > 0 else 0
+        most = min(most, self._desk.states.room_for_drafts(sequence))
         drafts = guesses.draft(sequence.tokens, most) if most > 0 else ()
-        return tuple(takewhile(lambda token: token < FIRST_ID, drafts))  # what followed may have been an image
+        drafts = tuple(takewhile(lambda token: token < FIRST_ID, drafts))  # what followed may have been an image
+        self._desk.states.promise_drafts(sequence, len(drafts))
+        return drafts
 
     def _look_ahead(self, sequence: Sequence, guesses: Guesses) -> None:
         """Its tokens are known up to here: whether something is worth drafting behind them."""
-        guesses.look(sequence.tokens, self._desk.most_drafted, beside=not self._desk.is_alone(sequence))
+        most = self._desk.most_drafted
+        if most > 0:
+            most = min(most, self._desk.states.room_for_drafts(sequence))
+        guesses.look(sequence.tokens, most, beside=not self._desk.is_alone(sequence))
         if guesses.waits == self.plain:
             self.plain = self._may_be_plain and not any(map(self._waits, self.group.sequences))
 

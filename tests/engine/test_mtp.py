@@ -16,6 +16,7 @@ from bequest.engine.build import Built, build_engine
 from bequest.engine.config import EngineConfig
 from bequest.engine.drafting.choice import make_drafter
 from bequest.engine.errors import ModelError
+from bequest.engine.runner import prepare
 from bequest.engine.runner.device_drafts import Drafted, Guess
 from bequest.engine.runner.head_drafts import HeadDrafts
 from bequest.engine.types import IntArray, SamplingParams, StepBatch, StepSamples
@@ -74,7 +75,15 @@ async def test_drafts_change_nothing(tmp_path: Path) -> None:
     assert counts["mtp"]["drafted"] > 100
 
 
-async def test_a_checkpoint_without_a_head_ends_the_start(tiny_model: Callable[[str], Path]) -> None:
+async def test_a_checkpoint_without_a_head_ends_the_start(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its weights are loaded."""
+
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr(prepare, "load_model", load)
     with pytest.raises(ModelError, match=r"speculative=mtp: .* has no head: none of its tensors are mtp\.\*"):
         await build_engine(config(tiny_model("qwen3.5")))
 
