@@ -20,6 +20,7 @@ WITHOUT = {  # by mechanism
     "slots kept for others": replace(DEFAULT, reserved_part=1 << 30, reserved_from=1 << 30),
     "a part of a step for prompts": replace(DEFAULT, prompt_part=1),
     "prompts spread in a crowd": replace(DEFAULT, flow_least_part=1),
+    "prompts in pieces beside streams": replace(DEFAULT, piece_cost=OFF),
 }
 
 
@@ -30,6 +31,7 @@ class Earned:
     between: float  # p99 at twice the capacity
     first: float  # p99 of a light tenant beside one that sends twice the capacity
     first_half: float  # p99 at half of the capacity
+    between_half: float  # likewise
     answered: int  # at twice the capacity
 
 
@@ -37,7 +39,13 @@ def earned(device: Device, seconds: float, tuning: Tuning) -> Earned:
     seen: dict[str, dict[str, Figures]] = measure(replace(device, tuning=tuning), seconds)
     half, twice = seen["half of capacity"]["one"], seen["twice the capacity"]["one"]
     light = seen["light, overloaded"]["light"]
-    return Earned(twice.p99(twice.between), light.p99(light.first), half.p99(half.first), twice.answered)
+    return Earned(
+        between=twice.p99(twice.between),
+        first=light.p99(light.first),
+        first_half=half.p99(half.first),
+        between_half=half.p99(half.between),
+        answered=twice.answered,
+    )
 
 
 def main() -> None:
@@ -45,9 +53,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=40, help="of each load, on the counted clock")
     whole = parser.parse_args().seconds
     print(
-        "| without | device | between tokens p99 | light tenant's first token p99 | first token p99 at half | answers |"
+        "| without | device | between tokens p99 | light tenant's first token p99 "
+        "| first token p99 at half | between tokens p99 at half | answers |"
     )
-    print("|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|")
     for label, device, seconds in (("32 slots", WIDE, whole), ("8 slots", NARROW, whole * 10)):
         base = earned(device, seconds, DEFAULT)
         for name, tuning in WITHOUT.items():
@@ -56,6 +65,7 @@ def main() -> None:
                 f"{other.between / base.between:.2f}",
                 f"{other.first / base.first:.2f}",
                 f"{other.first_half / base.first_half:.2f}",
+                f"{other.between_half / base.between_half:.2f}",
                 f"{other.answered / base.answered:.2f}",
             ]
             print(f"| {name} | {label} | {' | '.join(shown)} |", flush=True)

@@ -25,9 +25,10 @@ from bequest.engine.scheduling.limits import SchedulerLimits
 from bequest.engine.scheduling.policy.tuning import DEFAULT, Tuning
 from bequest.engine.scheduling.results import Samples
 from bequest.engine.state.launch import Launch
-from bequest.engine.types import Request, SamplingParams, StepResult, Terms
+from bequest.engine.types import Request, SamplingParams, StepPlan, StepResult, Terms
 
 DEPTH = 2
+AT_ONCE = 8  # requests that are read each time the event loop goes around
 PROMPT, OUTPUT = (16, 120), (16, 80)  # tokens; from, to
 
 
@@ -39,12 +40,23 @@ class Device:
     step_seconds: float
     token_seconds: float
     prompt_pace: float  # as in SchedulerLimits
+    blocks: int = 4000  # of 16 tokens
     tuning: Tuning = DEFAULT
 
-    def seconds(self, num_tokens: int) -> float:
-        return self.step_seconds + self.token_seconds * num_tokens
+    def seconds(self, plan: StepPlan) -> float:
+        return self.step_seconds + self.token_seconds * plan.num_tokens
 
 
+@dataclass(frozen=True)
+class Host:
+    """Seconds of the event loop."""
+
+    step: float = 0.0
+    token: float = 0.0  # that is streamed
+    request: float = 0.0
+
+
+FREE = Host()
 WIDE = Device(slots=32, queue=128, budget=256, step_seconds=0.008, token_seconds=40e-6, prompt_pace=2.0)
 NARROW = Device(slots=8, queue=32, budget=128, step_seconds=0.007, token_seconds=0.85e-3, prompt_pace=0.625)
 
@@ -63,9 +75,10 @@ class Figures:
 
 
 class Simulation:
-    def __init__(self, device: Device, seed: int) -> None:
+    def __init__(self, device: Device, seed: int, host: Host = FREE) -> None:
         self.now = 0.0
-        self._device = device
+        self._device, self._host = device, host
+        self._sent: dict[int, float] = {}  # by the numbers of requests
         self.figures: dict[str, Figures] = {}
         self._seed = seed
         self._scheduler = make_scheduler(
@@ -76,11 +89,11 @@ class Simulation:
                 prompt_pace=device.prompt_pace,
                 tuning=device.tuning,
             ),
-            CacheSizes(16, 4000),
+            CacheSizes(16, device.blocks),
             (),
             wall=lambda: self.now,
         )
-        self._launched: deque[tuple[Launch, float]] = deque()  # with the time at which the device is done
+        self._launched: deque[tuple[Launch, float, float]] = deque()  # when the device is done, and what it takes
         self._arrivals: list[tuple[float, int, str, tuple[int, ...], int]] = []  # heap; number, tenant, prompt, answer
         self._numbers = itertools.count(1)
         self._free_at = 0.0  # when the device has done what is launched
@@ -103,10 +116,11 @@ class Simulation:
             due = self._launch_steps()
             coming = self._arrivals[0][0] if self._arrivals else end
             done = self._launched[0][1] if self._launched else end
-            self.now = min(coming, done, due, end)
+            self.now = max(self.now, min(coming, done, due, end))  # the host may have taken until later
             if self._launched and done <= self.now:
                 self._scheduler.clock.computed(self.now)
-                self._apply(self._launched.popleft()[0])
+                launch, _, seconds = self._launched.popleft()
+                self._apply(launch, seconds)
 
     def _launch_steps(self) -> float:
         """Returns when the next one is to be planned, if nothing happens before."""
@@ -116,13 +130,18 @@ class Simulation:
             if (launch := self._scheduler.plan(self.now)) is None:
                 break
             self._scheduler.clock.launched(launch.plan, self.now)
-            self._free_at = max(self._free_at, self.now) + self._device.seconds(launch.plan.num_tokens)
-            self._launched.append((launch, self._free_at))
+            seconds = self._device.seconds(launch.plan)
+            self._free_at = max(self._free_at, self.now) + seconds
+            self._launched.append((launch, self._free_at, seconds))
         return math.inf
 
     def _admit(self) -> None:
-        while self._arrivals and self._arrivals[0][0] <= self.now:
-            _, number, tenant, prompt, answer = heapq.heappop(self._arrivals)
+        for _ in range(AT_ONCE):
+            if not self._arrivals or self._arrivals[0][0] > self.now:
+                return
+            self.now += self._host.request
+            sent, number, tenant, prompt, answer = heapq.heappop(self._arrivals)
+            self._sent[number] = sent
             figures = self.figures.setdefault(tenant, Figures())
             if not self._scheduler.waiting.has_room(tenant, self._device.queue):
                 figures.refused += 1
@@ -133,24 +152,33 @@ class Simulation:
             self._scheduler.retention.open(group)
             self._scheduler.add(group, ChoiceOutput(request, 0, None))
 
-    def _apply(self, launch: Launch) -> None:
-        rows = len(launch.plan.samples)
+    def _apply(self, launch: Launch, seconds: float) -> None:
         [samples] = [part for part in launch.expected if isinstance(part, Samples)]
         before = {s: s.output.last_token_at for s in samples.sequences}
-        result = StepResult(step=launch.plan.step, tokens=np.zeros(rows, np.int32), bad_rows=np.zeros(rows, np.bool_))
-        applied = self._scheduler.apply(launch, result, self.now)
+        applied, now = self._scheduler.apply(launch, zeros(launch.plan, seconds), self.now), self.now
+        self.now += self._host.step + self._host.token * len(before)
         for sequence, last in before.items():
             figures = self.figures[sequence.group.request.tenant]
-            if sequence.output.last_token_at == self.now:
+            if sequence.output.last_token_at == now:
                 if last:
-                    figures.between.append(self.now - last)
+                    figures.between.append(now - last)
                 else:
-                    figures.first.append(self.now - sequence.group.times.arrived)
+                    figures.first.append(self.now - self._sent[sequence.group.arrival_number])
         for group in applied.moved:
             if group.finished and not group.closed:
                 self._scheduler.close(group)
                 self._scheduler.retention.close(group, True, self.now)
                 self.figures[group.request.tenant].answered += 1
+                self._answered()
+
+    def _answered(self) -> None:
+        """A client has its whole answer."""
+
+
+def zeros(plan: StepPlan, seconds: float) -> StepResult:
+    rows = len(plan.samples)
+    tokens, bad = np.zeros(rows, np.int32), np.zeros(rows, np.bool_)
+    return StepResult(step=plan.step, tokens=tokens, bad_rows=bad, device_seconds=seconds)
 
 
 def capacity(device: Device, seconds: float) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from bequest.engine.types import MAX_BEAM_WIDTH
+from bequest.engine.types.plan import MIXED_SIZES
 
 # Steps of more tokens run eagerly: their kernels are long enough to hide the launches.
 MOST_GRAPH_TOKENS = 2048
@@ -48,8 +49,7 @@ def decode_ladder(max_num_seqs: int) -> list[int]:
 def mixed_ladder(max_num_batched_tokens: int) -> list[int]:
     """Token counts of graphs for steps that carry a prefill."""
     most = min(max_num_batched_tokens, MOST_GRAPH_TOKENS)
-    sizes = [32, 64, 128, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048]
-    return [*(size for size in sizes if size < most), most]
+    return [*(size for size in MIXED_SIZES if size < most), most]
 
 
 class Ladder:

@@ -34,6 +34,7 @@ class FairQueue:
         self._floor = 0  # tokens of whoever had the last turn
         self.expected_tenants = 1  # that may come, whether or not they have
         self._num_waiting = 0
+        self.num_tokens = 0  # of their prompts, behind what they inherit
         self._aside: set[Sequence] = set()  # wait too, but for something else than their turn
 
     def __len__(self) -> int:
@@ -73,6 +74,7 @@ class FairQueue:
             account.served = max(account.served, self._floor)
         account.num_waiting += 1
         self._num_waiting += 1
+        self.num_tokens += sequence.group.num_fresh
         self._put(sequence)
 
     def heads(self) -> list[Sequence]:
@@ -110,6 +112,7 @@ class FairQueue:
         self._aside.discard(sequence)
         sequence.group.account.num_waiting -= 1
         self._num_waiting -= 1
+        self.num_tokens -= sequence.group.num_fresh
 
     def _put(self, sequence: Sequence) -> None:
         heapq.heappush(self._heaps.setdefault(sequence.group.request.tenant, []), (sequence.urgency, sequence))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from bequest.engine.scheduling.policy.tuning import DEFAULT, Tuning
 from bequest.engine.state.draft import StepLimits
 from bequest.engine.types import MAX_BEAM_WIDTH
+from bequest.engine.types.plan import MIXED_SIZES
 
 _ANY = 1 << 30  # tokens: as many as a step has
 
@@ -64,6 +65,12 @@ class SchedulerLimits:
     def extraction_sizes(self) -> tuple[int, ...]:
         """Tokens that a step of nothing but extractions may have, ascending; the last is for when nobody generates."""
         return (*self.extraction.short_steps, self.extraction.max_step_tokens or _ANY)
+
+    @property
+    def mixed_sizes(self) -> tuple[int, ...]:
+        """Tokens that a step with prompts and streams may have, ascending."""
+        most = self.max_num_batched_tokens
+        return (*(size for size in (8, 16, *MIXED_SIZES) if size < most), most)
 
     @property
     def step(self) -> StepLimits:

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 
-from bequest.engine.scheduling.fairness import turn
+from bequest.engine.scheduling.fairness import FairQueue, turn
+from bequest.engine.scheduling.policy.pieces import Demand
 from bequest.engine.state.sequence import Lane, Sequence
 
 
@@ -20,6 +21,17 @@ class Ready:
 
     def __bool__(self) -> bool:
         return bool(self.decoding or self.prefilling or self.extracting)
+
+    def demand(self, waiting: FairQueue, num_free: int) -> Demand:
+        """Beside those that wait, as far as there are free slots for them."""
+        num_waiting = len(waiting)
+        entering = max(0, min(num_waiting, num_free))
+        return Demand(
+            rows=sum(1 if s.work.plain else s.work.num_rows(s) for s in self.decoding),
+            num_open=len(self.decoding) + len(self.prefilling) + entering,
+            backlog=sum(s.num_pending for s in self.prefilling)
+            + (waiting.num_tokens * entering // num_waiting if num_waiting else 0),
+        )
 
 
 def ready_of(running: Iterable[Sequence]) -> Ready:

@@ -28,6 +28,7 @@ from bequest.engine.scheduling.limits import SchedulerLimits
 from bequest.engine.scheduling.placing import Placer
 from bequest.engine.scheduling.policy.clock import StepClock
 from bequest.engine.scheduling.policy.flow import PromptFlow
+from bequest.engine.scheduling.policy.pieces import PromptPieces
 from bequest.engine.scheduling.policy.quota import StepQuota
 from bequest.engine.scheduling.policy.shares import SlotShares
 from bequest.engine.scheduling.ready import Ready, ready_of, streams
@@ -70,7 +71,7 @@ class Scheduler:
         self.rows = SamplerRows(limits.max_num_seqs, eos_token_ids)
         self._steps = StepMaker(self.rows, self, cache.states, limits)
         self.images = DeviceImages(limits.max_image_rows, limits.max_num_encoder_tokens, limits.images_together)
-        self.clock = StepClock(limits.extraction_sizes, limits.tuning)
+        self.clock = StepClock(limits.extraction_sizes, limits.mixed_sizes, limits.tuning)
         self.extractions = Extractions(limits.extraction, self.clock)
         self.waiting = FairQueue()  # generations; extractions have a queue of their own
         self._running: dict[Sequence, None] = {}  # an ordered set
@@ -78,6 +79,7 @@ class Scheduler:
         self._placer = Placer(cache)
         self.seats = AdapterSeats()
         self._flow = PromptFlow(limits.prompt_pace, limits.max_num_seqs, limits.max_num_batched_tokens, limits.tuning)
+        self._pieces = PromptPieces(self.clock, limits.tuning)
         self._block_size = cache.pool.block_size
         self.wake: Callable[[], None] = lambda: None  # what waited may move; the engine says how to plan again
         self.carry: Callable[[BytesWrite], None] = lambda write: None  # bytes out of files go before the step
@@ -262,16 +264,16 @@ class Scheduler:
         """Says how much of the step prompts have, and takes slots for a tenant that is due: returns who gets them."""
         if not ready.prefilling and not len(self.waiting):
             return None  # in most steps: what runs need not be counted
-        shares, num_streams = self._count_slots(), len(ready.decoding)
+        shares, most = self._count_slots(), draft.budget
         crowded = len(self.waiting) > shares.num_free
-        most = self._flow.tokens_of_step(shares.prompt_tokens(draft.budget), num_streams, crowded)
-        draft.quota = StepQuota(shares, most)
+        of_sharers = self._flow.tokens_of_step(shares.prompt_tokens(most), len(ready.decoding), crowded)
+        of_all = self._pieces.tokens_of_step(most, ready.demand(self.waiting, shares.num_free))
+        draft.quota = StepQuota(shares, of_sharers, of_all)
         return self._level_slots(draft, shares)
 
     def _count_slots(self) -> SlotShares:
-        limits = self.limits
-        several, tuning = self.waiting.several, limits.tuning
-        return SlotShares(self._running, limits.max_num_seqs, limits.max_num_beams, several=several, tuning=tuning)
+        most, several, tuning = self.limits, self.waiting.several, self.limits.tuning
+        return SlotShares(self._running, most.max_num_seqs, most.max_num_beams, several=several, tuning=tuning)
 
     def _level_slots(self, draft: Draft, shares: SlotShares) -> Sequence | None:
         """Takes slots from the tenant that has the most, for one that waits and has fewer. Returns who is due."""
@@ -292,7 +294,7 @@ class Scheduler:
     def _spare(self, ready: Ready, most: int, extracted: int, behind: bool) -> Spare:
         generating = any(s.group.kind.lane is Lane.GENERATION for s in self._running)
         queued = not behind or self.limits.extraction.queues_steps
-        return Spare(most, extracted, generating, queued, extracting=bool(ready.extracting))
+        return Spare(most, extracted, generating, queued, bool(ready.extracting))
 
     # --- running sequences ---------------------------------------------------------------------------------------
 
@@ -435,19 +437,16 @@ class Scheduler:
         return True
 
     def _admit(self, draft: Draft, sequence: Sequence) -> bool:
-        """Moves the head of the queue to the running ones, if blocks for all its tokens are free.
-
-        Beside others it leaves each of them, and each beam, a block to grow into, or it would soon be preempted.
-        """
+        """Moves the head of the queue to the running ones, if blocks for all its tokens are free. Beside others it
+        leaves each of them, and each beam, a block to grow into, or it would soon be preempted."""
         group = sequence.group
         if (coming := self.seats.ask(group)) is not None:
             self._set_aside(sequence, coming)
             return False
         if not group.kind.needs_blocks:
-            if not self._schedule_work(draft, sequence):
-                return False
-            self._enter(sequence, draft.now)
-            return True
+            if scheduled := self._schedule_work(draft, sequence):
+                self._enter(sequence, draft.now)
+            return scheduled
         placement = self._placer.place(sequence, self._running)
         if isinstance(placement, Ticket):
             self._set_aside(sequence, placement)

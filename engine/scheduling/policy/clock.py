@@ -8,34 +8,43 @@ machine is shared.
 **How long a step of nothing but extractions may be.** Whoever comes while it runs waits for its end. So where
 generations were there a moment ago it takes no longer than a few of their steps; where nobody generates it is as long
 as extractions like it best.
+
+**How long a step with prompts may be** beside streams: a few steps without (pieces.py).
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import defaultdict, deque
 from typing import Literal
 
+from bequest.engine.scheduling.policy.costs import SizeCosts
 from bequest.engine.scheduling.policy.tuning import DEFAULT, Tuning
 from bequest.engine.types import StepPlan
+from bequest.engine.types.plan import MIXED_SIZES
 
 _Size = tuple[int, int]
 _ANY = 1 << 30  # tokens: as many as a step has
 
 
 class StepClock:
-    def __init__(self, extraction_sizes: tuple[int, ...] = (_ANY,), tuning: Tuning = DEFAULT) -> None:
-        """`extraction_sizes`: tokens of steps of extractions, ascending; the last is for when nobody generates."""
+    def __init__(
+        self,
+        extraction_sizes: tuple[int, ...] = (_ANY,),
+        mixed_sizes: tuple[int, ...] = MIXED_SIZES,
+        tuning: Tuning = DEFAULT,
+    ) -> None:
+        """Tokens of steps of extractions and of steps with prompts, ascending; the last of the first is for when nobody
+        generates."""
         self._tuning = tuning
         kept = tuning.durations_kept
         self._durations: defaultdict[_Size, deque[float]] = defaultdict(lambda: deque(maxlen=kept))
         self._launched: deque[_Size] = deque()
         self._since = 0.0  # when the oldest of the launched ones began
         self._late = 0.0  # seconds by which whoever asked to be woken was, in the worst of the latest cases
-        self._sizes = extraction_sizes
-        self._seconds: list[float | None] = [None] * len(extraction_sizes)  # of a step of each
-        self._decode: float | None = None  # seconds of a step of generations
+        self._extracting = SizeCosts(extraction_sizes, tuning)
+        self.mixed = SizeCosts(mixed_sizes, tuning)
+        self._decode: float | None = None  # seconds of a step of generations without prompts
         self._present_until = 0.0
 
     # --- what happens --------------------------------------------------------------------------------------------
@@ -56,8 +65,8 @@ class StepClock:
             return
         if nature == "decode":
             self._decode = self._averaged(self._decode, seconds)
-        elif nature == "extraction":
-            self._extracted(num_tokens, seconds)
+        else:
+            (self._extracting if nature == "extraction" else self.mixed).note(num_tokens, seconds)
 
     def woken(self, seconds_late: float) -> None:
         """A busy event loop comes late: it has to be asked earlier."""
@@ -81,15 +90,13 @@ class StepClock:
     def most_extracting(self, now: float) -> int:
         """Tokens of the next step, if it is one of extractions alone."""
         if now > self._present_until or self._decode is None:
-            return self._sizes[-1]
+            return self._extracting.largest
         most = max(self._tuning.extraction_steps * self._decode, self._tuning.extraction_least)
-        least_per_token = 0.0  # of the next larger size that is known: a smaller one takes no less for each
-        for size, seconds in zip(reversed(self._sizes), reversed(self._seconds), strict=True):
-            if seconds is not None:
-                least_per_token = seconds / size
-            if (least_per_token * size if seconds is None else seconds) <= most:
-                return size
-        return self._sizes[0]
+        return self._extracting.most_within(most)
+
+    def most_beside_streams(self) -> int | None:
+        """Tokens of the next step, if it has prompts and streams that wait for them; None: nobody knows."""
+        return None if self._decode is None else self.mixed.most_within(self._tuning.piece_cost * self._decode)
 
     # --- inside --------------------------------------------------------------------------------------------------
 
@@ -97,16 +104,6 @@ class StepClock:
         """One of eight steps of the size took less; 0: there were too few to tell."""
         seen = self._durations[size]
         return sorted(seen)[len(seen) // 8] if len(seen) * 2 >= self._tuning.durations_kept else 0.0
-
-    def _extracted(self, num_tokens: int, seconds: float) -> None:
-        index = bisect_left(self._sizes, num_tokens)
-        if index == len(self._sizes) or num_tokens < self._tuning.whole_part * self._sizes[index]:
-            return
-        self._seconds[index] = self._averaged(self._seconds[index], seconds)
-        for larger in range(index + 1, len(self._sizes)):
-            known = self._seconds[larger]
-            if known is not None:
-                self._seconds[larger] = known * self._tuning.retry_factor
 
     def _averaged(self, before: float | None, newest: float) -> float:
         return newest if before is None else before + self._tuning.average_weight * (newest - before)

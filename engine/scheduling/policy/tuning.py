@@ -30,13 +30,21 @@ class Tuning:
     flow_weight: float = 1 / 128  # of the latest step in the averages
     flow_least_part: int = 16  # one of so many tokens of a step: fewer would hardly make it shorter; 1: no limit
 
+    # --- pieces of prompts beside streams (pieces.py); benchmarks/bursts.py, first tokens and between tokens
+    piece_cost: float = 1.75  # steps without prompts, that one with prompts may take the time of; OFF: any
+    piece_tokens: int = 8  # of prompts, for each open request
+    piece_steps: int = 24  # that a backlog of prompts is computed in
+
+    # --- what steps of a size take (costs.py)
+    average_weight: float = 0.3  # of the newest in the average of steps without prompts
+    costs_kept: int = 4  # steps of a size, the shortest of which counts
+    retry_factor: float = 0.995  # for each step since: a size that was too long is tried again, hundreds of them later
+    whole_part: float = 0.75  # of a size's tokens, that a step has which tells what the size takes
+
     # --- extractions beside generations (clock.py); benchmarks/hidden_states.py, first tokens of generations
     present_for: float = 5.0  # seconds that a generation counts as there after its last step
     extraction_steps: float = 2.0  # steps of generations, that one of extractions may take the time of; OFF: any
     extraction_least: float = 0.002  # seconds, that nobody minds
-    average_weight: float = 0.3  # of the newest in an average
-    retry_factor: float = 0.995  # a size that was too long is tried again, tens to hundreds of steps later
-    whole_part: float = 0.75  # of a size's tokens, that a step has which tells what the size takes
 
     # --- drafts (engine/drafting); benchmarks/speculation.py, tokens per second of one stream
     draft_rows: int | None = None  # of a step that checks drafts; None: as the device's costs say

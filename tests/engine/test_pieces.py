@@ -1,0 +1,175 @@
+"""Prompts beside streams: in pieces by what a step may cost, by who is there and by what waits. On a counted clock."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.bursts import SHAPES, measure
+from benchmarks.simulated_load import zeros
+from bequest.engine.build import CacheSizes, make_scheduler
+from bequest.engine.outputs import ChoiceOutput
+from bequest.engine.scheduling.limits import SchedulerLimits
+from bequest.engine.scheduling.policy.clock import StepClock
+from bequest.engine.scheduling.policy.costs import SizeCosts
+from bequest.engine.scheduling.policy.pieces import Demand, PromptPieces
+from bequest.engine.scheduling.policy.tuning import DEFAULT, OFF, Tuning
+from bequest.engine.types import Request, SamplingParams, StepPlan, Terms
+from bequest.engine.types.request import Lineage
+
+SIZES = (16, 64, 256, 1024)
+
+
+def gpu(num_tokens: int) -> float:
+    """Seconds of a step: memory's time, or the arithmetic's."""
+    return max(0.004, 0.0025 + 25e-6 * num_tokens)
+
+
+# --- what a size costs -------------------------------------------------------------------------------------------
+
+
+def test_a_size_is_found_within_a_few_steps() -> None:
+    costs = SizeCosts(SIZES)
+    tried = []
+    for _ in range(6):
+        tried.append(costs.most_within(0.010))
+        costs.note(tried[-1], gpu(tried[-1]))
+    assert tried == [1024, 256, 256, 256, 256, 256]
+
+
+def test_what_is_larger_takes_no_less() -> None:
+    costs = SizeCosts(SIZES)
+    costs.note(64, 0.050)
+    assert costs.most_within(0.040) == 16, "256 was not seen, and takes as long as 64"
+
+
+def test_the_shortest_of_the_latest_steps_counts() -> None:
+    costs = SizeCosts(SIZES)
+    for seconds in (0.005, 0.500, 0.006):
+        costs.note(1024, seconds)
+    assert costs.most_within(0.005) == 1024
+    for _ in range(4):
+        costs.note(1024, 0.020)
+    assert costs.most_within(0.005) == 256, "a device that became slower"
+
+
+def test_what_was_too_long_is_tried_again() -> None:
+    costs = SizeCosts(SIZES)
+    costs.note(256, 0.016)
+    steps = next(i for i in range(1000) if costs.note(64, 0.004) or costs.most_within(0.008) >= 256)
+    assert 100 < steps < 200
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(7, 7), (16, 16), (63, 16), (64, 64), (5000, 1024)])
+def test_the_largest_size_that_has_no_more_tokens(tokens: int, expected: int) -> None:
+    assert SizeCosts(SIZES).at_most(tokens) == expected
+
+
+# --- how large a piece is ----------------------------------------------------------------------------------------
+
+
+def pieces(decode: float | None = 0.004, tuning: Tuning = DEFAULT) -> PromptPieces:
+    clock = StepClock(mixed_sizes=(8, *SIZES), tuning=tuning)
+    for size in SIZES:
+        clock.ran("mixed", size, gpu(size))
+    if decode is not None:
+        clock.ran("decode", 1, decode)
+    return PromptPieces(clock, tuning)
+
+
+def test_a_step_takes_no_longer_than_a_few_without_prompts() -> None:
+    demand = Demand(rows=4, num_open=5, backlog=500)
+    assert pieces(decode=0.0040).tokens_of_step(1024, demand) == 64 - 4
+    assert pieces(decode=0.0052).tokens_of_step(1024, demand) == 256 - 4
+    assert pieces(decode=0.0400).tokens_of_step(1024, demand) == 1024 - 4
+    assert pieces(decode=0.0400).tokens_of_step(100, demand) == 100, "no more than there is"
+
+
+def test_each_open_request_makes_room() -> None:
+    assert pieces().tokens_of_step(2048, Demand(rows=30, num_open=32, backlog=500)) == 256 - 30
+    assert pieces().tokens_of_step(2048, Demand(rows=120, num_open=128, backlog=500)) == 1024 - 120
+
+
+def test_a_backlog_makes_steps_long() -> None:
+    assert pieces().tokens_of_step(2048, Demand(rows=4, num_open=8, backlog=8000)) == 256 - 4
+    assert pieces().tokens_of_step(2048, Demand(rows=4, num_open=8, backlog=50_000)) == 1024 - 4
+
+
+def test_all_is_for_prompts_where_nobody_waits_for_them_or_nothing_is_known() -> None:
+    demand = Demand(rows=4, num_open=5, backlog=500)
+    assert pieces().tokens_of_step(1024, replace(demand, rows=0)) == 1024
+    assert pieces(decode=None).tokens_of_step(1024, demand) == 1024
+    assert pieces(tuning=replace(DEFAULT, piece_cost=OFF)).tokens_of_step(1024, demand) == 1024 - 4
+
+
+# --- in a scheduler ----------------------------------------------------------------------------------------------
+
+
+class Steps:
+    """A scheduler over the device above."""
+
+    def __init__(self) -> None:
+        limits = SchedulerLimits(max_num_seqs=16, max_num_batched_tokens=1024, prefix_caching=True)
+        self.scheduler = make_scheduler(limits, CacheSizes(16, 4000), ())
+        self._numbers = itertools.count(1)
+
+    def send(self, prompt_len: int, answer: int = 400, lineage: Lineage | None = None) -> None:
+        number = next(self._numbers)
+        prompt = tuple(range(number * 5000, number * 5000 + prompt_len))
+        params, terms = SamplingParams(max_tokens=answer, temperature=0), Terms(keep_record=False, lineage=lineage)
+        asked = Request(f"r{number}", "one", prompt, params, terms=terms)
+        group = self.scheduler.new_group(asked, lambda _: None, seed=0, arrival_number=number, now=0.0)
+        self.scheduler.retention.open(group)
+        self.scheduler.add(group, ChoiceOutput(asked, 0, None))
+
+    def step(self) -> StepPlan:
+        launch = self.scheduler.plan(0.0)
+        assert launch is not None
+        self.scheduler.apply(launch, zeros(launch.plan, gpu(launch.plan.num_tokens)), 0.0)
+        return launch.plan
+
+    def sizes(self, count: int) -> list[int]:
+        return [self.step().num_tokens for _ in range(count)]
+
+
+def test_the_steps_of_a_prompt_beside_a_stream() -> None:
+    steps = Steps()
+    steps.send(900)
+    assert steps.sizes(4) == [900, 1, 1, 1], "alone it is computed at once"
+    steps.send(900)
+    seen = steps.sizes(12)
+    # 7 ms are 180 tokens; 192 and 128 are tried, as far as that is not known.
+    assert max(seen) <= 256 and seen[-1] == 2 and sum(seen) == 900 + 12 + seen.count(2)
+    assert seen.count(2) <= 6, seen
+
+
+def test_what_waits_counts_as_far_as_there_are_slots() -> None:
+    steps = Steps()
+    steps.send(900)
+    steps.sizes(4)
+    for _ in range(40):
+        steps.send(1000)
+    assert steps.sizes(1) == [512], "15,000 tokens in 24 steps; of all forty it would be 1,024"
+    waiting = steps.scheduler.waiting
+    assert waiting.num_tokens == 1000 * len(waiting)
+
+
+def test_a_continuation_waits_with_what_it_adds() -> None:
+    steps = Steps()
+    steps.send(900, lineage=Lineage("parent", 0, 880))
+    assert steps.scheduler.waiting.num_tokens == 20
+    steps.step()
+    assert steps.scheduler.waiting.num_tokens == 0
+
+
+@pytest.mark.parametrize(("connections", "answer", "between"), [(64, 96, 0.6), (256, 8, 1.01)])
+def test_a_burst(connections: int, answer: int, between: float) -> None:
+    """Pieces make the steps of 64 streams short, and cost a burst of 256 nothing."""
+    gpu = SHAPES["llama-3.1-8b"]
+    off = measure(replace(gpu, tuning=replace(DEFAULT, piece_cost=OFF)), connections, 1, answer)
+    on = measure(gpu, connections, 1, answer)
+    assert on["itl_p99_ms"] < between * off["itl_p99_ms"]
+    assert on["ttft_p99_ms"] < 1.2 * off["ttft_p99_ms"]
+    assert on["tokens_per_second"] > 0.92 * off["tokens_per_second"], "of one burst; in the long run it is more"
