@@ -27,7 +27,7 @@ NO_SLOT = -1  # the token's keys and values are there already, and are not writt
 NO_STATE = -1  # a sequence begins, or nobody wants the state behind a token
 NO_DRAFT = -1  # nothing was drafted to follow a sample
 # Tokens of steps that carry prompts: what a GPU has graphs for, and what the scheduler aims at, so that few are padded.
-MIXED_SIZES = (32, 64, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
+MIXED_SIZES = (32, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 1792, 2048)
 DRAFTED = -2  # the device's draft model says what follows a sample: the step's token behind it, whose id is 0
 
 
