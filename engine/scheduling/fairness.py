@@ -25,6 +25,12 @@ def turn(sequence: Sequence) -> tuple[int, int, _Urgency]:
     return (sequence.urgency[0], sequence.group.account.served, sequence.urgency)
 
 
+def _num_fresh(sequence: Sequence) -> int:
+    """Tokens of its prompt behind its parent's. It stays the same, whatever becomes of the sequence."""
+    lineage = sequence.group.request.terms.lineage
+    return sequence.num_prompt - (0 if lineage is None else lineage.at)
+
+
 class FairQueue:
     """The waiting sequences. Those that ended meanwhile are skipped lazily, but `drop` must be told of them."""
 
@@ -74,7 +80,7 @@ class FairQueue:
             account.served = max(account.served, self._floor)
         account.num_waiting += 1
         self._num_waiting += 1
-        self.num_tokens += sequence.group.num_fresh
+        self.num_tokens += _num_fresh(sequence)
         self._put(sequence)
 
     def heads(self) -> list[Sequence]:
@@ -112,7 +118,7 @@ class FairQueue:
         self._aside.discard(sequence)
         sequence.group.account.num_waiting -= 1
         self._num_waiting -= 1
-        self.num_tokens -= sequence.group.num_fresh
+        self.num_tokens -= _num_fresh(sequence)
 
     def _put(self, sequence: Sequence) -> None:
         heapq.heappush(self._heaps.setdefault(sequence.group.request.tenant, []), (sequence.urgency, sequence))

@@ -462,15 +462,10 @@ class Group:
         return len(self.request.prompt_token_ids)
 
     @property
-    def num_fresh(self) -> int:
-        """Tokens of its prompt behind its parent's."""
-        lineage = self.request.terms.lineage
-        return self.num_prompt - (0 if lineage is None else lineage.at)
-
-    @property
     def urgency(self) -> tuple[int, int, int]:
         """Its sequences have it in common."""
-        cheap = self.request.terms.lineage is not None and self.num_fresh <= _CHEAP_TOKENS
+        lineage = self.request.terms.lineage
+        cheap = lineage is not None and self.num_prompt - lineage.at <= _CHEAP_TOKENS
         below = _BELOW if self.kind.lane is Lane.EXTRACTION else 0
         number = self.arrival_number
         return (self.request.priority + below, number - (_HEAD_START if cheap else 0), number)
