@@ -36,7 +36,7 @@ def read_forms(given: Any, name: str) -> list[Form]:
     """The prompts `given` in the field `name`: one, or a list of them in any mix."""
     if given is None:
         raise missing(name, f"`{name}` is missing: send a string, a list of token ids, or a list of either.")
-    if isinstance(given, str | dict) or (len(given) > 0 and all(isinstance(item, int) for item in given)):
+    if isinstance(given, str | dict) or (len(given) > 0 and _are_ids(given)):
         return [_form(given, name)]
     if not given:
         raise invalid(f"`{name}` is an empty list; send at least one token or string.", name)
@@ -45,6 +45,11 @@ def read_forms(given: Any, name: str) -> list[Form]:
             f"`{name}` may hold {MAX_PROMPTS} prompts at most, not {len(given)}: send several requests.", name
         )
     return [_form(item, f"{name}[{index}]") for index, item in enumerate(given)]
+
+
+def _are_ids(items: list[Any]) -> bool:
+    """Kinds are looked at, not items: a prompt of token ids has thousands of them, and the event loop reads it."""
+    return all(issubclass(kind, int) for kind in set(map(type, items)))
 
 
 def _form(item: Any, param: str) -> Form:
