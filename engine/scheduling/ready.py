@@ -27,8 +27,9 @@ class Ready:
         num_waiting = len(waiting)
         entering = max(0, min(num_waiting, num_free))
         return Demand(
+            num_streams=len(self.decoding),
             rows=sum(1 if s.work.plain else s.work.num_rows(s) for s in self.decoding),
-            num_open=len(self.decoding) + len(self.prefilling) + entering,
+            num_waiting=len(self.prefilling) + entering,
             backlog=sum(s.num_pending for s in self.prefilling)
             + (waiting.num_tokens * entering // num_waiting if num_waiting else 0),
         )

@@ -4,7 +4,8 @@ Every stream waits for the prompts in its step, and every prompt for the streams
 work is the same, however it is cut. Large pieces make some steps long; small ones make each prompt wait for many steps,
 and a device that could multiply many rows has few. So a piece is as large as one of these allows:
 
-- **What a step may cost.** It takes no longer than a few steps without prompts.
+- **What a step may cost.** It takes no longer than two steps without prompts, or some milliseconds. Where many wait and
+  few stream, it takes longer: a burst is computed before its first ones delay it.
 - **Who is there.** Each open request makes room for some tokens: with many streams many prompts come, and if pieces
   were small, slots would wait for prompts.
 - **What waits.** A backlog of long prompts is computed within some tens of steps.
@@ -24,8 +25,9 @@ from bequest.engine.scheduling.policy.tuning import DEFAULT, Tuning
 class Demand:
     """What is asked of a step."""
 
-    rows: int  # of streams: a token each
-    num_open: int  # requests that stream, or wait for their first token and have a slot or find one
+    num_streams: int
+    rows: int  # of theirs: a token each
+    num_waiting: int  # for their first token, with a slot or one that is free
     backlog: int  # tokens of their prompts
 
 
@@ -36,9 +38,12 @@ class PromptPieces:
 
     def tokens_of_step(self, most: int, demand: Demand) -> int:
         """Of prompts, of at most so many."""
-        within = self._clock.most_beside_streams() if demand.rows else None
+        if not demand.num_streams:
+            return most
+        within = self._clock.most_beside_streams(demand.num_waiting / demand.num_streams)
         if within is None:
             return most
         tuning, costs = self._tuning, self._clock.mixed
-        tokens = max(tuning.piece_tokens * demand.num_open, demand.backlog // tuning.piece_steps)
+        num_open = demand.num_streams + demand.num_waiting
+        tokens = max(tuning.piece_tokens * num_open, demand.backlog // tuning.piece_steps)
         return min(most, max(within, costs.at_most(demand.rows + tokens)) - demand.rows)

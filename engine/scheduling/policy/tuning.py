@@ -32,6 +32,8 @@ class Tuning:
 
     # --- pieces of prompts beside streams (pieces.py); benchmarks/bursts.py, first tokens and between tokens
     piece_cost: float = 1.75  # steps without prompts, that one with prompts may take the time of; OFF: any
+    piece_least: float = 0.01  # seconds, that nobody minds
+    piece_crowd: float = 8.0  # more such steps, by the square of how many wait for each that streams
     piece_tokens: int = 8  # of prompts, for each open request
     piece_steps: int = 24  # that a backlog of prompts is computed in
 
