@@ -22,6 +22,7 @@ from bequest.cluster.settings import ClusterSettings, tag_of
 
 log = logging.getLogger("bequest.cluster")
 _LOOK = 1.0  # seconds between looks at the replicas
+_REACH = 30.0  # seconds that routers get to find a replica that is back
 State = Literal["loading", "ready", "draining", "down"]
 # What a replica says of itself: None where it does not answer.
 Looker = Callable[[Backend], Awaitable[tuple[State, Figures] | None]]
@@ -76,6 +77,7 @@ class Controller:
                 await self._fleet.renew(number)
                 await self._until_ready(number)
                 await self._set_state(number, "ready")
+                await self._until_reached(number)
 
     async def down(self) -> None:
         """Routers stay until the last answer has left."""
@@ -204,3 +206,14 @@ class Controller:
             if one.state == "ready":
                 return
             await asyncio.sleep(_LOOK / 4)
+
+    async def _until_reached(self, number: int) -> None:
+        """Routers find by checks of their own that a replica is back. If the next one left before, they had nobody."""
+        end = self._clock() + _REACH
+        for router in self._routers:
+            with suppress(RouterError):  # one that has ended is started again with all of them
+                while not await asyncio.to_thread(router.reaches, tag_of(number)):
+                    if self._clock() > end:
+                        log.warning("a router does not reach %s", tag_of(number))
+                        break
+                    await asyncio.sleep(_LOOK / 4)

@@ -20,6 +20,7 @@ from bequest.cluster.haproxy import Backend, Holder, Routing, configuration, ten
 log = logging.getLogger("bequest.cluster")
 _PATIENCE = 10.0  # seconds for a router to listen, and to end
 _LOOK = 0.05
+_RUNNING = "2"  # as `show servers state` has it
 
 
 class RouterError(Exception):
@@ -140,6 +141,11 @@ class Router:
         answer = self.ask(f"set server replicas/{tag} state {state}").strip()
         if answer:
             raise RouterError(f"haproxy: {answer}")
+
+    def reaches(self, tag: str) -> bool:
+        """Whether its own checks have found the replica. Raises RouterError."""
+        shown = (line.split() for line in self.ask("show servers state replicas").splitlines())
+        return any(fields[3] == tag and fields[5] == _RUNNING for fields in shown if len(fields) > 5)
 
     def set_weight(self, tag: str, weight: int) -> None:
         """Its share of the prompts that begin anew; 0 is none. Raises RouterError."""

@@ -22,6 +22,7 @@ class Stage:
         self.told: list[str] = []
         self.figures: dict[str, Figures] = {}
         self.down: set[str] = set()
+        self.unreached: set[str] = set()  # by the router
         self.places: dict[int, Backend] = {}
         self.alive = True
         self.address = "http://127.0.0.1:8000"
@@ -49,6 +50,9 @@ class Stage:
 
     def set_state(self, tag: str, state: str) -> None:
         self.told.append(f"{tag} {state}")
+
+    def reaches(self, tag: str) -> bool:
+        return tag not in self.unreached
 
     def set_weight(self, tag: str, weight: int) -> None:
         self.told.append(f"{tag} weighs {weight}")
@@ -126,6 +130,28 @@ async def test_a_rolling_restart_waits_for_each() -> None:
     stage.down.clear()
     await restarting
     assert stage.told == ["r1 drain", "renew r1", "r1 ready", "r2 drain", "renew r2", "r2 ready"]
+
+
+async def test_a_rolling_restart_waits_for_the_router() -> None:
+    """It finds by checks of its own that a replica is back, and would have nobody meanwhile."""
+    stage = await up()
+    stage.unreached.add("r1")
+    restarting = asyncio.ensure_future(stage.controller.renew())
+    await asyncio.sleep(0.4)
+    assert stage.told == ["r1 drain", "renew r1", "r1 ready"]
+    stage.unreached.clear()
+    await restarting
+    assert stage.told[3:] == ["r2 drain", "renew r2", "r2 ready"]
+
+
+async def test_a_replica_that_a_router_never_reaches_does_not_hold_up_all() -> None:
+    stage = await up()
+    stage.unreached.add("r1")
+    restarting = asyncio.ensure_future(stage.controller.renew())
+    await asyncio.sleep(0.4)
+    stage.now = 60.0
+    await restarting
+    assert stage.told[-1] == "r2 ready"
 
 
 async def test_a_router_that_ended_is_started_again() -> None:

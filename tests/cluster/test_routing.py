@@ -162,6 +162,10 @@ def test_a_replica_that_drains_gets_children_and_no_prompts(routed: Routed) -> N
         routed.router.set_state("r1", "ready")
 
 
+def test_a_router_says_whom_it_reaches(routed: Routed) -> None:
+    assert [routed.router.reaches(tag) for tag in ("r1", "r2", "r9")] == [True, True, False]
+
+
 def test_a_reload_keeps_streams_and_names(routed: Routed) -> None:
     assert on(ask(routed, {"request_id": "before"}, {"X-Bequest-Replica": "r3"})) == "r3"
     body = {"prompt": "x", "max_tokens": 60, "stream": True}
