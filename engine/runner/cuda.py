@@ -295,9 +295,8 @@ class CudaRunner:
             for size in self._ladder.sizes():
                 self._stage_padding(size)
                 if size.merges:  # a size without merges comes behind its twin
-                    self._forward(
-                        size, self._fixed.of(size)
-                    )  # loads kernels and cuBLAS plans, which a capture must not
+                    # Loads kernels and cuBLAS plans, which a capture must not.
+                    self._forward(size, self._fixed.of(size))
                 # Not `torch.cuda.graph`: it gives the memory of the forward above back to the driver, each time anew.
                 graph = torch.cuda.CUDAGraph()
                 graph.capture_begin(pool)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,11 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.speculation_equality import compare
-from bequest.engine.build import Built, build_engine
+from bequest.engine.build import build_engine
 from bequest.engine.config import EngineConfig
-from bequest.engine.drafting.choice import make_drafter
 from bequest.engine.errors import ModelError
-from bequest.engine.runner.device_drafts import Drafted, Guess
-from bequest.engine.runner.head_drafts import HeadDrafts
-from bequest.engine.types import IntArray, SamplingParams, StepBatch, StepSamples
-from bequest.engine.types.speculation import ON_CPU, ModelDrafts
+from bequest.engine.types import SamplingParams
+from tests.engine.head_hearing import build, listen
 from tests.engine.test_draft_model import Heard, answer
 from tests.tiny_models import VOCAB_SIZE, make_reference
 
@@ -140,26 +136,9 @@ def config(target: Path, head: Path, **fields: object) -> EngineConfig:
     return EngineConfig(model=str(target), draft_model=str(head), device="cpu", **settings)
 
 
-async def build(settings: EngineConfig) -> Built:
-    """Whose head, which is as large as the target, counts as a small one."""
-    built = await build_engine(settings)
-    built.engine.scheduler.drafter = make_drafter(
-        settings.speculative, replace(ON_CPU, model=ModelDrafts(method="eagle3", costs=ON_CPU))
-    )
-    return built
-
-
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
-    heard, draft = Heard(), HeadDrafts.draft
-
-    def listen(self: HeadDrafts, batch: StepBatch, samples: StepSamples, input_ids: IntArray, guess: Guess) -> Drafted:
-        drafted = draft(self, batch, samples, input_ids, guess)
-        heard.hear(batch, samples, drafted)
-        return drafted
-
-    monkeypatch.setattr(HeadDrafts, "draft", listen)
-    return heard
+    return listen(monkeypatch)
 
 
 @pytest.mark.parametrize("chunk", [3, 64])

@@ -4,7 +4,6 @@ wherever the target stands; and no answer changes."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,12 @@ import numpy as np
 import pytest
 
 from benchmarks.speculation_equality import compare
-from bequest.engine.build import Built, build_engine
+from bequest.engine.build import build_engine
 from bequest.engine.config import EngineConfig
-from bequest.engine.drafting.choice import make_drafter
 from bequest.engine.errors import ModelError
 from bequest.engine.runner import prepare
-from bequest.engine.runner.device_drafts import Drafted, Guess
-from bequest.engine.runner.head_drafts import HeadDrafts
-from bequest.engine.types import IntArray, SamplingParams, StepBatch, StepSamples
-from bequest.engine.types.speculation import ON_CPU, ModelDrafts
+from bequest.engine.types import SamplingParams
+from tests.engine.head_hearing import build, listen
 from tests.engine.mtp_reference import Reference, save_with_head
 from tests.engine.test_draft_model import Heard, answer
 from tests.tiny_models import VOCAB_SIZE
@@ -32,26 +28,9 @@ def config(target: Path, **fields: object) -> EngineConfig:
     return EngineConfig(model=str(target), device="cpu", **settings)
 
 
-async def build(settings: EngineConfig) -> Built:
-    """Whose head, which is as large as the target, counts as a small one."""
-    built = await build_engine(settings)
-    built.engine.scheduler.drafter = make_drafter(
-        settings.speculative, replace(ON_CPU, model=ModelDrafts(method="mtp", costs=ON_CPU))
-    )
-    return built
-
-
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
-    heard, draft = Heard(), HeadDrafts.draft
-
-    def listen(self: HeadDrafts, batch: StepBatch, samples: StepSamples, input_ids: IntArray, guess: Guess) -> Drafted:
-        drafted = draft(self, batch, samples, input_ids, guess)
-        heard.hear(batch, samples, drafted)
-        return drafted
-
-    monkeypatch.setattr(HeadDrafts, "draft", listen)
-    return heard
+    return listen(monkeypatch)
 
 
 @pytest.mark.parametrize("chunk", [3, 64])
