@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bequest.engine import _C
-from bequest.engine.kernels import cuda
+from bequest.engine.kernels import cuda, cuda_tiles
 from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
 from bequest.engine.kernels.hidden_tap import LayerTap, TapArguments, tap_arguments
 from bequest.engine.kernels.kv_format import FP8
@@ -41,8 +41,17 @@ class RowNorm:
     offset: float = 0.0  # of the weight, which a chain of a layer with experts can add; products cannot
 
 
+def is_tiled(x: Tensor, weight: Tensor, *, normed: bool = False) -> bool:
+    """Whether the product is one of tiles (csrc/ops/cuda/tile_linear.h); `normed`: with a norm in front."""
+    bits = 8 if weight.dtype is FP8 else 16
+    sizes = x.shape[0], weight.shape[0], weight.shape[1]
+    return x.dtype is _BF16 and cuda_tiles.is_tile_product(*sizes, bits, normed=normed)
+
+
 def is_fused(x: Tensor, weight: Tensor, *, normed: bool = False) -> bool:
     """Whether the product of x [T, K] with weight [N, K] is our own, fused ones too; `normed`: with a norm in front."""
+    if is_tiled(x, weight, normed=normed):
+        return True
     sizes = x.shape[0], weight.shape[0], weight.shape[1]
     if weight.dtype is FP8 and (x.shape[0] > MOST_STREAMED_ROWS or weight.shape[1] % _CODES_UNIT):
         return False
@@ -53,8 +62,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor
     """x [T, K] · weight [N, K]ᵀ + bias [N] → [T, N]. With a weight in float8 more than a few rows are rounded to it."""
     if scales is not None and not is_fused(x, weight):
         return _scaled_linear(x, weight, scales, bias)
-    is_ours = scales is not None or _C.cuda_is_skinny_product(x.shape[0], weight.shape[0], weight.shape[1])
-    if x.dtype is not _BF16 or not is_ours:
+    is_ours = is_tiled(x, weight) or _C.cuda_is_skinny_product(x.shape[0], weight.shape[0], weight.shape[1])
+    if x.dtype is not _BF16 or not (is_ours or scales is not None):
         return F.linear(x, weight, bias)
     out = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
     _multiply(x, weight, bias, out, _STORE, scales=scales)
@@ -132,11 +141,11 @@ def _multiply(
     if norm is not None:
         tap = tap_arguments(norm.tap, num_tokens, depth, _BF16)
         normed = (cuda.address_of(norm.weight, _BF16, depth), norm.eps, tap)
-    _C.cuda_skinny_linear(
-        (cuda.address_of(x, _BF16, num_tokens, depth), num_tokens, depth, _BF16_CODE),
-        (cuda.address_of(weight, stored, num_outputs, depth), bias_address, num_outputs, depth, scales_address, 0),
-        cuda.address_of(out, _BF16, num_tokens, num_outputs // 2 if result == _GATE else num_outputs),
-        (result, ACTIVATION_CODES[activation]),
-        normed,
-        current_stream(),
-    )
+    rows = (cuda.address_of(x, _BF16, num_tokens, depth), num_tokens, depth, _BF16_CODE)
+    product = (cuda.address_of(weight, stored, num_outputs, depth), bias_address, num_outputs, depth, scales_address, 0)
+    to = cuda.address_of(out, _BF16, num_tokens, num_outputs // 2 if result == _GATE else num_outputs)
+    finish = (result, ACTIVATION_CODES[activation])
+    if is_tiled(x, weight, normed=norm is not None):
+        _C.cuda_tile_linear(rows, product, to, finish, normed, current_stream())
+    else:
+        _C.cuda_skinny_linear(rows, product, to, finish, normed, current_stream())
