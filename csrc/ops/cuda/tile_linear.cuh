@@ -36,29 +36,35 @@ struct Piece {
   }
 };
 
-// A stage of the ring, and the parity of the phase that its barriers are in.
+// A stage of the ring in one of its rounds.
 struct RingPlace {
-  int stage;
-  uint32_t parity;
+  int stage, round;
 
   __device__ __forceinline__ void wrap(int stages) {
-    while (stage >= stages) stage -= stages, parity ^= 1;
+    while (stage >= stages) stage -= stages, ++round;
   }
+  __device__ __forceinline__ uint32_t parity() const { return round / 2 % 2; }
 };
 
+// A stage has two barriers, which take turns by rounds. Where slices take turns with an odd number of stages,
+// the one that waits for a stage's next round may come before this round's bytes, which are the other
+// slice's. A parity cannot tell the next round from the one before: with one barrier it would read what the
+// stage had then. Two rounds ago the stage was its own.
 struct Barriers {
-  PhaseBarrier arrived[kMostStages];
+  PhaseBarrier arrived[kMostStages][2];
   uint32_t readings[kMostStages];  // of a stage, by warps
 
   // By one thread.
   __device__ __forceinline__ void init(int stages) {
 #pragma unroll 1
     for (int stage = 0; stage < stages; ++stage) {
-      arrived[stage].init(1);
+      for (PhaseBarrier& barrier : arrived[stage]) barrier.init(1);
       readings[stage] = 0;
     }
     publish_barriers();
   }
+
+  __device__ __forceinline__ PhaseBarrier& of(const RingPlace& at) { return arrived[at.stage][at.round % 2]; }
 
   // By one thread of each warp that has read the stage: whether it was the last of `warps`.
   __device__ __forceinline__ bool is_last_reader(int stage, uint32_t warps) {
@@ -79,35 +85,36 @@ class Ring {
   __device__ Ring(const Maps& maps, uint32_t address, Barriers& barriers, int row, int token)
       : maps_(maps), address_(address), barriers_(barriers), row_(row), token_(token) {}
 
-  __device__ __forceinline__ void load_weights(int unit, int stage) const {
-    const uint32_t to = address_ + stage * Size::kStageBytes;
-    PhaseBarrier& arrived = barriers_.arrived[stage];
+  __device__ __forceinline__ void load_weights(int unit, const RingPlace& at) const {
+    const uint32_t to = address_ + at.stage * Size::kStageBytes;
+    PhaseBarrier& arrived = barriers_.of(at);
     const uint64_t policy = read_once_policy();
     arrived.arrive_expecting(Size::kStageBytes);
     copy_box(maps_.weight, to, arrived, {unit * (kLineBytes / 2), row_, 0, 0}, policy);
     if constexpr (Size::Format::kGrouped)
       copy_box(maps_.words, to + Size::kWeightBytes, arrived, {unit / 2 * 4, row_, 0, 0}, policy);
   }
-  __device__ __forceinline__ void load_rows(int unit, int stage) const {
-    const uint32_t to = address_ + stage * Size::kStageBytes + Size::kWeightBytes + Size::kGroupBytes;
-    copy_box(maps_.rows, to, barriers_.arrived[stage], 0, token_, unit * Size::kBatches);
+  __device__ __forceinline__ void load_rows(int unit, const RingPlace& at) const {
+    const uint32_t to = address_ + at.stage * Size::kStageBytes + Size::kWeightBytes + Size::kGroupBytes;
+    copy_box(maps_.rows, to, barriers_.of(at), 0, token_, unit * Size::kBatches);
   }
 
   // W before the predecessor has ended.
   __device__ __forceinline__ void begin(const Piece& piece, int stages) const {
     const int ahead = min(stages, piece.count);
 #pragma unroll 1
-    for (int i = 0; i < ahead; ++i) load_weights(piece.first + i, i);
+    for (int i = 0; i < ahead; ++i) load_weights(piece.first + i, {i, 0});
     wait_for_previous();
 #pragma unroll 1
-    for (int i = 0; i < ahead; ++i) load_rows(piece.first + i, i);
+    for (int i = 0; i < ahead; ++i) load_rows(piece.first + i, {i, 0});
   }
 
   // By one thread of each warp that has read the stage. The last one asks for what comes into its place.
-  __device__ __forceinline__ void leave(int stage, int unit, bool has_next) const {
-    if (!has_next || !barriers_.is_last_reader(stage, 4 * Size::kReaders)) return;
-    load_weights(unit, stage);
-    load_rows(unit, stage);
+  __device__ __forceinline__ void leave(const RingPlace& at, int unit, bool has_next) const {
+    if (!has_next || !barriers_.is_last_reader(at.stage, 4 * Size::kReaders)) return;
+    const RingPlace next{at.stage, at.round + 1};
+    load_weights(unit, next);
+    load_rows(unit, next);
   }
 
  private:
@@ -127,25 +134,25 @@ __device__ __forceinline__ void multiply_piece(Sums<Size, kNorm>& sums, const Ri
   const int warpgroup = threadIdx.x / kWarpgroup, reader = warpgroup % Size::kReaders;
   RingPlace now{warpgroup / Size::kReaders, 0};
   // A stage that has been read, and its unit within the piece.
-  const auto leave = [&](int stage, int i) {
+  const auto leave = [&](const RingPlace& at, int i) {
     __syncwarp();
-    if (threadIdx.x % kWarp == 0) ring.leave(stage, piece.first + i + stages, i + stages < piece.count);
+    if (threadIdx.x % kWarp == 0) ring.leave(at, piece.first + i + stages, i + stages < piece.count);
     __syncwarp();
   };
-  int last = 0;
+  RingPlace last = now;
 #pragma unroll 1
   for (int i = now.stage; i < piece.count; i += Size::kSlices) {
     now.wrap(stages);
-    barriers.arrived[now.stage].wait(now.parity);
+    barriers.of(now).wait(now.parity());
     const uint32_t at = now.stage * Size::kStageBytes;
     sums.add({places.weights + at, places.rows + at, places.words + at + (piece.first + i) % 2 * 8,
               places.gain + i * (kUnit * 2)},
              reader);
     if (sums.kIsDone)
-      leave(now.stage, i);
+      leave(now, i);
     else if (i >= Size::kSlices)
       leave(last, i - Size::kSlices);
-    last = now.stage;
+    last = now;
     now.stage += Size::kSlices;
   }
   sums.finish();
