@@ -116,15 +116,21 @@ class Sums {
     wait_operands<1>();
   }
 
-  // W through registers: the next batch is made while the tensor cores have one.
+  // W through registers: the next batch is made while the tensor cores have one. More than two batches at
+  // once find no registers, and the compiler would wait for each product.
   __device__ __forceinline__ void add_converted(const StagePlaces& at, int reader) {
-    TileOperands a[Size::kBatches * Size::kHeight];
+    constexpr int kCount = Size::kBatches * Size::kHeight;
+    TileOperands a[kCount > 1 ? 2 : 1];
 #pragma unroll
-    for (int i = 0; i < Size::kBatches * Size::kHeight; ++i) {
+    for (int i = 0; i < kCount; ++i) {
       const int batch = i / Size::kHeight, height = i % Size::kHeight;
-      Format::load(at.weights + lane_row(reader, height) * kLineBytes, batch, {}, a[i]);
-      if constexpr (kNorm) weigh(at.gain, batch, a[i]);
-      multiply_batch(of[height], a[i], line_of(at.rows, batch), true);
+      if (i >= 2) {
+        wait_operands<1>();
+        hold(a[i % 2]);
+      }
+      Format::load(at.weights + lane_row(reader, height) * kLineBytes, batch, {}, a[i % 2]);
+      if constexpr (kNorm) weigh(at.gain, batch, a[i % 2]);
+      multiply_batch(of[height], a[i % 2], line_of(at.rows, batch), true);
     }
     wait_operands<0>();
 #pragma unroll
