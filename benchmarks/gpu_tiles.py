@@ -1,9 +1,9 @@
-"""Products of 8 to 128 rows in bfloat16, float8 and int4: µs of a layer without its attention and norms, in a graph.
+"""Products of 8 to 512 rows in bfloat16, float8 and int4: µs of a layer without its attention and norms, in a graph.
 
-python -m benchmarks.gpu_tiles [--tiles] [--json FILE]
+python -m benchmarks.gpu_tiles [--without] [--json FILE]
 
 The four products of a layer follow one another as a decode step calls them, through the weights of a backend, each
-layer with weights of its own; bytes are those of the weights. --tiles: in tiles (engine.kernels.cuda_tiles).
+layer with weights of its own; bytes are those of the weights. --without: as chips without tiles multiply them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.layers.stream import Stream
 from bequest.engine.layers.weight import Weight
 
-ROWS = (8, 16, 32, 64, 128)
+ROWS = (8, 16, 32, 64, 128, 256, 512)
 NUM_LAYERS = 8
 DEVICE = torch.device("cuda")
 
@@ -65,9 +65,10 @@ def step(layers: list[list[Weight]], shape: tuple[int, int, int, int], num_token
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--tiles", action="store_true")
+    parser.add_argument("--without", action="store_true")
     options = parser.parse_args()
-    cuda_tiles.enabled = options.tiles
+    if options.without:
+        cuda_tiles.is_tile_product = lambda *_, **__: False  # type: ignore[assignment]
     results = []
     for name, shape in SHAPES.items():
         for bits in (16, 8, 4):

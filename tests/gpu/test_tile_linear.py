@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bequest.engine import _C
-from bequest.engine.kernels import cuda, cuda_coded, cuda_linear, cuda_tiles
+from bequest.engine.kernels import cuda, cuda_coded, cuda_linear
 from bequest.engine.kernels.cuda_linear import RowNorm
 from bequest.engine.kernels.kv_format import FP8
 from tests.gpu.test_int4 import draw
@@ -21,11 +21,6 @@ BF16 = torch.bfloat16
 SHAPES = [(8, 256), (1000, 640), (1024, 3072), (4096, 1024), (2052, 2048)]
 LARGE_SHAPES = [(6144, 4096), (28672, 512), (4096, 14336)]
 ROWS = {16: (17, 24, 32), 8: (5, 16, 31, 64), 4: (5, 16, 33, 64, 65, 128)}
-
-
-@pytest.fixture(autouse=True)
-def tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_tiles, "enabled", True)
 
 
 def weight_of(outputs: int, depth: int, bits: int) -> tuple[object, Tensor]:
@@ -74,6 +69,17 @@ def linear_into(x: Tensor, weight: object, bias: Tensor | None, residual: Tensor
     else:
         assert isinstance(weight, tuple)
         cuda_linear.linear_into(x, weight[0], bias, residual, weight[1])
+
+
+SMALL = [(16, 32), (8, 16), (8, 32), (8, 64), (4, 16), (4, 32), (4, 64), (4, 65)]
+
+
+@pytest.mark.parametrize(("bits", "num_tokens"), SMALL)
+def test_small(bits: int, num_tokens: int) -> None:
+    """Rings of every length that go round, of a piece of k that ends in the middle of a round."""
+    x = randn(num_tokens, 14336, dtype=BF16, seed=1)
+    weight, values = weight_of(68, 14336, bits)
+    assert_near(linear(x, weight, None), x.float() @ values.T)
 
 
 @pytest.mark.parametrize(("bits", "num_tokens", "outputs", "depth"), ALL)

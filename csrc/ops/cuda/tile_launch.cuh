@@ -15,14 +15,13 @@ void launch_rows(const SkinnyLinearParams& p, const TilePlan& plan, Stream strea
   launch_kernel<Sizes<Format, kTokenTiles, 4>, kNorm>(p, plan.splits, stream);
 }
 
-// kMostTiles: of 8 tokens, that the format has kernels for.
+// kMostTiles: of 8 tokens, that the format's widest kernel has; more tokens are blocks of so many.
 template <class Format, bool kNorm, int kMostTiles>
 void launch_format(const SkinnyLinearParams& p, const TilePlan& plan, Stream stream) {
-  check(p.num_tokens <= kMostTiles * kTile, "tile_linear: too many rows for the format");
   if (p.num_tokens <= 16) return launch_rows<Format, 2, kNorm>(p, plan, stream);
-  if (p.num_tokens <= 32) return launch_rows<Format, 4, kNorm>(p, plan, stream);
+  if (kMostTiles == 4 || p.num_tokens <= 32) return launch_rows<Format, 4, kNorm>(p, plan, stream);
   if constexpr (kMostTiles > 4)
-    if (p.num_tokens <= 64) return launch_rows<Format, 8, kNorm>(p, plan, stream);
+    if (kMostTiles == 8 || p.num_tokens <= 64) return launch_rows<Format, 8, kNorm>(p, plan, stream);
   if constexpr (kMostTiles > 8) launch_rows<Format, 16, kNorm>(p, plan, stream);
 }
 
