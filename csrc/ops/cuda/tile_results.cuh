@@ -131,12 +131,15 @@ class Results {
   // The sums of two neighbours of W's rows, scaled, with their bias, rounded. row: in the tile; at: in W
   __device__ __forceinline__ float2 finished(int token, int row, int at, float norm) const {
     const uint32_t mine = parts_ + (token * Size::kPitch + row) * 4;
-    float2 sum{};
-#pragma unroll 1
-    for (int split = 0; split < static_cast<int>(gridDim.x); ++split) {
-      const float2 part = load_pair_in_block(address_in_block(mine, split));
-      sum.x += part.x, sum.y += part.y;
-    }
+    float2 sum{}, part[kMostSplits];
+    // All are asked for before one is waited for: each is several hundred clocks away.
+#pragma unroll
+    for (int split = 0; split < kMostSplits; ++split)
+      if (split < static_cast<int>(gridDim.x))
+        part[split] = load_pair_in_block(address_in_block(mine, split));
+#pragma unroll
+    for (int split = 0; split < kMostSplits; ++split)
+      if (split < static_cast<int>(gridDim.x)) sum.x += part[split].x, sum.y += part[split].y;
     float2 scale{norm, norm};
     if (p_.scales != nullptr) {
       const float2 rows = __ldg(reinterpret_cast<const float2*>(p_.scales + at));
@@ -154,10 +157,14 @@ class Results {
   // What the norm multiplies a token by.
   __device__ __forceinline__ float scale_of(int token) const {
     if (p_.norm_weight == nullptr) return 1;
-    float square = 0;
-#pragma unroll 1
-    for (int split = 0; split < static_cast<int>(gridDim.x); ++split)
-      square += load_in_block(address_in_block(squares_ + token * 4, split));
+    float square = 0, part[kMostSplits];
+#pragma unroll
+    for (int split = 0; split < kMostSplits; ++split)
+      if (split < static_cast<int>(gridDim.x))
+        part[split] = load_in_block(address_in_block(squares_ + token * 4, split));
+#pragma unroll
+    for (int split = 0; split < kMostSplits; ++split)
+      if (split < static_cast<int>(gridDim.x)) square += part[split];
     return rsqrtf(square / static_cast<float>(p_.in_features) + p_.eps);
   }
 

@@ -16,6 +16,7 @@ inline constexpr int kLineBytes = 128;  // of a row, of a stage
 inline constexpr int kLine = 64;        // of x
 inline constexpr int kTile = 8;         // tokens
 inline constexpr int kMostStages = 16;
+inline constexpr int kMostSplits = 8;  // CTAs of a cluster
 inline constexpr int kWordBytes = 16;  // of a row, of a stage: the words of four groups, two of them its own
 
 // kRowGroups times 64 rows of W against kTokenTiles times 8 tokens.
