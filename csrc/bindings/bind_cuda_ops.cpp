@@ -164,10 +164,15 @@ void skinny_linear(const Matrix& x, const cuda::ChainProduct& product, Address o
   cuda::skinny_linear(skinny_params(x, product, out, finish, norm), stream_of(stream));
 }
 
-void tile_linear(const Matrix& x, const cuda::ChainProduct& product, Address out,
+// `x_scales`: of x in e4m3, else 0
+void tile_linear(const Matrix& x, Address x_scales, const cuda::ChainProduct& product, Address out,
                  const std::pair<int, int>& finish, const std::optional<TappedNorm>& norm, Address stream) {
-  const cuda::TilePlan plan = cuda::tile_plan(x.rows, product.out_features, product.in_features);
-  cuda::tile_linear(skinny_params(x, product, out, finish, norm), plan, stream_of(stream));
+  cuda::SkinnyLinearParams params = skinny_params(x, product, out, finish, norm);
+  params.x_scales = pointer<const float>(x_scales);
+  check((x.dtype == DType::kF8E4M3) == (x_scales != 0), "tile_linear: scales are for x in e4m3");
+  const cuda::TileFormat format = cuda::tile_format(params);
+  cuda::tile_linear(params, cuda::tile_plan(x.rows, product.out_features, product.in_features, format),
+                    stream_of(stream));
 }
 
 void skinny_chain(const Matrix& attended, Address residual, const ChainTail& tail,
@@ -240,10 +245,15 @@ void bind_products(py::module_& m) {
       py::arg("x"), py::arg("codes"), py::arg("scales"), py::arg("stream"));
   m.def("cuda_skinny_linear", &skinny_linear, py::arg("x"), py::arg("product"), py::arg("out"),
         py::arg("finish"), py::arg("norm"), py::arg("stream"));
-  m.def("cuda_tile_linear", &tile_linear, py::arg("x"), py::arg("product"), py::arg("out"), py::arg("finish"),
-        py::arg("norm"), py::arg("stream"));
-  m.def("cuda_is_tile_product", &cuda::is_tile_product, py::arg("num_tokens"), py::arg("out_features"),
-        py::arg("in_features"), py::arg("bits"), py::arg("normed"));
+  m.def("cuda_tile_linear", &tile_linear, py::arg("x"), py::arg("x_scales"), py::arg("product"),
+        py::arg("out"), py::arg("finish"), py::arg("norm"), py::arg("stream"));
+  m.def(
+      "cuda_is_tile_product",
+      [](int64_t num_tokens, int64_t out_features, int64_t in_features, int format, bool normed) {
+        return cuda::is_tile_product(num_tokens, out_features, in_features, cuda::TileFormat(format), normed);
+      },
+      py::arg("num_tokens"), py::arg("out_features"), py::arg("in_features"), py::arg("format"),
+      py::arg("normed"));
   m.def("cuda_is_skinny_product", &cuda::is_skinny_product, py::arg("num_tokens"), py::arg("out_features"),
         py::arg("in_features"));
   m.def("cuda_is_fused_product", &cuda::is_fused_product, py::arg("num_tokens"), py::arg("out_features"),

@@ -1,5 +1,6 @@
-"""Products of bfloat16 rows with weights in codes on a GPU: up to 64 rows are multiplied with the codes, for more the
-weight becomes bfloat16 on its way (csrc/ops/cuda/coded_linear.h, coded_rows.h).
+"""Products of bfloat16 rows with weights in codes on a GPU: a batch of rows is multiplied with the codes, in tiles on
+chips that have them (csrc/ops/cuda/tile_linear.h, coded_linear.h); for more the weight becomes bfloat16 on its way
+(coded_rows.h).
 
 Dims: T rows, N outputs, K inputs.
 """
@@ -15,6 +16,7 @@ from torch import Tensor
 from bequest.engine import _C
 from bequest.engine.kernels import cuda, cuda_tiles
 from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
+from bequest.engine.kernels.cuda_tiles import TileFormat
 from bequest.engine.kernels.streams import current_stream
 
 GROUP = 128  # values of a row that share a scale
@@ -45,13 +47,13 @@ class CodedRows:
 
     def is_tiled(self, num_tokens: int) -> bool:
         """Whether so many rows are multiplied with the codes in tiles, where more than the product is one kernel."""
-        return cuda_tiles.is_tile_product(num_tokens, self.num_rows, self.depth, 4)
+        return cuda_tiles.is_tile_product(num_tokens, self.num_rows, self.depth, TileFormat.INT4)
 
     def multiply_tiles(self, x: Tensor, bias: Tensor | None, out: Tensor, finish: tuple[int, int]) -> None:
         """x [T, K] · Wᵀ + bias [N], stored in or added to out [T, N], or gated to [T, N / 2]; `finish`: a SkinnyResult
         and its activation. REQUIRES: is_tiled"""
         to = cuda.address_of(out, _BF16, *out.shape)
-        _C.cuda_tile_linear(self._rows(x), self._product(bias), to, finish, None, current_stream())
+        _C.cuda_tile_linear(self._rows(x), 0, self._product(bias), to, finish, None, current_stream())
 
     def has_kernel(self, num_tokens: int) -> bool:
         """Whether so many rows are multiplied with the codes, in tiles or not."""

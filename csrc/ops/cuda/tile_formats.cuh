@@ -1,13 +1,15 @@
-// Formats of weights as tile_linear.cuh reads them: 128 bytes of a row are a unit of k. A batch is 64 of k, a
-// line of x. Rows of 128 bytes have the 16-byte piece p of row r at p ^ (r % 8).
+// Formats of weights as tile_linear.cuh reads them: 128 bytes of a row are a unit of k. A line is 128 bytes
+// of x, a batch the same k of W. Rows of 128 bytes have the 16-byte piece p of row r at p ^ (r % 8).
 #pragma once
 
 #include "device/pairs.cuh"
 #include "device/shared_memory.cuh"
+#include "device/warpgroup.cuh"
+#include "device/warpgroup_codes.cuh"
 
 namespace bequest::cuda {
 
-inline constexpr int kBatchSteps = 4;  // of 16 of k, of a batch
+inline constexpr int kBatchSteps = 4;  // of a batch: 16 of k, of x in e4m3 32
 
 // A batch of 16 rows of W as a warp's operands: of each step the lane's rows l / 4 and l / 4 + 8, at columns
 // l % 4 * 2 and 8 further on.
@@ -20,9 +22,14 @@ __device__ __forceinline__ uint32_t load_2(uint32_t address) {
 }
 
 struct TileBFloat16 {
-  static constexpr int kBits = 16, kUnit = 64;
+  static constexpr int kUnit = 64, kLine = 64;  // of k
   static constexpr bool kGrouped = false;
   static constexpr bool kIsOperand = true;  // the tensor cores can read it where it is
+
+  template <int kCount>
+  __device__ static __forceinline__ void multiply_operands(float (&c)[kCount], uint64_t a, uint64_t b) {
+    multiply(c, a, b, true);
+  }
 
   // `row`: the lane's first row of the stage; the other is 8 further on
   __device__ static __forceinline__ void load(uint32_t row, int /*batch*/, const uint32_t (&)[2],
@@ -36,8 +43,19 @@ struct TileBFloat16 {
   }
 };
 
+// e4m3 beside x in e4m3.
+struct TileFloat8Rows {
+  static constexpr int kUnit = 128, kLine = 128;
+  static constexpr bool kGrouped = false, kIsOperand = true;
+
+  template <int kCount>
+  __device__ static __forceinline__ void multiply_operands(float (&c)[kCount], uint64_t a, uint64_t b) {
+    multiply_codes(c, a, b, true);
+  }
+};
+
 struct TileFloat8 {
-  static constexpr int kBits = 8, kUnit = 128;
+  static constexpr int kUnit = 128, kLine = 64;
   static constexpr bool kGrouped = false, kIsOperand = false;
 
   __device__ static __forceinline__ void load(uint32_t row, int batch, const uint32_t (&)[2],
@@ -63,7 +81,7 @@ struct TileFloat8 {
 
 // Two groups of 128 are a unit. Each has a word for every row, see CodeGroup.
 struct TileInt4 {
-  static constexpr int kBits = 4, kUnit = 256;
+  static constexpr int kUnit = 256, kLine = 64;
   static constexpr bool kGrouped = true, kIsOperand = false;
 
   __device__ static __forceinline__ float scale(uint32_t word) { return __uint_as_float(word & 0xffffff00u); }

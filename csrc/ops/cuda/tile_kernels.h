@@ -8,6 +8,7 @@ namespace bequest::cuda {
 void tile_linear_bf16(const SkinnyLinearParams& p, const TilePlan& plan, Stream stream);
 void tile_linear_bf16_normed(const SkinnyLinearParams& p, const TilePlan& plan, Stream stream);
 void tile_linear_fp8(const SkinnyLinearParams& p, const TilePlan& plan, Stream stream);
+void tile_linear_fp8_rows(const SkinnyLinearParams& p, const TilePlan& plan, Stream stream);
 void tile_linear_int4(const SkinnyLinearParams& p, const TilePlan& plan, Stream stream);
 
 }  // namespace bequest::cuda

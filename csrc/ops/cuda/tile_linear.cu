@@ -10,41 +10,62 @@ namespace bequest::cuda {
 namespace {
 
 constexpr int64_t kSmallWeight = 8 << 20;  // elements: cuBLAS multiplies larger ones as fast in bfloat16
-constexpr int64_t kFewRows = 32, kMoreRows = 64, kMostRows = 128;
+constexpr int64_t kFewRows = 32, kMoreRows = 64, kBlockRows = 128;
 constexpr int64_t kFewestRows = 5,
-                  kRegisterRows = 16;  // what comes before is the chain's, and skinny_linear_mma's
+                  kRegisterRows = 16;    // what comes before is the chain's, and skinny_linear_mma's
+constexpr int64_t kMostCodedRows = 256;  // of codes of 4 bits: more are faster as bfloat16
 constexpr int64_t kGroupRows = 64, kMostSplits = 8;
 constexpr int64_t kLeastDepth = 512;  // of k, of a CTA
 
-bool has_rows(int64_t num_tokens, int64_t elements, int bits) {
-  if (bits == 4) return num_tokens >= 1 && num_tokens <= kMostRows;
-  if (bits == 8) return num_tokens >= kFewestRows && num_tokens <= kMoreRows;
-  return num_tokens > kRegisterRows && num_tokens <= kFewRows && elements <= kSmallWeight;
+bool has_rows(int64_t num_tokens, int64_t elements, TileFormat format) {
+  switch (format) {
+    case TileFormat::kInt4:
+      return num_tokens >= 1 && num_tokens <= kMostCodedRows;
+    case TileFormat::kFloat8:
+      return num_tokens >= kFewestRows && num_tokens <= kFewRows;
+    case TileFormat::kFloat8Rows:
+      return num_tokens > kFewRows && num_tokens <= kBlockRows;
+    case TileFormat::kBFloat16:
+      return num_tokens > kRegisterRows && num_tokens <= kFewRows && elements <= kSmallWeight;
+  }
+  return false;
+}
+
+// What K is a multiple of.
+int64_t depth_unit(TileFormat format) {
+  return format == TileFormat::kInt4 || format == TileFormat::kFloat8Rows ? 128 : 64;
 }
 
 void check_sizes(const SkinnyLinearParams& p) {
-  const int64_t unit = p.groups != nullptr ? 128 : 64, outputs = p.result == SkinnyResult::kGate ? 4 : 2;
-  check(p.num_tokens >= 1 && p.num_tokens <= kMostRows, "tile_linear: 1 to 128 rows");
+  const int64_t unit = depth_unit(tile_format(p)), outputs = p.result == SkinnyResult::kGate ? 4 : 2;
+  check(p.num_tokens >= 1, "tile_linear: no rows");
   check(p.in_features >= unit && p.in_features % unit == 0,
-        "tile_linear: K is no multiple of 64, of codes of 4 bits of 128");
+        "tile_linear: K is no multiple of 64, of x in e4m3 and of codes of 4 bits of 128");
   check(p.out_features >= outputs && p.out_features % outputs == 0, "tile_linear: an odd number of outputs");
 }
 
 }  // namespace
 
-bool is_tile_product(int64_t num_tokens, int64_t out_features, int64_t in_features, int bits, bool normed) {
-  if (!has_rows(num_tokens, out_features * in_features, bits) || (normed && bits != 16)) return false;
-  return out_features % 4 == 0 && in_features % (bits == 4 ? 128 : 64) == 0 && is_hopper();
+bool is_tile_product(int64_t num_tokens, int64_t out_features, int64_t in_features, TileFormat format,
+                     bool normed) {
+  if (!has_rows(num_tokens, out_features * in_features, format)) return false;
+  if (normed && format != TileFormat::kBFloat16) return false;
+  return out_features % 4 == 0 && in_features % depth_unit(format) == 0 && is_hopper();
 }
 
 // Two CTAs share a multiprocessor up to 64 tokens. What they read of x for each byte of W falls with the rows
 // of W that they have; so do the CTAs that read.
-TilePlan tile_plan(int64_t num_tokens, int64_t out_features, int64_t in_features) {
+TilePlan tile_plan(int64_t num_tokens, int64_t out_features, int64_t in_features, TileFormat format) {
   const int64_t chip = multiprocessors(), groups = ceil_div(out_features, kGroupRows);
-  int64_t rows = num_tokens > kFewRows || groups > 2 * chip ? 2 : 1, blocks = chip * 17 / 10;
-  if (num_tokens > kMoreRows) rows = groups > chip ? 4 : 1, blocks = chip;
-  const int64_t splits = std::min(blocks / ceil_div(groups, rows), in_features / kLeastDepth);
-  return {static_cast<int>(rows), static_cast<int>(std::clamp<int64_t>(splits, 1, kMostSplits))};
+  const int64_t most_splits = std::clamp<int64_t>(in_features / kLeastDepth, 1, kMostSplits);
+  int64_t rows = groups > 2 * chip ? 2 : 1, blocks = chip * 17 / 10;
+  if (num_tokens > kFewRows && ceil_div(groups, int64_t{2}) * most_splits >= chip) rows = 2;
+  if (num_tokens > kMoreRows && format == TileFormat::kInt4) {
+    rows = groups > chip ? 4 : 1;
+    blocks = chip / ceil_div(num_tokens, kBlockRows);
+  }
+  const int64_t splits = std::min(blocks / ceil_div(groups, rows), most_splits);
+  return {static_cast<int>(rows), static_cast<int>(std::max<int64_t>(splits, 1))};
 }
 
 void tile_linear(const SkinnyLinearParams& p, const TilePlan& plan, Stream stream) {
@@ -63,8 +84,12 @@ void tile_linear(const SkinnyLinearParams& p, const TilePlan& plan, Stream strea
   check(p.norm_weight == nullptr || (p.scales == nullptr && p.groups == nullptr),
         "tile_linear: a norm beside codes");
   check(is_hopper(), "tile_linear: for Hopper alone");
-  if (p.groups != nullptr) return tile_linear_int4(p, plan, stream);
-  if (p.scales != nullptr) return tile_linear_fp8(p, plan, stream);
+  check(p.x_scales == nullptr || (p.scales != nullptr && p.norm_weight == nullptr),
+        "tile_linear: x in e4m3 is for weights in e4m3");
+  const TileFormat format = tile_format(p);
+  if (format == TileFormat::kInt4) return tile_linear_int4(p, plan, stream);
+  if (format == TileFormat::kFloat8) return tile_linear_fp8(p, plan, stream);
+  if (format == TileFormat::kFloat8Rows) return tile_linear_fp8_rows(p, plan, stream);
   p.norm_weight != nullptr ? tile_linear_bf16_normed(p, plan, stream) : tile_linear_bf16(p, plan, stream);
 }
 

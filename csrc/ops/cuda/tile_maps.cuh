@@ -50,22 +50,23 @@ inline CUtensorMap words_map(const void* words, int64_t out_features, int64_t in
   return encode(words, CU_TENSOR_MAP_DATA_TYPE_UINT32, CU_TENSOR_MAP_SWIZZLE_NONE, 4, sizes, strides, box);
 }
 
-// Rows of x in lines of 64.
-inline CUtensorMap rows_map(const void* x, int num_tokens, int64_t in_features, int tokens, int lines) {
-  const auto k = static_cast<cuuint64_t>(in_features);
-  const cuuint64_t sizes[] = {kLine, static_cast<cuuint64_t>(num_tokens), k / kLine},
-                   strides[] = {k * 2, kLineBytes};
-  const cuuint32_t box[] = {kLine, static_cast<cuuint32_t>(tokens), static_cast<cuuint32_t>(lines)};
-  return encode(x, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B, 3, sizes, strides, box);
+// Rows of x in lines of 128 bytes.
+template <class Size>
+CUtensorMap rows_map(const SkinnyLinearParams& p) {
+  constexpr int kLine = Size::Format::kLine;
+  const auto lines = static_cast<cuuint64_t>(p.in_features) / kLine;
+  const cuuint64_t sizes[] = {kLine, static_cast<cuuint64_t>(p.num_tokens), lines},
+                   strides[] = {lines * kLineBytes, kLineBytes};
+  const cuuint32_t box[] = {kLine, Size::kTokens, Size::kBatches};
+  const auto type = kLine == kLineBytes ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  return encode(p.x, type, CU_TENSOR_MAP_SWIZZLE_128B, 3, sizes, strides, box);
 }
 
 template <class Size>
 Maps maps_of(const SkinnyLinearParams& p) {
   const bool gated = p.result == SkinnyResult::kGate;
   const int64_t row_bytes = p.in_features * kLineBytes / Size::Format::kUnit;
-  Maps maps{weight_map(p.weight, p.out_features, row_bytes, Size::kRows, gated),
-            rows_map(p.x, p.num_tokens, p.in_features, Size::kTokens, Size::kBatches),
-            {}};
+  Maps maps{weight_map(p.weight, p.out_features, row_bytes, Size::kRows, gated), rows_map<Size>(p), {}};
   if constexpr (Size::Format::kGrouped)
     maps.words = words_map(p.groups, p.out_features, p.in_features, Size::kRows, gated);
   return maps;

@@ -154,8 +154,9 @@ class Results {
     return {rounded<BFloat16>(sum.x), rounded<BFloat16>(sum.y)};
   }
 
-  // What the norm multiplies a token by.
+  // What a token's results are multiplied by: its scale, or what the norm comes to.
   __device__ __forceinline__ float scale_of(int token) const {
+    if (p_.x_scales != nullptr) return __ldcg(p_.x_scales + first_token_ + token);
     if (p_.norm_weight == nullptr) return 1;
     float square = 0, part[kMostSplits];
 #pragma unroll

@@ -13,7 +13,6 @@ namespace bequest::cuda::tiles {
 inline constexpr int kWarpgroup = 4 * kWarp, kWarpgroups = 2, kThreads = kWarpgroups * kWarpgroup;
 inline constexpr int kGroupRows = 64;   // of W, of one product of a warpgroup
 inline constexpr int kLineBytes = 128;  // of a row, of a stage
-inline constexpr int kLine = 64;        // of x
 inline constexpr int kTile = 8;         // tokens
 inline constexpr int kMostStages = 16;
 inline constexpr int kMostSplits = 8;  // CTAs of a cluster
@@ -29,7 +28,7 @@ struct Sizes {
   static constexpr int kHeight = kRowGroups / kReaders;     // products of 64 rows, of each
   static constexpr int kSlices = kWarpgroups / kReaders;    // that take turns with the stages
   static constexpr int kSums = kTokenTiles * 4;             // of a lane, of a product
-  static constexpr int kBatches = Format::kUnit / kLine;    // of 64 of k
+  static constexpr int kBatches = Format::kUnit / Format::kLine;
   static constexpr int kWeightBytes = kRows * kLineBytes;
   static constexpr int kGroupBytes = Format::kGrouped ? kRows * kWordBytes : 0;
   static constexpr int kLineOfRows = kTokens * kLineBytes;  // bytes of x
@@ -63,7 +62,7 @@ template <class Size, bool kNorm>
 class Sums {
  public:
   using Format = typename Size::Format;
-  static_assert(!(kNorm && Format::kGrouped));
+  static_assert(!(kNorm && Format::kGrouped) && (!Format::kIsOperand || Size::kBatches == 1));
   static constexpr int kGroups =
       16 * Size::kReaders;  // of eight lanes, that divide the tokens to square them
   static constexpr int kSquares = Size::kTokens > kGroups ? Size::kTokens / kGroups : 1;
@@ -111,7 +110,7 @@ class Sums {
           operand(at.weights + (reader * Size::kHeight + height) * (kGroupRows * kLineBytes), kSwizzleBytes);
 #pragma unroll
       for (int step = 0; step < kBatchSteps; ++step)
-        multiply(of[height], advance(a, step * 32), advance(line_of(at.rows, 0), step * 32), true);
+        Format::multiply_operands(of[height], advance(a, step * 32), advance(line_of(at.rows, 0), step * 32));
     }
     commit_products();
     wait_operands<1>();
