@@ -111,9 +111,9 @@ def test_products(format: TileFormat, num_tokens: int, outputs: int, depth: int)
 def test_normed_products(num_tokens: int, outputs: int, depth: int) -> None:
     x = randn(num_tokens, depth, dtype=BF16, seed=1, scale=3.0)
     norm = RowNorm(randn(depth, dtype=BF16, seed=5), 1e-5)
-    (matrix, _), values = weight_of(outputs, depth, BFLOAT16)  # type: ignore[misc]
+    matrix = randn(outputs, depth, dtype=BF16, seed=2, scale=depth**-0.5)
     bias = randn(outputs, dtype=BF16, seed=3)
-    expected = reference_norm(x, norm.weight, norm.eps) @ values.T + bias.float()
+    expected = reference_norm(x, norm.weight, norm.eps) @ matrix.float().T + bias.float()
     normed = cuda_linear.normed_linear(x, norm, matrix, bias)
     assert_near(normed, expected)
     gated = cuda_linear.gated_linear(x, matrix, bias, "silu", norm)
