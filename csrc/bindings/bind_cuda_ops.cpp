@@ -164,14 +164,17 @@ void skinny_linear(const Matrix& x, const cuda::ChainProduct& product, Address o
   cuda::skinny_linear(skinny_params(x, product, out, finish, norm), stream_of(stream));
 }
 
-// `x_scales`: of x in e4m3, else 0
+// `x_scales`: of x in e4m3, else 0; `plan`: groups of rows and parts of k, for sweeps
 void tile_linear(const Matrix& x, Address x_scales, const cuda::ChainProduct& product, Address out,
-                 const std::pair<int, int>& finish, const std::optional<TappedNorm>& norm, Address stream) {
+                 const std::pair<int, int>& finish, const std::optional<TappedNorm>& norm, Address stream,
+                 const std::optional<std::pair<int, int>>& plan) {
   cuda::SkinnyLinearParams params = skinny_params(x, product, out, finish, norm);
   params.x_scales = pointer<const float>(x_scales);
   check((x.dtype == DType::kF8E4M3) == (x_scales != 0), "tile_linear: scales are for x in e4m3");
   const cuda::TileFormat format = cuda::tile_format(params);
-  cuda::tile_linear(params, cuda::tile_plan(x.rows, product.out_features, product.in_features, format),
+  cuda::tile_linear(params,
+                    plan ? cuda::TilePlan{plan->first, plan->second}
+                         : cuda::tile_plan(x.rows, product.out_features, product.in_features, format),
                     stream_of(stream));
 }
 
@@ -246,7 +249,7 @@ void bind_products(py::module_& m) {
   m.def("cuda_skinny_linear", &skinny_linear, py::arg("x"), py::arg("product"), py::arg("out"),
         py::arg("finish"), py::arg("norm"), py::arg("stream"));
   m.def("cuda_tile_linear", &tile_linear, py::arg("x"), py::arg("x_scales"), py::arg("product"),
-        py::arg("out"), py::arg("finish"), py::arg("norm"), py::arg("stream"));
+        py::arg("out"), py::arg("finish"), py::arg("norm"), py::arg("stream"), py::arg("plan") = py::none());
   m.def(
       "cuda_is_tile_product",
       [](int64_t num_tokens, int64_t out_features, int64_t in_features, int format, bool normed) {
