@@ -17,8 +17,8 @@ from bequest.engine.layers.weight import Weight
 
 
 class Int4Weight(Weight):
-    """Up to 64 rows are multiplied with the codes, up to four in the chain, or by its kernel, where they fit into
-    shared memory. For more it becomes bfloat16 on its way."""
+    """Up to 256 rows are multiplied with the codes (64 on chips without tiles), up to four in the chain, or by its
+    kernel, where they fit into shared memory. For more it becomes bfloat16 on its way."""
 
     def __init__(self, packed: CodedRows, bias: Tensor | None, ops: Ops, scratch: Tensor) -> None:
         """scratch: of the chain"""
