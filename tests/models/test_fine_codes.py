@@ -1,4 +1,4 @@
-"""Weights with fine scales as a GPU's kernels read them: here by the layout that csrc/ops/cuda/fine_codes.h describes."""
+"""Weights with fine scales as kernels of a GPU read them, here by the layout of csrc/ops/cuda/fine_codes.h."""
 
 from __future__ import annotations
 
