@@ -104,7 +104,7 @@ template <>
 inline constexpr auto fields_of<cuda::ChainProduct> =
     std::tuple(&cuda::ChainProduct::weight, &cuda::ChainProduct::bias, &cuda::ChainProduct::out_features,
                &cuda::ChainProduct::in_features, &cuda::ChainProduct::scales, &cuda::ChainProduct::groups,
-               &cuda::ChainProduct::fine_bits);
+               &cuda::ChainProduct::fine_codec);
 template <>
 inline constexpr ssize_t optional_fields<cuda::ChainProduct> = 1;
 

@@ -18,6 +18,8 @@ __device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
 inline constexpr uint32_t kFirstTwice = 0x1010, kSecondTwice = 0x3232;
 __device__ __forceinline__ uint32_t twice(uint32_t word, uint32_t half) { return __byte_perm(word, 0, half); }
 
+namespace fine {
+
 struct Offset4 {
   static constexpr int kBits = 4, kGroups = 4, kWords = 4;  // of a lane's 16 bytes
 
@@ -76,4 +78,34 @@ struct Scaled8 {
   }
 };
 
+struct Offset8 {
+  static constexpr int kBits = 8, kGroups = 2, kWords = 2;
+
+  __device__ static __forceinline__ void widen(const uint32_t (&codes)[4], const uint32_t (&words)[kWords],
+                                               int group, uint32_t /*half*/, uint32_t (&pairs)[4]) {
+    constexpr uint32_t kZero = 0x64006400u;  // 1024
+    const uint32_t scale = twice(words[group], kFirstTwice), offset = twice(words[group], kSecondTwice);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      uint32_t pair = __byte_perm(codes[2 * group + i / 2], 0x64646464u, i % 2 == 0 ? 0x4140 : 0x4342);
+      asm("sub.f16x2 %0, %0, %1;" : "+r"(pair) : "r"(kZero));
+      asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(pairs[i]) : "r"(pair), "r"(scale), "r"(offset));
+    }
+  }
+};
+
+struct Float8 {
+  static constexpr int kBits = 8, kGroups = 2, kWords = 2;
+
+  __device__ static __forceinline__ void widen(const uint32_t (&codes)[4], const uint32_t (&words)[kWords],
+                                               int group, uint32_t half, uint32_t (&pairs)[4]) {
+    const uint32_t scale = twice(words[group], half);
+    fp8_to_f16(codes[2 * group], pairs[0], pairs[1]);
+    fp8_to_f16(codes[2 * group + 1], pairs[2], pairs[3]);
+#pragma unroll
+    for (uint32_t& pair : pairs) pair = multiply_pairs(pair, scale);
+  }
+};
+
+}  // namespace fine
 }  // namespace bequest::cuda

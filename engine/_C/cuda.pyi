@@ -13,7 +13,7 @@ HeadNorm = tuple[int, int, float, float]  # weights [D] of queries and keys, eps
 RmsWeight = tuple[int, float, float]  # weight [H], eps, what is added to the weight
 Rotation = tuple[int, int, int]  # positions [T], cosines and sines [P, R] or 0, R
 Preparation = tuple[HeadNorm | None, Rotation, int, LayerCache | None]  # the third are slots [T]
-# Weight [N, K], bias [N] or 0, N, K, scales [N] of float8 or 0, groups of codes or 0, bits of fine codes or 0
+# Weight [N, K], bias [N] or 0, N, K, scales [N] of float8 or 0, groups of codes or 0, fine codec + 1 or 0
 # (skinny_chain.h)
 Product = tuple[int, int, int, int, int, int] | tuple[int, int, int, int, int, int, int]
 FineMatrices = tuple[int, int, int, int, int, int, int]  # codes, words, scales, E, N, K, codec (fine_codes.h)

@@ -36,12 +36,14 @@ class Product:
     scales: Tensor | None = None  # [N] float32
     site: int | None = None  # the number that adapters know it by
     groups: Tensor | None = None  # engine.kernels.cuda_int4
-    fine_bits: int = 0  # of codes with fine scales (engine.kernels.cuda_fine), which have scales and groups
+    fine_codec: int = 0  # of codes with fine scales (engine.kernels.cuda_fine), which have scales and groups
 
     @property
     def bits(self) -> int:
         """Of a weight."""
-        return self.fine_bits or (4 if self.groups is not None else 16 if self.scales is None else 8)
+        if self.groups is not None:
+            return 4 if self.fine_codec <= 1 else 8
+        return 16 if self.scales is None else 8
 
     @property
     def in_features(self) -> int:
@@ -53,7 +55,7 @@ class Product:
         if self.groups is not None:
             codes = cuda.address_of(self.weight, torch.uint8, outputs, depth * self.bits // 8)
             groups = cuda.address_of(self.groups, torch.int32, *self.groups.shape)
-            return codes, bias, outputs, depth, scales, groups, self.fine_bits
+            return codes, bias, outputs, depth, scales, groups, self.fine_codec
         dtype = _BF16 if self.scales is None else FP8
         return (cuda.address_of(self.weight, dtype, *num_experts, outputs, depth), bias, outputs, depth, scales, 0, 0)
 

@@ -28,9 +28,9 @@ _LANES = 4  # that read a block of a row together, eight values of a group each
 _BF16 = torch.bfloat16
 _BF16_CODE = 1  # csrc/core/dtype.h
 _STORE, _ADD, _GATE = range(3)  # SkinnyResult
-_CODEC_NUMBERS = {"offset4": 0, "float4": 1, "scaled8": 2}  # FineCodec
+_CODEC_NUMBERS = {"offset4": 0, "float4": 1, "scaled8": 2, "offset8": 3, "float8": 4}  # FineCodec
 
-Codec = Literal["offset4", "float4", "scaled8"]
+Codec = Literal["offset4", "float4", "scaled8", "offset8", "float8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class FineRows:
 
     @property
     def bits(self) -> int:
-        return 8 if self.codec == "scaled8" else 4
+        return 4 if self.codec in ("offset4", "float4") else 8
 
     @property
     def num_rows(self) -> int:
@@ -57,14 +57,17 @@ class FineRows:
 
     def product(self, bias: Tensor | None = None, site: int | None = None) -> Product:
         """As the chain takes it. REQUIRES: most_chained_rows > 0"""
-        return Product(self.codes, bias, self.scales, site, self.words, self.bits)
+        return Product(self.codes, bias, self.scales, site, self.words, _CODEC_NUMBERS[self.codec] + 1)
+
+    @property
+    def is_chained(self) -> bool:
+        """Whether the chain knows the codec."""
+        return self.codec in ("offset4", "scaled8", "float8")
 
     @property
     def most_chained_rows(self) -> int:
         """That the kernel of the chain multiplies."""
-        if self.codec == "float4" or not _C.cuda_can_chain_linear(self.depth, self.bits, True):
-            return 0
-        return MOST_CHAINED_ROWS
+        return MOST_CHAINED_ROWS if self.is_chained and _C.cuda_can_chain_linear(self.depth, self.bits, True) else 0
 
     def arguments(self) -> _C.FineMatrices:
         assert self.codes.is_contiguous() and self.words.is_contiguous() and self.scales.is_contiguous()
@@ -85,11 +88,14 @@ class FineRows:
 
 def pack_offset4(codes: Tensor, scales: Tensor, offsets: Tensor) -> FineRows:
     """value = scale · code + offset, of codes [N, K] uint8 up to 15, and scales and offsets [N, K / 32] float32."""
-    largest = torch.maximum(offsets.abs(), (15 * scales + offsets).abs()).amax(1)
-    factors = _powers(largest, 4)
-    halves = [(part / factors[:, None]).half() for part in (scales, offsets)]
-    words = _filled(_joined(*halves), _UNIT // GROUP)
+    words, factors = _with_offsets(scales, offsets, 15)
     return FineRows("offset4", _nibbles(_filled(codes, _UNIT)), words, factors, codes.shape[1])
+
+
+def pack_offset8(codes: Tensor, scales: Tensor, offsets: Tensor) -> FineRows:
+    """The same of codes up to 255."""
+    words, factors = _with_offsets(scales, offsets, 255)
+    return FineRows("offset8", _octets(codes), words, factors, codes.shape[1])
 
 
 def pack_float4(codes: Tensor, exponents: Tensor) -> FineRows:
@@ -105,11 +111,14 @@ def pack_float4(codes: Tensor, exponents: Tensor) -> FineRows:
 
 def pack_scaled8(codes: Tensor, scales: Tensor) -> FineRows:
     """value = scale · (code - 128), of codes [N, K] uint8, and scales [N, K / 16] float32."""
-    factors = _powers(scales.abs().amax(1), 1)
-    halves = (scales / factors[:, None]).half()
-    words = _filled(_joined(halves[:, ::2], halves[:, 1::2]), _UNIT // GROUP)
-    placed = _by_lanes(_filled(codes, _UNIT), 2).flatten(1).contiguous()
-    return FineRows("scaled8", placed, words, factors, codes.shape[1])
+    words, factors = _by_halves(scales)
+    return FineRows("scaled8", _octets(codes), words, factors, codes.shape[1])
+
+
+def pack_float8(codes: Tensor, scales: Tensor) -> FineRows:
+    """value = scale · code, of e4m3 [N, K], and scales [N, K / 16] float32."""
+    words, factors = _by_halves(scales)
+    return FineRows("float8", _octets(codes.view(torch.uint8)), words, factors, codes.shape[1])
 
 
 def stack(parts: list[FineRows]) -> FineRows:
@@ -120,6 +129,21 @@ def stack(parts: list[FineRows]) -> FineRows:
         return first
     codes, words = (torch.cat([getattr(part, name) for part in parts]) for name in ("codes", "words"))
     return FineRows(first.codec, codes, words, torch.cat([part.scales for part in parts]), first.depth)
+
+
+def _with_offsets(scales: Tensor, offsets: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Words of scales and offsets [N, K / 32], and the factor of each row; most: the largest code"""
+    largest = torch.maximum(offsets.abs(), (most * scales + offsets).abs()).amax(1)
+    factors = _powers(largest, 4)
+    halves = [(part / factors[:, None]).half() for part in (scales, offsets)]
+    return _filled(_joined(*halves), _UNIT // GROUP), factors
+
+
+def _by_halves(scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Words of scales [N, K / 16], and the factor of each row."""
+    factors = _powers(scales.abs().amax(1), 1)
+    halves = (scales / factors[:, None]).half()
+    return _filled(_joined(halves[:, ::2], halves[:, 1::2]), _UNIT // GROUP), factors
 
 
 def _powers(largest: Tensor, bits: int) -> Tensor:
@@ -143,6 +167,11 @@ def _filled(rows: Tensor, unit: int) -> Tensor:
 def _by_lanes(codes: Tensor, groups: int) -> Tensor:
     """[N, K] → [N, blocks, lanes, groups, 8]: what a lane reads of a block lies together."""
     return codes.view(len(codes), -1, groups, _LANES, 8).transpose(2, 3)
+
+
+def _octets(codes: Tensor) -> Tensor:
+    """[N, K] → [N, K], in the order that kernels widen them."""
+    return _by_lanes(_filled(codes, _UNIT), 2).flatten(1).contiguous()
 
 
 def _nibbles(codes: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from bequest.engine.kernels.cuda_chain import Head, Product, Tail
 from bequest.engine.kernels.cuda_experts import ExpertChoice, ExpertMatrices
 from bequest.engine.kernels.cuda_fine import Codec, FineRows
 from bequest.engine.kernels.cuda_linear import RowNorm
+from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.models.load import load_model
 from tests.gpu.test_engine import BF16_GAP
 from tests.gpu.test_experts import PLAIN, gated_by, products
@@ -39,8 +40,8 @@ from tests.tiny_models import SHAPE, TINY_MODELS, save_tiny_model
 pytestmark = pytest.mark.gpu
 
 BF16 = torch.bfloat16
-CHAINED: list[Codec] = ["offset4", "scaled8"]
-CODECS: list[Codec] = [*CHAINED, "float4"]
+CHAINED: list[Codec] = ["offset4", "scaled8", "float8"]
+CODECS: list[Codec] = [*CHAINED, "float4", "offset8"]
 # (A, H, I, Q): fewer tiles than CTAs, several rounds, k of part of a stage and of many, odd outputs.
 SIZES = [(1024, 1024, 1024, 8), (1024, 2048, 5120, 1021), (2048, 5120, 9216, 300), (4096, 4096, 14336, 6144)]
 
@@ -48,15 +49,19 @@ SIZES = [(1024, 1024, 1024, 8), (1024, 2048, 5120, 1021), (2048, 5120, 9216, 300
 def draw(codec: Codec, outputs: int, depth: int, seed: int) -> tuple[FineRows, Tensor]:
     """Random codes, and what they stand for in float32."""
     random = torch.Generator(DEVICE).manual_seed(seed)
-    most = 256 if codec == "scaled8" else 16
+    most = 16 if codec in ("offset4", "float4") else 256
     codes = torch.randint(0, most, (outputs, depth), dtype=torch.uint8, generator=random, device=DEVICE)
-    width = 16 if codec == "scaled8" else 32
+    width = 16 if codec in ("scaled8", "float8") else 32
     scales = torch.rand(outputs, -(-depth // width), generator=random, device=DEVICE) * 2 * depth**-0.5 / most
     if codec == "scaled8":
         rows = cuda_fine.pack_scaled8(codes, scales.half().float())
-    elif codec == "offset4":
-        offsets = (-scales * torch.randint(0, 16, scales.shape, generator=random, device=DEVICE)).half().float()
-        rows = cuda_fine.pack_offset4(codes, scales.half().float(), offsets)
+    elif codec == "float8":
+        numbers = codes.view(FP8).float().nan_to_num(0).to(FP8)
+        rows = cuda_fine.pack_float8(numbers, scales.half().float())
+    elif codec in ("offset4", "offset8"):
+        offsets = (-scales * torch.randint(0, most, scales.shape, generator=random, device=DEVICE)).half().float()
+        pack = cuda_fine.pack_offset4 if codec == "offset4" else cuda_fine.pack_offset8
+        rows = pack(codes, scales.half().float(), offsets)
     else:
         rows = cuda_fine.pack_float4(codes, torch.frexp(scales).exponent)
     on_host = replace(rows, codes=rows.codes.cpu(), words=rows.words.cpu(), scales=rows.scales.cpu())
@@ -155,7 +160,7 @@ def test_every_code(codec: Codec) -> None:
     for at in range(0, 1024, 37):
         one.zero_()[:, at] = 1
         assert torch.equal(cuda_fine.linear(one, rows, None), rows.numbers()[:, at].expand(5, -1))
-        if codec != "float4":
+        if codec in CHAINED:
             few = cuda_fine.few(one[:2].contiguous(), rows, None, make_scratch())
             assert torch.equal(few, rows.numbers()[:, at].expand(2, -1))
 
@@ -224,6 +229,9 @@ TOOLS = {
     "packed-64": tiny.packed_rows(4, 64),
     "act-order": tiny.gptq(4, 32, symmetric=False, act_order=True),
     "int8": tiny.int8_rows(),
+    "fp8-blocks": tiny.Tool(
+        {"quant_method": "fp8", "weight_block_size": [128, 128]}, tiny.fp8(128, 128, "weight_scale_inv")
+    ),
 }
 
 
@@ -242,7 +250,9 @@ def of_file(kind: str, outputs: int, depth: int) -> tuple[QuantisedRows, Tensor]
     return QuantisedRows(cast(StoredType, kind), torch.from_numpy(stored.copy())), values.to(DEVICE)
 
 
-@pytest.mark.parametrize("kinds", [("Q4_0",), ("Q4_1",), ("Q8_0",), ("Q4_K",), ("Q6_K",), ("Q4_K", "Q4_K", "Q6_K")])
+@pytest.mark.parametrize(
+    "kinds", [("Q4_0",), ("Q4_1",), ("Q8_0",), ("Q4_K",), ("Q5_K",), ("Q6_K",), ("Q4_K", "Q4_K", "Q6_K")]
+)
 def test_types_of_gguf(kinds: tuple[str, ...]) -> None:
     """Those of one matrix, and of three that read the same rows."""
     parts = [of_file(kind, 64 + 32 * i, 1024) for i, kind in enumerate(kinds)]

@@ -8,11 +8,11 @@ import torch
 from gguf import GGMLQuantizationType
 from torch import Tensor
 
-from bequest.engine.backends.cuda.fine_codes import columns_of, fine_integers, fine_stored
+from bequest.engine.backends.cuda.fine_codes import columns_of, fine_float8, fine_integers, fine_stored
 from bequest.engine.formats import mxfp4
 from bequest.engine.kernels.cpu_weights import QuantisedRows
 from bequest.engine.kernels.cuda_fine import FineRows, stack
-from bequest.engine.layers.codes import IntegerRows
+from bequest.engine.layers.codes import Float8Rows, IntegerRows
 from tests.models.k_quants import quantise
 
 CPU = torch.device("cpu")
@@ -22,21 +22,27 @@ E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, 
 def values_of(rows: FineRows) -> Tensor:
     """[N, K], place by place: a block of K is four lanes of 16 bytes, each with eight values of every group."""
     k = torch.arange(rows.depth)
-    block_size = 64 if rows.codec == "scaled8" else 128
+    block_size = 64 if rows.bits == 8 else 128
     group, lane, at = k % block_size // 32, k % 32 // 8, k % 8
     begin = k // block_size * 64 + lane * 16
     words = rows.words.long() & 0xFFFFFFFF
-    if rows.codec == "scaled8":
-        codes = rows.codes[:, begin + group * 8 + at].float() - 128
+    if rows.bits == 8:
+        octets = rows.codes[:, begin + group * 8 + at]
+        if rows.codec == "offset8":
+            return rows.scales[:, None] * _with_offset(octets, words[:, k // 32])
+        codes = octets.view(torch.float8_e4m3fn).float() if rows.codec == "float8" else octets.float() - 128
         return rows.scales[:, None] * _half(words[:, k // 32], lane // 2) * codes
     octets = rows.codes[:, begin + group * 4 + at % 2 * 2 + at // 4].int()
     codes = octets >> (at // 2 % 2 * 4) & 15
     if rows.codec == "offset4":
-        scale, offset = (_half(words[:, k // 32], torch.full_like(k, half)) for half in (0, 1))
-        return rows.scales[:, None] * (scale * codes + offset)
+        return rows.scales[:, None] * _with_offset(codes, words[:, k // 32])
     biased = words[:, k // 128] >> (8 * group) & 0xFF
     powers = torch.where(biased > 0, torch.exp2(biased - 29.0), 0.0)
     return rows.scales[:, None] * powers * E2M1[codes]
+
+
+def _with_offset(codes: Tensor, words: Tensor) -> Tensor:
+    return _half(words, torch.tensor(0)) * codes + _half(words, torch.tensor(1))
 
 
 def _half(words: Tensor, which: Tensor) -> Tensor:
@@ -106,7 +112,7 @@ def test_mxfp4_is_found_among_integers() -> None:
     assert torch.equal(values_of(rows), mxfp4.decode(blocks, scales).float())
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
 def test_types_of_gguf(kind: str) -> None:
     numbers = torch.randn(7, 512, generator=torch.Generator().manual_seed(3)) * torch.logspace(-4, 2, 7)[:, None]
     numbers[2, :64] = 0.25  # a group of one value
@@ -114,6 +120,15 @@ def test_types_of_gguf(kind: str) -> None:
     expected = torch.from_numpy(gguf.dequantize(stored, GGMLQuantizationType[kind]))
     rows = fine_stored(QuantisedRows(kind, torch.from_numpy(stored.copy())), CPU)  # type: ignore[arg-type]
     assert_values(rows, expected, 2**-10)
+
+
+@pytest.mark.parametrize(("group", "depth"), [(128, 384), (16, 64), (96, 96)])
+def test_float8_in_groups(group: int, depth: int) -> None:
+    random = torch.Generator().manual_seed(depth)
+    codes = (torch.randn(5, depth, generator=random) * 100).to(torch.float8_e4m3fn)
+    part = Float8Rows(codes, torch.rand(5, -(-depth // group), generator=random) + 1e-3, group)
+    assert_values(fine_float8(part, CPU), part.values(), 2**-11)
+    assert fine_float8(Float8Rows(codes, torch.ones(5, depth // 8), 8), CPU) is None
 
 
 def test_rows_are_stacked() -> None:

@@ -45,7 +45,7 @@ struct Row {
 #pragma unroll
     for (int i = 0; i < kStageUnits<kForm>; ++i)
       of[i] = load_8(from + i / kPacked * (kPacked * kSliceBytes) + i % kPacked * access_bytes(kForm));
-    if constexpr (kForm == Form::kFine8) half = from & 2 * lane_bytes(kForm) ? kSecondTwice : kFirstTwice;
+    if constexpr (is_fine_of_8(kForm)) half = from & 2 * lane_bytes(kForm) ? kSecondTwice : kFirstTwice;
   }
 
   uint32_t half = kFirstTwice;  // of its quad's groups, the lane's
@@ -110,10 +110,13 @@ struct TileSum {
       }
   }
   __device__ __forceinline__ void add(const Weights<Form::kFine4>& w, const Row<Form::kFine4>& x) {
-    add_fine<Offset4>(w, x);
+    add_fine<fine::Offset4>(w, x);
   }
   __device__ __forceinline__ void add(const Weights<Form::kFine8>& w, const Row<Form::kFine8>& x) {
-    add_fine<Scaled8>(w, x);
+    add_fine<fine::Scaled8>(w, x);
+  }
+  __device__ __forceinline__ void add(const Weights<Form::kFineFloat8>& w, const Row<Form::kFineFloat8>& x) {
+    add_fine<fine::Float8>(w, x);
   }
 
   __device__ __forceinline__ float total() const { return (of[0][0] + of[1][0]) + (of[0][3] + of[1][3]); }
@@ -402,6 +405,7 @@ void launch_adapted_chain(const AdaptedArguments& a, int grid, Stream stream) {
 void launch_grouped_chain(const GroupedArguments& a, Form form, int grid, Stream stream) {
   if (form == Form::kFine4) return launch_of<Form::kFine4>(a, grid, stream);
   if (form == Form::kFine8) return launch_of<Form::kFine8>(a, grid, stream);
+  if (form == Form::kFineFloat8) return launch_of<Form::kFineFloat8>(a, grid, stream);
   launch_of<Form::kInt4>(a, grid, stream);
 }
 

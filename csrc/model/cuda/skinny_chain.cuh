@@ -20,16 +20,17 @@ inline constexpr int kSteps = kStageDepth / kUnit;      // accesses of a lane to
 // scaled down: what is too large for that, from 2^20 on, stays the largest.
 inline constexpr float kBesideCodes = 1.0f / 16;
 
-// What weights are kept in: numbers, e4m3, codes of 4 bits in groups of 128 along k, or codes of 4 or 8 bits
-// in groups of 32.
-enum class Form { kNumbers, kFloat8, kInt4, kFine4, kFine8 };
+// What weights are kept in: numbers, e4m3, codes of 4 bits in groups of 128 along k, or codes of 4 or 8 bits,
+// or e4m3, in groups of 32.
+enum class Form { kNumbers, kFloat8, kInt4, kFine4, kFine8, kFineFloat8 };
 
-constexpr bool is_fine(Form form) { return form == Form::kFine4 || form == Form::kFine8; }
+constexpr bool is_fine_of_8(Form form) { return form == Form::kFine8 || form == Form::kFineFloat8; }
+constexpr bool is_fine(Form form) { return form == Form::kFine4 || is_fine_of_8(form); }
 constexpr bool is_grouped(Form form) { return form == Form::kInt4 || is_fine(form); }
 // Values of a weight that lie where one number does.
 constexpr int packed(Form form) {
   if (form == Form::kNumbers) return 1;
-  return form == Form::kFloat8 || form == Form::kFine8 ? 2 : 4;
+  return form == Form::kFloat8 || is_fine_of_8(form) ? 2 : 4;
 }
 // What rows of weights are a multiple of.
 constexpr int depth_unit(Form form) { return is_fine(form) ? 1024 : packed(form) * kUnit; }

@@ -21,7 +21,7 @@ inline constexpr size_t kChainScratchBytes = 2 << 20;
 
 struct ChainProduct {
   // [N, K] bfloat16, e4m3 where there are scales, or codes of 4 bits where there are groups: bytes [N, K / 2]
-  // in the order that int4_to_f16 takes. With fine_bits as FineMatrices has them. Contiguous, aligned to 16
+  // in the order that int4_to_f16 takes. With fine_codec as FineMatrices has them. Contiguous, aligned to 16
   // bytes
   const void* weight;
   const void* bias;  // [N] bfloat16, or null
@@ -29,7 +29,8 @@ struct ChainProduct {
   int64_t in_features;
   const float* scales;     // [N]: what each row of e4m3, or of fine codes, is multiplied by, or null
   const uint32_t* groups;  // [N, K / 128 filled up to a multiple of 32]: see CodeGroup; or null
-  int fine_bits;  // 4, 8: groups are [N, K / 32] words of FineCodec::kOffset4, kScaled8; 0: they are not
+  // kOffset4, kScaled8, kFloat8, plus 1: groups are [N, K / 32] words of such codes; 0: they are not
+  int fine_codec;
 };
 
 // A root-mean-square norm of the residual.

@@ -6,6 +6,7 @@
 #include "device/launch.cuh"
 #include "model/cuda/skinny_chain.cuh"
 #include "model/cuda/skinny_chain_deltas.cuh"
+#include "ops/cuda/fine_codes.h"
 #include "ops/cuda/skinny_linear.cuh"
 
 namespace bequest::cuda {
@@ -32,8 +33,15 @@ struct Depth {
 constexpr Depth kSmallLayer{6, 2, false}, kLargeLayer{10, 3, true};
 constexpr int64_t kLargeShare = 64;  // stages that a CTA has of a layer
 
+Form form_of_codec(FineCodec codec) {
+  check(codec == FineCodec::kOffset4 || codec == FineCodec::kScaled8 || codec == FineCodec::kFloat8,
+        "skinny_chain: codes that are not chained");
+  if (codec == FineCodec::kOffset4) return Form::kFine4;
+  return codec == FineCodec::kScaled8 ? Form::kFine8 : Form::kFineFloat8;
+}
+
 Form form_of(const ChainProduct& product) {
-  if (product.fine_bits != 0) return product.fine_bits == 4 ? Form::kFine4 : Form::kFine8;
+  if (product.fine_codec != 0) return form_of_codec(static_cast<FineCodec>(product.fine_codec - 1));
   if (product.groups != nullptr) return Form::kInt4;
   return product.scales != nullptr ? Form::kFloat8 : Form::kNumbers;
 }

@@ -122,6 +122,8 @@ struct Weights<Form::kFine8> {
   int stage;
   uint32_t groups[kSteps][2];
 };
+template <>
+struct Weights<Form::kFineFloat8> : Weights<Form::kFine8> {};
 
 template <Form kForm>
 class RingEnd {
@@ -149,7 +151,7 @@ class RingEnd {
         w.of[s] = load_16(from + s * kStepBytes);
       if constexpr (kForm == Form::kInt4) w.groups[s] = load_4(groups ^ (s * 32));
       if constexpr (kForm == Form::kFine4) load_16(w.groups[s], groups + s * kGroupBytes);
-      if constexpr (kForm == Form::kFine8) load_8(w.groups[s], (groups ^ (s % 2 * 64)) + s / 2 * kGroupBytes);
+      if constexpr (is_fine_of_8(kForm)) load_8(w.groups[s], (groups ^ (s % 2 * 64)) + s / 2 * kGroupBytes);
     }
     at_.advance(stages_);
   }

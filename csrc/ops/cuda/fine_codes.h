@@ -13,8 +13,10 @@ enum class FineCodec : int {
   kOffset4,  // code · s + o; a word of each 32 has s and o, two float16
   kFloat4,   // e2m1 · 2^(b - 15 - 14); a word of each 128 has four bytes b
   kScaled8,  // (code - 128) · s; a word of each 32 has s of its first 16 and of the others
+  kOffset8,  // code · s + o, as kOffset4
+  kFloat8,   // e4m3 · s, as kScaled8
 };
-inline constexpr int kNumFineCodecs = 3;
+inline constexpr int kNumFineCodecs = 5;
 
 inline constexpr int kFineUnit = 256;  // rows of codes are filled up to a multiple of it
 

@@ -348,11 +348,15 @@ void launch_of(const Work& w, int64_t tokens, const Grid& grid, Stream stream) {
 void multiply(const Work& w, int64_t tokens, const Grid& grid, Stream stream) {
   switch (w.p.matrices.codec) {
     case FineCodec::kOffset4:
-      return launch_of<Offset4>(w, tokens, grid, stream);
+      return launch_of<fine::Offset4>(w, tokens, grid, stream);
     case FineCodec::kFloat4:
-      return launch_of<Float4>(w, tokens, grid, stream);
+      return launch_of<fine::Float4>(w, tokens, grid, stream);
     case FineCodec::kScaled8:
-      return launch_of<Scaled8>(w, tokens, grid, stream);
+      return launch_of<fine::Scaled8>(w, tokens, grid, stream);
+    case FineCodec::kOffset8:
+      return launch_of<fine::Offset8>(w, tokens, grid, stream);
+    case FineCodec::kFloat8:
+      return launch_of<fine::Float8>(w, tokens, grid, stream);
   }
 }
 

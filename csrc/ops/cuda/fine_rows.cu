@@ -63,11 +63,15 @@ void fine_rows(const FineMatrices& m, void* out, Stream stream) {
         "fine_rows: sizes or places");
   switch (m.codec) {
     case FineCodec::kOffset4:
-      return launch_rows<Offset4>(m, out, stream);
+      return launch_rows<fine::Offset4>(m, out, stream);
     case FineCodec::kFloat4:
-      return launch_rows<Float4>(m, out, stream);
+      return launch_rows<fine::Float4>(m, out, stream);
     case FineCodec::kScaled8:
-      return launch_rows<Scaled8>(m, out, stream);
+      return launch_rows<fine::Scaled8>(m, out, stream);
+    case FineCodec::kOffset8:
+      return launch_rows<fine::Offset8>(m, out, stream);
+    case FineCodec::kFloat8:
+      return launch_rows<fine::Float8>(m, out, stream);
   }
 }
 

@@ -55,16 +55,14 @@ class CudaBackend:
         return (Float8Rows, IntegerRows, QuantisedRows) if dtype is torch.bfloat16 else ()
 
     def quantised_weight(self, matrices: Sequence[Codes], bias: Tensor | None) -> Weight | None:
-        """Integers, and float8 with a scale for each row; others become bfloat16."""
+        """In kernels of their own integers of up to 4 bits in groups of 128, and float8 with a scale for each row."""
         integers = [part for part in matrices if isinstance(part, IntegerRows)]
         if len(integers) == len(matrices) and (packed := coded.int4_groups(integers, self.device)) is not None:
             return coded.Int4Weight(packed, bias, self.ops, self._scratch)
-        if not any(isinstance(part, Float8Rows) for part in matrices):
-            return fine.fine_weight(matrices, bias, self.ops, self._scratch, self.device)
         rows = [part for part in matrices if isinstance(part, Float8Rows) and part.scales.shape[1] == 1]
         num_outputs = sum(len(part.codes) for part in rows)
         if len(rows) < len(matrices) or num_outputs % _SCALED_UNIT or rows[0].codes.shape[1] % _SCALED_UNIT:
-            return None
+            return fine.fine_weight(matrices, bias, self.ops, self._scratch, self.device)
         codes = self._stacked([part.codes for part in rows], FP8)
         scales = self._stacked([part.scales[:, 0] for part in rows], torch.float32)
         return DenseWeight(codes, bias, self.ops, scales)

@@ -65,7 +65,7 @@ class ChainCompiler:
 
 def _is_chained(weight: Weight) -> bool:
     if type(weight) is FineWeight:
-        return weight.columns is None and weight.packed.codec != "float4"
+        return weight.columns is None and weight.packed.is_chained
     return type(weight) is Int4Weight or (type(weight) is DenseWeight and weight.matrix.dtype is not torch.float32)
 
 
@@ -75,7 +75,7 @@ def _refusal_of_dense(layer: LayerSpec, mixer: Attention, feed_forward: FeedForw
     down = feed_forward.down
     sizes = (mixer.output.in_features, down.out_features, down.in_features)
     product = _product(down)
-    has_kernel = cuda_chain.has_kernel(*sizes, bits=product.bits, fine=product.fine_bits > 0)
+    has_kernel = cuda_chain.has_kernel(*sizes, bits=product.bits, fine=product.fine_codec > 0)
     return None if has_kernel else "no kernel for these sizes"
 
 

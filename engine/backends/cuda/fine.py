@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bequest.engine.backends.cuda.experts import PlannedChoice
-from bequest.engine.backends.cuda.fine_codes import columns_of, fine_integers, fine_stored
+from bequest.engine.backends.cuda.fine_codes import columns_of, fine_float8, fine_integers, fine_stored
 from bequest.engine.kernels import cuda_fine
 from bequest.engine.kernels.cuda_fine import FineRows
 from bequest.engine.layers.codes import Codes, Float8Rows, IntegerRows
@@ -20,7 +20,13 @@ from bequest.engine.layers.parts import Activation, Chosen
 from bequest.engine.layers.stream import Stream
 from bequest.engine.layers.weight import Weight
 
-_FORMATS = {"offset4": "int4 in groups of 32", "scaled8": "int8 in groups of 16", "float4": "mxfp4"}
+_FORMATS = {
+    "offset4": "int4 in groups of 32",
+    "offset8": "int8 in groups of 32",
+    "scaled8": "int8 in groups of 16",
+    "float8": "fp8_e4m3 in groups of 16",
+    "float4": "mxfp4",
+}
 
 
 class FineWeight(Weight):
@@ -177,7 +183,7 @@ def fine_weight(
 
 def _fine(part: Codes, device: torch.device) -> FineRows | None:
     if isinstance(part, Float8Rows):
-        return None
+        return fine_float8(part, device)
     return fine_integers(part, device) if isinstance(part, IntegerRows) else fine_stored(part, device)
 
 

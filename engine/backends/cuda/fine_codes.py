@@ -1,4 +1,5 @@
-"""Codes of checkpoints as fine rows of a GPU's kernels: integers in groups of 32 or more, and the types of GGUF files.
+"""Codes of checkpoints as fine rows of a GPU's kernels: integers in groups of 32 or more, float8 in groups of 16 or
+more, and the types of GGUF files.
 
 A scale is rounded to float16 beside a power of two of its row, an offset too, which moves a value by less than a
 hundredth of the step between two codes.
@@ -14,7 +15,7 @@ from torch import Tensor
 from bequest.engine.kernels import cuda_fine
 from bequest.engine.kernels.cpu_weights import QuantisedRows, StoredType
 from bequest.engine.kernels.cuda_fine import GROUP, FineRows
-from bequest.engine.layers.codes import IntegerRows
+from bequest.engine.layers.codes import Float8Rows, IntegerRows
 
 _HALF_GROUP = GROUP // 2
 # Twice the magnitudes of e2m1.
@@ -30,14 +31,23 @@ def fine_integers(part: IntegerRows, device: torch.device) -> FineRows | None:
     if part.order is not None:
         codes = codes[:, columns_of(part.order.to(device))]
     if part.bits <= 4:
-        of_groups = _spread(scales, part, GROUP), _spread(zeros.float(), part, GROUP)
+        of_groups = _spread(scales, part.group, depth, GROUP), _spread(zeros.float(), part.group, depth, GROUP)
         return cuda_fine.pack_offset4(codes, of_groups[0], -of_groups[0] * of_groups[1])
-    shifted = codes.short() - _spread(zeros, part, 1) + 128
+    shifted = codes.short() - _spread(zeros, part.group, depth, 1) + 128
     if int(shifted.min()) < 0 or int(shifted.max()) > 255:
         return None
     shifted = shifted.to(torch.uint8)
-    found = _as_float4(shifted, _spread(scales, part, GROUP))
-    return found or cuda_fine.pack_scaled8(shifted, _spread(scales, part, _HALF_GROUP))
+    found = _as_float4(shifted, _spread(scales, part.group, depth, GROUP))
+    return found or cuda_fine.pack_scaled8(shifted, _spread(scales, part.group, depth, _HALF_GROUP))
+
+
+def fine_float8(part: Float8Rows, device: torch.device) -> FineRows | None:
+    """None where no kernel takes such groups."""
+    depth = part.codes.shape[1]
+    if depth % GROUP or (part.group % _HALF_GROUP and part.group < depth) or not part.scales.isfinite().all():
+        return None
+    scales = _spread(part.scales.to(device), part.group, depth, _HALF_GROUP)
+    return cuda_fine.pack_float8(part.codes.to(device), scales)
 
 
 def columns_of(order: Tensor) -> Tensor:
@@ -45,12 +55,11 @@ def columns_of(order: Tensor) -> Tensor:
     return order.argsort(stable=True)
 
 
-def _spread(groups: Tensor, part: IntegerRows, width: int) -> Tensor:
-    """[N, G] → [N, K / width]"""
-    count = part.codes.shape[1] // width
+def _spread(groups: Tensor, group: int, depth: int, width: int) -> Tensor:
+    """[N, G] of groups of `group` values → [N, K / width]"""
     if groups.shape[1] == 1:
-        return groups.expand(-1, count)
-    return groups.repeat_interleave(part.group // width, dim=1)[:, :count]
+        return groups.expand(-1, depth // width)
+    return groups.repeat_interleave(group // width, dim=1)[:, : depth // width]
 
 
 def _as_float4(codes: Tensor, scales: Tensor) -> FineRows | None:
@@ -102,6 +111,15 @@ def _q4_k(blocks: Tensor) -> FineRows:
     return cuda_fine.pack_offset4(codes.flatten(1), scales.flatten(1), offsets.flatten(1))
 
 
+def _q5_k(blocks: Tensor) -> FineRows:
+    factors = _halves(blocks[..., :4])
+    scales, offsets = _six_bits(blocks[..., 4:16])
+    low = _nibbles(blocks[..., 48:].unflatten(2, (4, 32))).flatten(2)  # [N, B, 256]
+    high = torch.cat([blocks[..., 16:48] >> bit & 1 for bit in range(8)], dim=2)
+    scales, offsets = scales * factors[..., :1], -offsets * factors[..., 1:]
+    return cuda_fine.pack_offset8((low | high << 4).flatten(1), scales.flatten(1), offsets.flatten(1))
+
+
 def _q6_k(blocks: Tensor) -> FineRows:
     low = _nibbles(blocks[..., :128].unflatten(2, (2, 64)))  # [N, B, 2, 128]
     high = blocks[..., 128:192].unflatten(2, (2, 32))
@@ -134,5 +152,6 @@ _STORED: dict[StoredType, Callable[[Tensor], FineRows]] = {
     "Q4_1": _q4_1,
     "Q8_0": _q8_0,
     "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
     "Q6_K": _q6_k,
 }
