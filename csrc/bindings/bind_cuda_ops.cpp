@@ -9,6 +9,7 @@
 #include "ops/cuda/activation.h"
 #include "ops/cuda/coded_linear.h"
 #include "ops/cuda/coded_rows.h"
+#include "ops/cuda/fine_rows.h"
 #include "ops/cuda/float8_rows.h"
 #include "ops/cuda/gather.h"
 #include "ops/cuda/late_copy.h"
@@ -264,12 +265,13 @@ void bind_products(py::module_& m) {
   m.def("cuda_skinny_chain", &skinny_chain, py::arg("attended"), py::arg("residual"), py::arg("tail"),
         py::arg("head"), py::arg("scratch"), py::arg("stream"));
   m.def("cuda_can_chain", &cuda::can_chain, py::arg("attended"), py::arg("hidden"), py::arg("inner"),
-        py::arg("bits"));
+        py::arg("bits"), py::arg("fine") = false);
   m.def("cuda_can_chain_experts", &cuda::can_chain_experts, py::arg("attended"), py::arg("hidden"),
         py::arg("inner"), py::arg("num_experts"), py::arg("num_chosen"), py::arg("has_shared"));
   m.def("cuda_can_chain_deltas", &cuda::can_chain_deltas, py::arg("attended"), py::arg("hidden"),
         py::arg("inner"), py::arg("most_rank"));
-  m.def("cuda_can_chain_linear", &cuda::can_chain_linear, py::arg("in_features"), py::arg("bits"));
+  m.def("cuda_can_chain_linear", &cuda::can_chain_linear, py::arg("in_features"), py::arg("bits"),
+        py::arg("fine") = false);
   m.def("cuda_chained_linear", &chained_linear, py::arg("x"), py::arg("product"), py::arg("out"),
         py::arg("finish"), py::arg("scratch"), py::arg("stream"));
   m.def("cuda_can_multiply_codes", &cuda::can_multiply_codes, py::arg("out_features"),
@@ -280,6 +282,23 @@ void bind_products(py::module_& m) {
   m.def("cuda_coded_rows", &coded_rows, py::arg("product"), py::arg("pitch"), py::arg("out"),
         py::arg("stream"));
   m.attr("cuda_chain_scratch_bytes") = cuda::kChainScratchBytes;
+}
+
+// Weights in codes with fine scales.
+void bind_fine_products(py::module_& m) {
+  m.def("cuda_fine_splits", &cuda::fine_splits, py::arg("out_features"), py::arg("in_features"));
+  m.def(
+      "cuda_fine_linear",
+      [](const FineRows& rows, const cuda::FineMatrices& matrices, Address bias, Address stream) {
+        cuda::fine_linear(rows.with(matrices, bias), stream_of(stream));
+      },
+      py::arg("rows"), py::arg("matrices"), py::arg("bias"), py::arg("stream"));
+  m.def(
+      "cuda_fine_rows",
+      [](const cuda::FineMatrices& matrices, Address out, Address stream) {
+        cuda::fine_rows(matrices, pointer<void>(out), stream_of(stream));
+      },
+      py::arg("matrices"), py::arg("out"), py::arg("stream"));
 }
 
 void bind_blocks(py::module_& m) {
@@ -408,6 +427,7 @@ void bind_cuda_ops(py::module_& m) {
   bind_norms(m);
   bind_values(m);
   bind_products(m);
+  bind_fine_products(m);
   bind_blocks(m);
   bind_late_copy(m);
   bind_sampler(m);

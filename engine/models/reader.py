@@ -26,6 +26,7 @@ from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.parts import Activation, Chosen, Norm
 from bequest.engine.layers.spec import LayerSpec
 from bequest.engine.layers.weight import Stored, Table, Weight
+from bequest.engine.models.cutting import VOCABULARY
 from bequest.engine.models.kv_scales import read_kv_scales
 from bequest.engine.models.progress import shown
 from bequest.engine.models.weights import WeightSource
@@ -258,6 +259,8 @@ class Loader(Reader):
 
     def _quantised(self, names: Sequence[str], bias: Tensor | None) -> Weight | None:
         """A matrix stays in the codes of a checkpoint where the backend multiplies these."""
+        if self._prefix + names[0] in VOCABULARY and not self._backend.tables_in_codes:
+            return None
         codes = self._codes(names)
         if codes is None or not (self._backend.joins_codes or _is_of_one_kind(codes)):
             return None

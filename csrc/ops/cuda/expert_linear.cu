@@ -62,15 +62,13 @@ __global__ __launch_bounds__(kSumThreads) void expert_sum_kernel(const T* produc
 }
 
 template <class T, int W>
-void launch_sum(const ExpertSummedParams& p, Stream stream) {
-  const ExpertSizes& sizes = p.choice.sizes;
-  const int64_t columns = p.matrices.out_features;
-  const LaunchShape shape{.grid = {static_cast<unsigned>(sizes.num_tokens),
-                                   static_cast<unsigned>(ceil_div(columns, kSumThreads * W))},
+void launch_sum(const ExpertSumParams& p, Stream stream) {
+  const LaunchShape shape{.grid = {static_cast<unsigned>(p.sizes.num_tokens),
+                                   static_cast<unsigned>(ceil_div(p.outputs, kSumThreads * W))},
                           .block = kSumThreads,
                           .overlaps_previous = true};
-  launch(expert_sum_kernel<T, W>, shape, stream, static_cast<const T*>(p.products), p.choice.weights,
-         static_cast<T*>(p.out), static_cast<int>(sizes.num_chosen), columns);
+  launch(expert_sum_kernel<T, W>, shape, stream, static_cast<const T*>(p.products), p.weights,
+         static_cast<T*>(p.out), static_cast<int>(p.sizes.num_chosen), p.outputs);
 }
 
 void check_product(const ExpertProduct& p) {
@@ -121,9 +119,19 @@ void expert_summed(const ExpertSummedParams& p, Stream stream) {
             .activation = Activation::kSilu,
             .out = p.products},
            stream);
-  dispatch(p.matrices.dtype, [&]<class T>() {
+  sum_products({.products = p.products,
+                .dtype = p.matrices.dtype,
+                .weights = p.choice.weights,
+                .sizes = p.choice.sizes,
+                .outputs = p.matrices.out_features,
+                .out = p.out},
+               stream);
+}
+
+void sum_products(const ExpertSumParams& p, Stream stream) {
+  dispatch(p.dtype, [&]<class T>() {
     constexpr int kWide = kVectorWidth<T>;
-    if (p.matrices.out_features % kWide == 0 && is_aligned(p.products, 16) && is_aligned(p.out, 16))
+    if (p.outputs % kWide == 0 && is_aligned(p.products, 16) && is_aligned(p.out, 16))
       return launch_sum<T, kWide>(p, stream);
     launch_sum<T, 1>(p, stream);
   });

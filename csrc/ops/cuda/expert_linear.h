@@ -53,4 +53,16 @@ struct ExpertSummedParams {
 // the same choice, or the choice has been waited for.
 void expert_summed(const ExpertSummedParams& p, Stream stream);
 
+// The last step of expert_summed alone.
+struct ExpertSumParams {
+  const void* products;  // [T * K, N]
+  DType dtype;
+  const float* weights;  // [T, K]
+  ExpertSizes sizes;
+  int64_t outputs;  // N
+  void* out;        // [T, N]
+};
+
+void sum_products(const ExpertSumParams& p, Stream stream);
+
 }  // namespace bequest::cuda
