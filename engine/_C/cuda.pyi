@@ -88,15 +88,29 @@ def cuda_expert_gated(
 def cuda_expert_summed(
     x: int, matrices: ExpertMatrices, choice: ExpertChoice, products: int, out: int, stream: int
 ) -> None: ...
-def cuda_expert_sum(products: Matrix, choice: ExpertChoice, out: int, stream: int) -> None: ...
+def cuda_expert_products(
+    x: int, matrices: ExpertMatrices, choice: ExpertChoice, shares_rows: bool, out: int, stream: int
+) -> None: ...
+def cuda_sum_expert_products(
+    products: int, columns: int, dtype: int, choice: ExpertChoice, out: int, stream: int
+) -> None: ...
 
-class CudaLoraSite:  # a, b, ranks, scales; ends [P]; slots, R, K, N (csrc/ops/cuda/lora.h)
+class CudaLoraSite:  # a, b, ranks, scales; ends [P]; slots, R, K, N, dtype (csrc/ops/cuda/lora.h)
     def __init__(self, slots: tuple[int, ...], ends: Sequence[int], sizes: tuple[int, ...]) -> None: ...
 
-LoraTiles = tuple[int, int, int]  # rows, tiles, the most of these
+# Rows, tiles, the most of these, how many rows read the same one, whether they are made in the step.
+LoraTiles = tuple[int, int, int, int, bool]
 
 def cuda_lora_shrink(x: int, shrunk: int, num_rows: int, site: CudaLoraSite, tiles: LoraTiles, stream: int) -> None: ...
 def cuda_lora_expand(y: int, shrunk: int, num_rows: int, site: CudaLoraSite, tiles: LoraTiles, stream: int) -> None: ...
+def cuda_lora_expert_tiles(
+    slots: int,
+    ids: int,
+    sizes: tuple[int, int, int, int],  # T, K, E, slots
+    places: int,
+    rows_and_tiles: tuple[int, int],
+    stream: int,
+) -> None: ...
 
 # Copies inside the cache by pairs in device memory, between two by pairs in the host's.
 def cuda_copy_blocks(cache: Blocks, block_bytes: int, pairs: int, num_pairs: int, stream: int) -> None: ...

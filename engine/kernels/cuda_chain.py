@@ -111,7 +111,7 @@ class Deltas:
 
     def fits(self, product: Product) -> bool:
         found = None if product.site is None else self.sites.get(product.site)
-        return found is None or len(found.shape.ends) <= _MOST_DELTA_PARTS
+        return found is None or (found.shape.is_even and len(found.shape.ends) <= _MOST_DELTA_PARTS)
 
     def arguments(self, num_tokens: int, tail: Tail, head: Head | None) -> _C.ChainDeltas:
         def at(product: Product) -> _C.CudaLoraSite | None:

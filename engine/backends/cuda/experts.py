@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from bequest.engine.errors import ModelError
-from bequest.engine.kernels import cuda_experts
+from bequest.engine.kernels import cuda, cuda_experts
+from bequest.engine.kernels.cuda_lora import LoraRows
 from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.parts import Activation, Chosen, Routing
 from bequest.engine.layers.spec import Experts, LayerSpec
+from bequest.engine.layers.step_adapters import AdapterRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,19 @@ class DenseExperts(ExpertWeights):
 
     def summed(self, x: Tensor, chosen: Chosen) -> Tensor:
         return cuda_experts.summed(x, self._matrices, _choice(chosen))
+
+    def with_adapters(
+        self, down: ExpertWeights, x: Tensor, chosen: Chosen, activation: Activation, rows: AdapterRows
+    ) -> Tensor:
+        assert isinstance(down, DenseExperts) and isinstance(rows, LoraRows), "of this backend"
+        choice = _choice(chosen)
+        tiles = rows.tiles_of_experts(choice.ids, choice.num_experts)  # which waits for the choice
+        both = cuda_experts.products(x, self._matrices, choice, shares_rows=True)
+        rows.add_to_experts(self.site, x, both, tiles.sharing(choice.ids.shape[1]))
+        inner = cuda.gated_activation(both, activation)
+        products = cuda_experts.products(inner, down.matrices, choice, shares_rows=False)
+        rows.add_to_experts(down.site, inner, products, tiles)
+        return cuda_experts.sum_products(products, choice)
 
 
 def _choice(chosen: Chosen) -> cuda_experts.ExpertChoice:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bequest.engine.backends.cuda.experts import PlannedChoice
 from bequest.engine.backends.cuda.fine_codes import columns_of, fine_float8, fine_integers, fine_stored
-from bequest.engine.kernels import cuda_fine
+from bequest.engine.kernels import cuda_experts, cuda_fine
 from bequest.engine.kernels.cuda_fine import FineRows
 from bequest.engine.layers.codes import Codes, Float8Rows, IntegerRows
 from bequest.engine.layers.expert_weights import ExpertWeights
@@ -158,7 +158,7 @@ class FineExperts(ExpertWeights):
 
     def summed(self, x: Tensor, chosen: Chosen) -> Tensor:
         assert isinstance(chosen, PlannedChoice)
-        return cuda_fine.sum_pairs(self._products(x, chosen, shared=False), chosen.choice)
+        return cuda_experts.sum_products(self._products(x, chosen, shared=False), chosen.choice)
 
     def _products(self, x: Tensor, chosen: Chosen, *, shared: bool) -> Tensor:
         assert isinstance(chosen, PlannedChoice)
