@@ -36,12 +36,10 @@ def _may_draft(config: ModelConfig) -> bool:
     return isinstance(config, EncoderDecoderConfig | DecoderConfig)
 
 
-def drafts_on_gpu(config: ModelConfig) -> DraftCosts | None:
-    """Timestamps are masked before a step samples: they would have to know what it samples. Recurrent layers keep no
-    state behind each row of a step that decodes."""
+def drafts_on_gpu(config: ModelConfig, model: ModelDrafts | None) -> DraftCosts | None:
+    """Timestamps are masked before a step samples: they would have to know what it samples."""
     timed = isinstance(config, EncoderDecoderConfig) and config.encoder.takes == "audio"
-    recurrent = isinstance(config, DecoderConfig) and config.recurrent is not None
-    return ON_GPU if _may_draft(config) and not timed and not recurrent else None
+    return replace(ON_GPU, model=model) if _may_draft(config) and not timed else None
 
 
 def model_info(

@@ -36,6 +36,7 @@ class DraftCosts:
     check: float = 0.0  # once: to wait for the tokens in flight, and for kernels of more than one row
     rows: int  # of a step, up to which this is so: a crowd has none to spare
     unasked: bool = True  # whether to draft for requests that say nothing of it
+    launch: float = 0.0  # a pass of a model or a head that drafts, beside the time of its weights
     model: ModelDrafts | None = None  # who drafts on the device; None: nobody does
 
 
@@ -48,7 +49,7 @@ class ModelDrafts:
 
 
 ON_CPU = DraftCosts(row=0.12, rows=8)
-ON_GPU = DraftCosts(row=0.005, check=0.15, rows=64, unasked=False)
+ON_GPU = DraftCosts(row=0.005, check=0.15, rows=64, unasked=False, launch=0.02)
 
 
 def parse_speculative(value: str) -> tuple[str, int | None]:
