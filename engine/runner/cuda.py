@@ -26,7 +26,7 @@ from bequest.engine.runner.catalogues import PlacedCatalogues
 from bequest.engine.runner.cuda_adapters import CudaAdapters
 from bequest.engine.runner.cuda_beams import CudaBeams
 from bequest.engine.runner.cuda_blocks import BlockTransfers, PendingRead, PendingWrite
-from bequest.engine.runner.cuda_buffers import CROSS, MOST_UPDATE_BYTES, StepBuffers
+from bequest.engine.runner.cuda_buffers import CROSS, StepBuffers
 from bequest.engine.runner.cuda_drafts import MakeDrafts, QueuedStep, fill_fields, queued_step, stage_fill
 from bequest.engine.runner.cuda_encoders import CudaEncoders
 from bequest.engine.runner.cuda_limits import RunnerLimits as RunnerLimits
@@ -34,8 +34,10 @@ from bequest.engine.runner.cuda_logprobs import prompt_logprobs
 from bequest.engine.runner.cuda_masks import DeviceMasks
 from bequest.engine.runner.cuda_overlay import FixedPlaces
 from bequest.engine.runner.cuda_results import PendingResults, ResultBuffers
-from bequest.engine.runner.cuda_sizes import Ladder, StepSize, exact_size, is_plain
+from bequest.engine.runner.cuda_rows import send_step
+from bequest.engine.runner.cuda_sizes import CHECKED_ROWS, Ladder, StepSize, exact_size, is_plain
 from bequest.engine.runner.cuda_states import StatesRing
+from bequest.engine.runner.cuda_times import DraftTimes, draft_times, one_sequence, time_replays
 from bequest.engine.runner.host_cache import PinnedHostCache
 from bequest.engine.runner.images import SeenImages
 from bequest.engine.runner.timestamps import TimestampRows
@@ -47,6 +49,7 @@ from bequest.engine.types import (
     LogprobArrays,
     MaskSource,
     MaskSpec,
+    StepBatch,
     StepMoves,
     StepPlan,
     StepSamples,
@@ -313,6 +316,20 @@ class CudaRunner:
         torch.cuda.synchronize(self._device)
         return len(self._graphs)
 
+    def time_drafts(self) -> DraftTimes | None:
+        """None: there are no graphs."""
+        if not self._graphs:
+            return None
+        seconds, strips, crosses = {}, len(self._small.strips), CROSS in self._small.workspaces
+        with torch.cuda.stream(self._stream):
+            for rows in CHECKED_ROWS:
+                size = self._ladder.size_for(rows, 1, rows, prefill=rows > 1, merges=True)
+                if size is not None:  # a budget may be smaller
+                    self._stage_padding(size, one_sequence(rows, strips, self._kv_cache.shape[4], crosses=crosses))
+                    seconds[rows] = time_replays(self._graphs[size].graph.replay)
+            one_pass = None if self._drafts is None else self._drafts.time_pass()
+        return draft_times(list(seconds), list(seconds.values()), one_pass)
+
     def run_padding(self, num_tokens: int) -> None:
         """One eager step of nothing but padding: what it allocates at its peak is what steps of this size need."""
         samples = min(self._limits.max_samples, self._limits.max_tokens)
@@ -370,43 +387,28 @@ class CudaRunner:
         buffers.write_tables(batch)
         buffers.write_states(batch, size.num_tokens)
         self._adapters.stage(batch, arrays, size)
-        self._send(plan, buffers)
-
-    def _send(self, plan: StepPlan, buffers: StepBuffers) -> None:
         if self._timestamps is not None:
             self._timestamps.update_rows(plan.rows)
-        for row in plan.rows.close:
-            self._sampler.close_row(row)
-        for spec in plan.rows.open:
-            rule = None if spec.catalogue is None else self._catalogues.rule(spec.catalogue)
-            self._sampler.open_row(spec, rule)
-        updates = self._sampler.pack_updates()
-        travels = updates is not None and len(updates[0]) <= MOST_UPDATE_BYTES
-        if updates is not None and travels:
-            buffers.staging.arrays()["updates"][: len(updates[0])] = np.frombuffer(updates[0], np.uint8)
-        buffers.send(len(plan.batch.seq_lens), len(updates[0]) if updates is not None and travels else 0)
-        if updates is None:
-            return
-        staged = buffers.on_device("updates")
-        if not travels:
-            content = torch.frombuffer(bytearray(updates[0]), dtype=torch.uint8)
-            staged = content.pin_memory().to(self._device, non_blocking=True)
-        self._sampler.apply_updates(staged, updates[1])
+        send_step(plan, buffers, self._sampler, self._catalogues)
 
-    def _stage_padding(self, size: StepSize) -> None:
-        """A step of `size` without one real token: nothing is attended, written or sampled."""
+    def _stage_padding(self, size: StepSize, batch: StepBatch | None = None) -> None:
+        """A step of `size` without one real token: nothing is written or sampled, or attended but for `batch`."""
         buffers = self._buffers_of(size.num_tokens)
         arrays = buffers.staging.arrays()
         arrays["input_ids"][: size.num_tokens] = NO_TOKEN
         arrays["positions"][: size.num_tokens] = 0
+        if batch is not None:
+            arrays["input_ids"][: len(batch.input_ids)] = batch.input_ids
+            arrays["positions"][: len(batch.positions)] = batch.positions
+            buffers.write_tables(batch)
         arrays["slot_mapping"][:, : size.num_tokens] = NO_SLOT
         self._states.stage(None, arrays["tap_rows"][: size.num_tokens], arrays["tap_layers"])
         arrays["sample_tokens"][: size.num_samples] = 0
         arrays["sample_rows"][: size.num_samples] = NO_ROW
-        buffers.write_lists(None)
+        buffers.write_lists(batch)
         buffers.write_states(None, size.num_tokens)
         self._adapters.stage(None, arrays, size)
-        buffers.send(0)
+        buffers.send(0 if batch is None else 1)
 
     # --- what a graph holds --------------------------------------------------------------------------------------
 

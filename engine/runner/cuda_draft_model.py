@@ -66,6 +66,9 @@ class CudaDraftModel:
         size = StepSize(num_tokens, min(num_tokens, self._most_samples), prefill=True)
         self._compute(size, self._passes.pad(size))
 
+    def time_pass(self) -> float:
+        return self._passes.time(self._compute)
+
     def _arrays(self, step: QueuedStep, ids: IntArray, of: DraftPass) -> PassArrays:
         batch, drafted, places = step.batch, step.drafted, of.drafts
         return PassArrays(

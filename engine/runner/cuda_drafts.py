@@ -75,6 +75,9 @@ class CudaDrafts(Protocol):
     def run_padding(self, num_tokens: int) -> None:
         """A pass of nothing but padding."""
 
+    def time_pass(self) -> float:
+        """Seconds for a draft of one sequence. REQUIRES: capture"""
+
 
 MakeDrafts = Callable[[CudaSampler], CudaDrafts]
 

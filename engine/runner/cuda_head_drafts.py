@@ -154,6 +154,9 @@ class CudaHeadDrafts:
         self._forward(buffers.on_device("input_ids")[:num_tokens], states, size, buffers)
         self._sample(size, buffers)
 
+    def time_pass(self) -> float:
+        return self._passes.time(self._go_on)
+
 
 def _samples(drafted: DraftedTokens, places: Places) -> dict[str, np.ndarray]:
     rows = drafted.rows[places]

@@ -19,6 +19,7 @@ from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.towers.tower_graphs import Pool
 from bequest.engine.runner.cuda_buffers import StepBuffers
 from bequest.engine.runner.cuda_sizes import StepSize
+from bequest.engine.runner.cuda_times import time_replays
 from bequest.engine.runner.staging import Field
 from bequest.engine.types import NO_ROW, NO_SLOT, NO_TOKEN, IntArray
 
@@ -154,6 +155,12 @@ class CudaPasses:
                 compute(size, self._buffers_of(num))
                 graph.capture_end()
                 self._graphs[compute, size] = graph
+
+    def time(self, compute: Compute) -> float:
+        """Seconds of a pass of one token that samples."""
+        size = StepSize(1, 1, prefill=False)
+        self.pad(size)
+        return time_replays(self._graphs[compute, size].replay)
 
     def pad(self, size: StepSize) -> StepBuffers:
         """Stages a pass of `size` without one real token."""

@@ -17,6 +17,7 @@ _MOST_WITHOUT_MERGES = 64
 # Steps of a few tokens of one sequence or two: drafts that are checked, or what a child adds to its parent. All of
 # their tokens may be sampled.
 _FEW = [2, 4, 8, 16]
+CHECKED_ROWS = (1, *_FEW)  # of a sequence alone
 # A step of so many tokens may sample each of them, whoever's they are: drafts have no sequence of their own.
 _MOST_CHECKED = 64
 # Of steps with more samples than sequences may run otherwise: those of beams.

@@ -22,7 +22,7 @@ from bequest.engine.runner.encoder_info import encoder_info
 from bequest.engine.runner.memory import CachePlan
 from bequest.engine.types import ModelInfo
 from bequest.engine.types.model import Numbers
-from bequest.engine.types.speculation import ON_CPU, ON_GPU, DraftCosts, ModelDrafts
+from bequest.engine.types.speculation import ON_CPU, DraftCosts, ModelDrafts
 
 log = logging.getLogger("bequest.start")
 
@@ -36,10 +36,10 @@ def _may_draft(config: ModelConfig) -> bool:
     return isinstance(config, EncoderDecoderConfig | DecoderConfig)
 
 
-def drafts_on_gpu(config: ModelConfig, model: ModelDrafts | None) -> DraftCosts | None:
+def drafts_on_gpu(config: ModelConfig, costs: DraftCosts) -> DraftCosts | None:
     """Timestamps are masked before a step samples: they would have to know what it samples."""
     timed = isinstance(config, EncoderDecoderConfig) and config.encoder.takes == "audio"
-    return replace(ON_GPU, model=model) if _may_draft(config) and not timed else None
+    return costs if _may_draft(config) and not timed else None
 
 
 def model_info(

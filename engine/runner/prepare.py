@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,12 +51,13 @@ from bequest.engine.runner.warm_pages import populate_in_background
 from bequest.engine.types import ModelInfo, Runner
 from bequest.engine.types.adapter import NO_ADAPTERS, AdapterSource
 from bequest.engine.types.recurrent import StateSizes
-from bequest.engine.types.speculation import ON_CPU, ON_GPU
+from bequest.engine.types.speculation import ON_CPU, ON_GPU, DraftCosts
 
 if TYPE_CHECKING:
     from bequest.engine.runner.cuda import CudaRunner, RunnerLimits
     from bequest.engine.runner.cuda_adapters import CudaAdapters
     from bequest.engine.runner.cuda_drafts import MakeDrafts
+    from bequest.engine.runner.cuda_times import DraftTimes
 
 log = logging.getLogger("bequest.start")
 
@@ -243,7 +244,7 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None,
     )
     _capture(runner, config, loaded)
     extracting = _tokens_extracting(loaded, tokens)
-    drafts = drafts_on_gpu(loaded.config, None if draft is None else draft.drafts(ON_GPU))
+    drafts = drafts_on_gpu(loaded.config, _measured(runner.time_drafts(), draft))
     return Prepared(
         as_whole(runner, loaded.cutting, ranks),
         model_info(config, path, loaded, plan, loaded.dtype, drafts),
@@ -260,6 +261,13 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None,
         adapters=source_of(config, loaded, adapters),
         weights=KeptWeights(loaded, device) if kept is None else weights,
     )
+
+
+def _measured(times: DraftTimes | None, draft: LoadedDrafts | None) -> DraftCosts:
+    costs = ON_GPU if times is None else replace(ON_GPU, check=times.wait, steps=times.steps)
+    if draft is None:
+        return costs
+    return replace(costs, model=draft.drafts(costs, None if times is None else times.one_pass))
 
 
 def _capture(runner: CudaRunner, config: EngineConfig, loaded: LoadedModel) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,11 +48,10 @@ class LoadedDrafts(ABC):
     kv_dtype: torch.dtype
     num_parameters: int  # that a draft meets
 
-    def drafts(self, costs: DraftCosts) -> ModelDrafts:
-        """It takes a step of its own for each draft, and one more to read what came of them. `costs`: of the device"""
+    def drafts(self, costs: DraftCosts, one_pass: float | None = None) -> ModelDrafts:
+        """`costs`: of the device; `one_pass`: in steps, None: by its weights."""
         part = self.num_parameters / self.target.num_active_parameters
-        own = replace(costs, row=costs.row + part + costs.launch, check=costs.check + part + costs.launch)
-        return ModelDrafts(method=self.method, costs=own)
+        return ModelDrafts(method=self.method, costs=costs.by_model(part if one_pass is None else one_pass))
 
     def block_bytes(self, block_size: int) -> int:
         return math.prod(self.config.kv_shape(block_size)) * self.kv_dtype.itemsize
