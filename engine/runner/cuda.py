@@ -171,7 +171,6 @@ class CudaRunner:
     # --- steps ---------------------------------------------------------------------------------------------------
 
     def launch(self, plan: StepPlan) -> PendingResults:
-        assert plan.samples.drafts is None or self._timestamps is None, "timestamps need what was sampled before"
         with self._scope:
             self._results.begin()
             buffers = self._buffers_of(plan.num_tokens)
@@ -437,17 +436,18 @@ class CudaRunner:
         logits = self._model.logits(sampled)
         rows = buffers.on_device("sample_rows")[: size.num_samples]
         tokens = self._results.tokens[: size.num_samples]
+        # A step of one token for each sequence has nothing that was drafted.
+        drafts = buffers.on_device("sample_drafts")[: size.num_samples] if size.prefill else None
         self._sampler.sample(
-            logits if self._timestamps is None else self._timestamps.masked(logits, rows),
+            logits if self._timestamps is None else self._timestamps.masked(logits, rows, drafts),
             rows,
             buffers.on_device("sample_positions")[: size.num_samples],
             tokens,
             self._results.bad[: size.num_samples],
-            # A step of one token for each sequence has nothing that was drafted.
-            drafts=buffers.on_device("sample_drafts")[: size.num_samples] if size.prefill else None,
+            drafts=drafts,
         )
         if self._timestamps is not None:
-            self._timestamps.record(rows, tokens)
+            self._timestamps.record(rows, tokens, drafts)
         return _Outputs(hidden, logits)
 
     def _sample_masked(

@@ -37,9 +37,7 @@ def _may_draft(config: ModelConfig) -> bool:
 
 
 def drafts_on_gpu(config: ModelConfig, costs: DraftCosts) -> DraftCosts | None:
-    """Timestamps are masked before a step samples: they would have to know what it samples."""
-    timed = isinstance(config, EncoderDecoderConfig) and config.encoder.takes == "audio"
-    return costs if _may_draft(config) and not timed else None
+    return costs if _may_draft(config) else None
 
 
 def model_info(

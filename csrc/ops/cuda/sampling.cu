@@ -332,8 +332,7 @@ __device__ void finish(const SampleParams& p, RowCluster& logits, int64_t item, 
   logits.sync();  // nobody leaves while its shared memory is read, and all have read the row
   if (!logits.leads()) return;
   const int row_id = p.row_ids[item];
-  if (!choice.bad && !p.guesses)
-    record(logits.shared(), p.rows[row_id], p.last_tokens[row_id], choice.token);
+  if (!choice.bad && !p.guesses) record(logits.shared(), p.rows[row_id], p.last_tokens[row_id], choice.token);
   if (threadIdx.x == 0) {
     if (!choice.bad && p.guesses) p.last_tokens[row_id] = choice.token;
     p.tokens[item] = choice.bad ? 0 : choice.token;
