@@ -91,8 +91,8 @@ def test_runs_behind_drafts_are_as_one_token_at_a_time(seed: int) -> None:
     draw = np.random.default_rng(seed)
     said = {0: (), 2: (FIRST, 2, FIRST + 9), 3: (FIRST, 2, 2), 5: (FIRST + 3,)}
     together, alone = (TimestampRows(6, VOCAB, torch.device("cpu")) for _ in range(2))
-    for rows in (together, alone):
-        rows.update_rows(StepRows(open=tuple(spec(row, RULES, tokens) for row, tokens in said.items())))
+    for one_of_both in (together, alone):
+        one_of_both.update_rows(StepRows(open=tuple(spec(row, RULES, tokens) for row, tokens in said.items())))
     for _ in range(6):
         order: list[int] = []
         drafts: list[int] = []

@@ -21,9 +21,10 @@ from bequest.engine.scheduling.policy.tuning import Tuning
 from bequest.engine.types import NO_ROW, ChoiceDelta, OutputMode, Request, RowSpec, SamplingParams
 from bequest.engine.types.speculation import Speculation
 from tests.engine import test_drafted_transcripts
+from tests.engine.test_against_transformers import prompts
 from tests.engine.test_drafted_samples import CATALOGUE, KINDS, V, catalogue, draw_case, one_of_each, sampler_of, specs
 from tests.engine.test_encoder_decoder_models import encoder_decoder
-from tests.gpu.test_engine import BF16_GAP, config, prompts
+from tests.gpu.test_engine import BF16_GAP, config
 
 pytestmark = pytest.mark.gpu
 __all__ = ["encoder_decoder"]  # a fixture
