@@ -216,9 +216,9 @@ class CudaRunner:
             self._host_cache.swap_out(moves.swaps_out)
         if len(moves.swaps_in):
             self._host_cache.swap_in(moves.swaps_in)
-        copies = buffers.on_device("copies")[: len(moves.copies)]
-        if len(copies):
-            kernels.copy_blocks(self._kv_cache, copies)
+        copies = buffers.on_device("copies")
+        if len(moves.copies):
+            kernels.copy_blocks(self._kv_cache, copies[: len(moves.copies)])
         if self._drafts is not None:
             self._drafts.move(moves, copies)
 

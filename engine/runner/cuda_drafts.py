@@ -61,7 +61,7 @@ class CudaDrafts(Protocol):
     layers: tuple[int, ...]  # as of DeviceDrafts
 
     def move(self, moves: StepMoves, copies: Tensor) -> None:
-        """Its blocks, as the target's. `copies`: those of the moves on the device, int32 [C, 2]"""
+        """Its blocks, as the target's. `copies`: those of the moves on the device, int32 [C, 2], and others behind"""
 
     def draft(self, step: QueuedStep) -> None:
         """Before the target computes a step: fills in its drafts."""
@@ -108,8 +108,8 @@ class DraftCache:
             self._host.swap_out(moves.swaps_out)
         if len(moves.swaps_in):
             self._host.swap_in(moves.swaps_in)
-        if len(copies):
-            kernels.copy_blocks(self.blocks, copies)
+        if len(moves.copies):
+            kernels.copy_blocks(self.blocks, copies[: len(moves.copies)])
 
 
 def known_ids(batch: StepBatch, vocab_size: int) -> IntArray:
