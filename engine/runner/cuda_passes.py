@@ -24,7 +24,8 @@ from bequest.engine.runner.staging import Field
 from bequest.engine.types import NO_ROW, NO_SLOT, NO_TOKEN, IntArray
 
 _SMALL_PASS = 256  # tokens that have buffers of their own
-_GRAPH_TOKENS = (1, 2, 4, 8, 16, 32, 64)
+_GRAPH_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_MOST_SAMPLED = 64  # in a graph: larger steps draft nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +149,8 @@ class CudaPasses:
             if num >= 2 * most:
                 continue
             for sampled in samples:
+                if sampled and num > _MOST_SAMPLED:
+                    continue
                 size = StepSize(num, num if sampled else 0, prefill=False)
                 compute(size, self.pad(size))  # loads kernels, which a capture must not
                 graph = torch.cuda.CUDAGraph()
