@@ -365,6 +365,25 @@ struct SamplerRows {
   int64_t num_rows;
 };
 
+cuda::SampleParams sample_params(const SamplerRows& rows, const Logits& logits, const SampledRows& by,
+                                 const SampledTokens& out) {
+  return {.logits = logits.data,
+          .dtype = logits.dtype,
+          .stride = logits.stride,
+          .row_ids = by.rows,
+          .positions = by.positions,
+          .drafts = by.drafts,
+          .num = logits.num,
+          .vocab_size = logits.vocab_size,
+          .num_rows = rows.num_rows,
+          .rows = rows.rows,
+          .last_tokens = rows.last_tokens,
+          .masks = nullptr,
+          .tokens = out.tokens,
+          .bad = out.bad,
+          .guesses = false};
+}
+
 void bind_sampler(py::module_& m) {
   m.attr("cuda_sampler_row_bytes") = sizeof(cuda::SamplerRow);
   m.attr("cuda_row_update_bytes") = sizeof(cuda::RowUpdate);
@@ -385,23 +404,21 @@ void bind_sampler(py::module_& m) {
           "sample",
           [](const SamplerRows& self, const Logits& logits, const SampledRows& by, Address masks,
              const SampledTokens& out, Address stream) {
-            cuda::sample({.logits = logits.data,
-                          .dtype = logits.dtype,
-                          .stride = logits.stride,
-                          .row_ids = by.rows,
-                          .positions = by.positions,
-                          .drafts = by.drafts,
-                          .num = logits.num,
-                          .vocab_size = logits.vocab_size,
-                          .num_rows = self.num_rows,
-                          .rows = self.rows,
-                          .last_tokens = self.last_tokens,
-                          .masks = pointer<int32_t>(masks),
-                          .tokens = out.tokens,
-                          .bad = out.bad},
-                         stream_of(stream));
+            cuda::SampleParams params = sample_params(self, logits, by, out);
+            params.masks = pointer<int32_t>(masks);
+            cuda::sample(params, stream_of(stream));
           },
-          py::arg("logits"), py::arg("by"), py::arg("masks"), py::arg("out"), py::arg("stream"));
+          py::arg("logits"), py::arg("by"), py::arg("masks"), py::arg("out"), py::arg("stream"))
+      .def(
+          "guess",
+          [](const SamplerRows& self, const Logits& logits, const SampledRows& by, Address guessed,
+             const SampledTokens& out, Address stream) {
+            cuda::SampleParams params = sample_params(self, logits, by, out);
+            params.last_tokens = pointer<int32_t>(guessed);
+            params.guesses = true;
+            cuda::sample(params, stream_of(stream));
+          },
+          py::arg("logits"), py::arg("by"), py::arg("guessed"), py::arg("out"), py::arg("stream"));
   m.def(
       "cuda_logprobs",
       [](const Logits& logits, Address chosen, int64_t top, const LogprobOutput& out, Address stream) {

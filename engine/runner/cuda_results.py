@@ -25,11 +25,12 @@ class PendingResults:
         "_beams",
         "_began",
         "_copied",
+        "_drafted",
         "_num_logprobs",
         "_num_samples",
         "_prompt",
-        "_states",
         "_step",
+        "states",
     )
 
     def __init__(
@@ -42,10 +43,11 @@ class PendingResults:
         num_logprobs: int | None,
         prompt: tuple[LogprobArrays, ...],
         beams: PendingCandidates | None,
-        states: PendingStates | None,
+        drafted: bool,
     ) -> None:
         self._step = step
-        self._states = states
+        self.states: PendingStates | None = None  # which may be queued behind the results
+        self._drafted = drafted
         self._beams = beams
         self._began = began
         self._copied = copied
@@ -56,7 +58,7 @@ class PendingResults:
 
     @property
     def slow_to_read(self) -> bool:
-        return self._states is not None
+        return self.states is not None
 
     @property
     def done(self) -> bool:
@@ -80,7 +82,7 @@ class PendingResults:
         # Between two events of one stream: waiting for the step before it does not count.
         seconds = self._began.elapsed_time(self._copied) / 1e3
         beams = () if self._beams is None else self._beams.read()
-        states = () if self._states is None else self._states.read()
+        states = () if self.states is None else self.states.read()
         return StepResult(
             step=self._step,
             tokens=tokens,
@@ -90,6 +92,7 @@ class PendingResults:
             beams=beams,
             device_seconds=seconds,
             states=states,
+            drafts=self._arrays["drafts"][:num].copy() if self._drafted else None,
         )
 
 
@@ -101,6 +104,7 @@ class ResultBuffers:
             [
                 Field("tokens", (max_samples,), torch.int32),
                 Field("bad", (max_samples,), torch.bool),
+                Field("drafts", (max_samples,), torch.int32),
                 Field("chosen", (max_samples,), torch.float32),
                 Field("rank", (max_samples,), torch.int32),
                 Field("top_ids", (max_samples * MOST_LOGPROBS,), torch.int32),
@@ -127,6 +131,11 @@ class ResultBuffers:
     def bad(self) -> Tensor:
         return self._view("bad")
 
+    @property
+    def drafts(self) -> Tensor:
+        """Those that the device made."""
+        return self._view("drafts")
+
     def logprobs(self, num: int, top: int) -> DeviceLogprobs:
         return DeviceLogprobs(
             self._view("chosen")[:num],
@@ -146,17 +155,20 @@ class ResultBuffers:
         num_logprobs: int | None,
         prompt: tuple[LogprobArrays, ...],
         beams: PendingCandidates | None,
-        states: PendingStates | None,
+        *,
+        drafted: bool = False,
     ) -> PendingResults:
         """Queues the copy back on the current stream."""
         turn, self._turn = self._turn, (self._turn + 1) % _TURNS
-        last = "bad" if num_logprobs is None else "top"
+        last = "top" if num_logprobs is not None else "drafts" if drafted else "bad"
         offset, field = self._layout.places[last]
         used = offset + field.shape[0] * field.dtype.itemsize
         copy_bytes(self._addresses[turn], self._device_address, used)
         began, copied = self._began[turn], self._copied[turn]
         record(copied)
-        return PendingResults(step, began, copied, self._arrays[turn], num_samples, num_logprobs, prompt, beams, states)
+        return PendingResults(
+            step, began, copied, self._arrays[turn], num_samples, num_logprobs, prompt, beams, drafted
+        )
 
     def _view(self, name: str) -> Tensor:
         return self._views[name]
