@@ -6,10 +6,9 @@ import io
 import struct
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from bequest.engine.errors import InvalidImage
 from bequest.engine.types.image import Rgb
+from bequest.engine.vision.borrowing import borrowed
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
@@ -21,7 +20,8 @@ _BROKEN = (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, str
 
 
 def decode(data: bytes | bytearray | memoryview, max_pixels: int) -> Rgb:
-    """[height, width, 3], turned as the file says; of an animation the first frame. Raises InvalidImage."""
+    """[height, width, 3], turned as the file says; of an animation the first frame. There may be a byte between pixels.
+    Raises InvalidImage."""
     pillow = _pillow()
     if not data:
         raise InvalidImage("The image is empty: it has no bytes.", reason="image_empty")
@@ -69,4 +69,4 @@ def _pixels(file: PillowImage) -> Rgb:
     from PIL import ImageOps
 
     ImageOps.exif_transpose(file, in_place=True)
-    return np.asarray(file if file.mode == "RGB" else file.convert("RGB"))
+    return borrowed(file if file.mode == "RGB" else file.convert("RGB"))

@@ -6,13 +6,12 @@ unfolding lead from one to the other, so that texts and tokens can be laid besid
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bequest.engine.errors import EngineError
 from bequest.engine.state.contents import ContentKey
+from bequest.engine.text.base64 import from_base64
 from bequest.engine.types import ParentChoice
 from bequest.engine.types.image import FIRST_ID, Detail, Image, PreparedImage
 from bequest.engine.vision.decode import decode
@@ -79,8 +78,13 @@ def _store(context: Context, param: str) -> ImageStore:
 
 async def _image(context: Context, store: ImageStore, given: GivenImage, detail: Detail) -> Image:
     tenant = current_tenant()
-    data = await _data(context, given)
-    key = await in_pool(context, lambda: ContentKey.of(tenant, data, detail, store.vision.settings))
+    fetched = None if _scheme(given.url) == "data" else await _fetched(context, given)
+
+    def look() -> tuple[bytes, ContentKey]:
+        data = _inline(given.url, given.param) if fetched is None else fetched
+        return data, ContentKey.of(tenant, data, detail, store.vision.settings)
+
+    data, key = await in_pool(context, look)
     if (known := store.find(key)) is not None:
         return known
     most = int(context.config.max_image_megapixels * _MEGAPIXEL)
@@ -89,18 +93,20 @@ async def _image(context: Context, store: ImageStore, given: GivenImage, detail:
         return store.vision.prepare(decode(data, most), detail)
 
     try:
-        prepared = await in_pool(context, prepare)
+        prepared = await store.pool.run(tenant, prepare)
     except EngineError as error:
         raise at_field(error, given.param) from error
     return store.take(key, prepared)
 
 
-async def _data(context: Context, given: GivenImage) -> bytes:
-    """The bytes of the file."""
-    scheme, url = given.url.partition(":")[0].lower(), given.url
+def _scheme(url: str) -> str:
+    return url[: max(url.find(":"), 0)].lower()
+
+
+async def _fetched(context: Context, given: GivenImage) -> bytes:
+    """The bytes of a file that is elsewhere."""
+    scheme, url = _scheme(given.url), given.url
     most = int(context.config.max_image_mb * 2**20)
-    if scheme == "data":
-        return await in_pool(context, lambda: _inline(url, given.param))
     try:
         if scheme == "file":
             return await read_below(context.config.image_dir, url, most)
@@ -113,14 +119,14 @@ async def _data(context: Context, given: GivenImage) -> bytes:
 
 
 def _inline(url: str, param: str) -> bytes:
-    head, comma, body = url.partition(",")
-    kind = head[len("data:") :].lower()
-    if not comma or not kind.endswith(";base64") or not kind.startswith("image/"):
+    comma = url.find(",")
+    kind = url[len("data:") : max(comma, 0)].lower()
+    if comma < 0 or not kind.endswith(";base64") or not kind.startswith("image/"):
         message = f"`{param}` must be a data: URL of an image in base64, such as data:image/png;base64,iVBOR…"
         raise ApiError(400, "invalid_image_url", message, param=param)
     try:
-        return base64.b64decode("".join(body.split()), validate=True)
-    except (binascii.Error, ValueError):
+        return from_base64(url, comma + 1, blanks=True)
+    except ValueError:
         message = f"`{param}` is not valid base64."
         raise ApiError(400, "invalid_image_url", message, param=param) from None
 
