@@ -29,4 +29,5 @@ def _with_experts(source: WeightSource, config: DecoderConfig) -> WeightSource:
         return source
     if implied.interleaved:
         return GptOssNames(source)
-    return ExpertNames(source, config.num_layers if implied.drafts else None)
+    sizes = (config.hidden_size, config.experts.intermediate_size)
+    return ExpertNames(source, sizes, config.num_layers if implied.drafts else None)
