@@ -275,6 +275,8 @@ def test_a_model_that_reads_text_alone(blind: Server) -> None:
     refused = chat(blind, text_part("look "), image_part(PICTURES[0]))
     assert refused["status"] == 400 and refused["param"] == "messages[0].content[1].type"
     assert "reads text alone" in refused["message"]
+    vector = post(blind, "/v1/embeddings", {"input": [{"text": "look", "image": data_url(encoded(PICTURES[0]))}]})
+    assert vector["status"] == 400 and vector["param"] == "input[0].image", vector
 
 
 # --- bad input -----------------------------------------------------------------------------------------------------
