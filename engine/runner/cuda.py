@@ -130,6 +130,7 @@ class CudaRunner:
             workspace.share_scratch(self._large.workspaces[strip])
         self._states = StatesRing(limits.states_rows, config.hidden_size, dtype, self._device)
         self._results = ResultBuffers(limits.max_samples, self._device)
+        self._results.count_experts(model)
         self._catalogues = PlacedCatalogues(self._device)
         self._beams = CudaBeams(config.vocab_size, limits.max_samples, self._device, self._catalogues)
         self._masks = DeviceMasks(limits.max_num_seqs, config.vocab_size, self._device)
@@ -303,6 +304,7 @@ class CudaRunner:
                 outputs = self._forward(size, self._fixed.of(size))
                 graph.capture_end()
                 self._graphs[size] = _Graph(graph, outputs)
+            self._results.forget_experts()
         torch.cuda.synchronize(self._device)
         return len(self._graphs)
 

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from bequest.engine.kernels.cuda import DeviceLogprobs
 from bequest.engine.kernels.streams import copy_bytes, record
+from bequest.engine.models.any_model import Model
+from bequest.engine.models.decoder import Decoder
 from bequest.engine.runner.cuda_beams import PendingCandidates
 from bequest.engine.runner.cuda_states import PendingStates
 from bequest.engine.runner.staging import Field, StagingLayout
@@ -15,6 +17,22 @@ from bequest.engine.types import LogprobArrays, StepResult
 
 MOST_LOGPROBS = 20
 _TURNS = 4  # steps whose results may be on their way or unread at once
+
+
+class ExpertsRead:
+    """How many experts steps have read, of the running total that comes back with each of them."""
+
+    __slots__ = ("_before", "num_experts")
+
+    def __init__(self) -> None:
+        self.num_experts = 0  # of all layers
+        self._before = 0
+
+    def of_step(self, total: int) -> tuple[int, int]:
+        """One that is read late has been counted with the step behind it."""
+        read = max(total - self._before, 0)
+        self._before += read
+        return read, self.num_experts
 
 
 class PendingResults:
@@ -25,6 +43,7 @@ class PendingResults:
         "_beams",
         "_began",
         "_copied",
+        "_experts",
         "_num_logprobs",
         "_num_samples",
         "_prompt",
@@ -43,8 +62,10 @@ class PendingResults:
         prompt: tuple[LogprobArrays, ...],
         beams: PendingCandidates | None,
         states: PendingStates | None,
+        experts: ExpertsRead,
     ) -> None:
         self._step = step
+        self._experts = experts
         self._states = states
         self._beams = beams
         self._began = began
@@ -90,6 +111,7 @@ class PendingResults:
             beams=beams,
             device_seconds=seconds,
             states=states,
+            experts=self._experts.of_step(int(self._arrays["experts"][0])),
         )
 
 
@@ -99,6 +121,7 @@ class ResultBuffers:
     def __init__(self, max_samples: int, device: torch.device) -> None:
         self._layout = StagingLayout(
             [
+                Field("experts", (1,), torch.int64),
                 Field("tokens", (max_samples,), torch.int32),
                 Field("bad", (max_samples,), torch.bool),
                 Field("chosen", (max_samples,), torch.float32),
@@ -118,6 +141,16 @@ class ResultBuffers:
         self._began = [torch.cuda.Event(enable_timing=True) for _ in range(_TURNS)]
         self._copied = [torch.cuda.Event(enable_timing=True) for _ in range(_TURNS)]
         self._turn = 0
+        self._experts = ExpertsRead()
+
+    def count_experts(self, model: Model) -> None:
+        """Those that a model reads come back with its steps."""
+        if isinstance(model, Decoder):
+            self._experts.num_experts = model.count_experts(self._view("experts"))
+
+    def forget_experts(self) -> None:
+        """That steps before the first one have read."""
+        self._view("experts").zero_()
 
     @property
     def tokens(self) -> Tensor:
@@ -156,7 +189,9 @@ class ResultBuffers:
         copy_bytes(self._addresses[turn], self._device_address, used)
         began, copied = self._began[turn], self._copied[turn]
         record(copied)
-        return PendingResults(step, began, copied, self._arrays[turn], num_samples, num_logprobs, prompt, beams, states)
+        return PendingResults(
+            step, began, copied, self._arrays[turn], num_samples, num_logprobs, prompt, beams, states, self._experts
+        )
 
     def _view(self, name: str) -> Tensor:
         return self._views[name]

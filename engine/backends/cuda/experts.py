@@ -22,7 +22,7 @@ class PlannedChoice(Chosen):
     choice: cuda_experts.ExpertChoice
 
 
-def route(logits: Tensor, routing: Routing) -> PlannedChoice:
+def route(logits: Tensor, routing: Routing, num_read: Tensor | None) -> PlannedChoice:
     rule = cuda_experts.RoutingRule(
         top_k=routing.top_k,
         scoring=routing.scoring,
@@ -33,7 +33,7 @@ def route(logits: Tensor, routing: Routing) -> PlannedChoice:
         renormalises=routing.renormalises,
         factor=routing.factor,
     )
-    choice = cuda_experts.route(logits, rule)
+    choice = cuda_experts.route(logits, rule, num_read)
     return PlannedChoice(choice.ids, choice.weights, choice)
 
 
