@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bequest.engine.backends.cuda.uploads import Uploads
 from bequest.engine.errors import ModelError
 from bequest.engine.kernels import cuda_experts
 from bequest.engine.layers.expert_weights import ExpertWeights
@@ -82,7 +83,11 @@ def _choice(chosen: Chosen) -> cuda_experts.ExpertChoice:
 
 
 def place_experts(
-    matrices: Iterable[Sequence[Tensor]], num_experts: int, dtype: torch.dtype, device: torch.device
+    matrices: Iterable[Sequence[Tensor]],
+    num_experts: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    uploads: Uploads,
 ) -> Tensor:
     """[E, N, K] of each expert's matrices [N_i, K], each copied straight to its place on the device."""
     placed: Tensor | None = None
@@ -93,7 +98,7 @@ def place_experts(
             placed = torch.empty(num_experts, rows, of_expert[0].shape[1], dtype=dtype, device=device)
         begin = 0
         for matrix in of_expert:
-            placed[count, begin : begin + matrix.shape[0]].copy_(matrix, non_blocking=True)
+            uploads.copy(placed[count, begin : begin + matrix.shape[0]], matrix)
             begin += matrix.shape[0]
         count += 1
     assert placed is not None and count == num_experts, (count, num_experts)
