@@ -1,6 +1,7 @@
 """From process start to the first token of a server that loads real files: random weights on the local disk.
 
-    python -m benchmarks.start_up [--shape qwen3-0.6b] [--layers N] [--folder /tmp] [--rounds 2] [--cold] [--beside TREE]
+    python -m benchmarks.start_up [--shape qwen3-0.6b] [--layers N] [--folder /tmp] [--rounds 2] [--cold]
+                                  [--beside TREE]
 
 A checkpoint has the names and sizes of a published one, in files of about four gigabytes. `--layers` takes the first
 ones alone, for a disk that has no room for all. `--cold` drops the files from the page cache before the first start.

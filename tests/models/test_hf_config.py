@@ -109,7 +109,7 @@ def test_refused(change: dict[str, Any], message: str) -> None:
 def test_layer_types_must_be_known_and_complete() -> None:
     with pytest.raises(ModelError, match=re.escape("layer_types chunked_attention are not supported")):
         parse_hf_config(QWEN2 | SLIDING | {"layer_types": ["chunked_attention"] * 3})
-    with pytest.raises(ModelError, match="2 layer types for 3 layers"):
+    with pytest.raises(ModelError, match="layer_types are 2, but num_hidden_layers is 3"):
         parse_hf_config(QWEN2 | SLIDING | {"layer_types": ["full_attention"] * 2})
 
 
