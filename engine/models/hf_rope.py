@@ -19,6 +19,7 @@ def parse_hf_ropes(fields: Fields, max_position: int, variant: HFVariant) -> tup
     `rope_scaling`, and perhaps `rope_local_base_freq` for layers with a window."""
     is_new = fields.has("rope_parameters")
     scaling = fields.section("rope_parameters" if is_new else "rope_scaling")
+    ropes: tuple[RopeConfig, RopeConfig | None]
     if not variant.rope.by_type:
         if variant.rope.named and not scaling.values:
             raise ModelError(f"{fields.source} lacks rope_parameters")
