@@ -18,6 +18,8 @@ def parse_hf_ropes(fields: Fields, max_position: int, variant: HFVariant) -> tup
     Newer files hold one `rope_parameters` object, or one for each type of layer; older ones `rope_theta` beside
     `rope_scaling`, and perhaps `rope_local_base_freq` for layers with a window."""
     is_new = fields.has("rope_parameters")
+    if variant.rope.by_type:  # each says its own
+        fields = Fields({**fields.values, "original_max_position_embeddings": None}, fields.source)
     scaling = fields.section("rope_parameters" if is_new else "rope_scaling")
     ropes: tuple[RopeConfig, RopeConfig | None]
     if not variant.rope.by_type:

@@ -109,7 +109,7 @@ _GLM = HFVariant(
     "never",
     qk_norm=False,
     sliding_window="never",
-    defaults={"head_dim": 128, "partial_rotary_factor": 0.5},
+    defaults={"head_dim": 128, "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-07},
     joined=("gate_up_proj",),
     rope=HFRope(interleaved=True, partial=True),
 )
