@@ -22,7 +22,7 @@ SampledRows = tuple[int, int, int]  # rows [N], positions [N], drafts [N] or 0: 
 Sampled = tuple[int, int]  # tokens [N], which of them are bad [N]
 TappedNorm = tuple[int, float, HiddenTap | None]  # weight [K], eps
 # Router, experts of a row, whether they count 1 together, factor, gate and up and down of one that all rows take.
-ChainExperts = tuple[Product, int, bool, float, Product, Product]
+ChainExperts = tuple[Product, int, bool, float, Product, Product, int]
 # The slots [T] of tokens; what slots hold for output, gate and up, down, and the next layer's qkv.
 ChainDeltas = tuple[int, CudaLoraSite | None, CudaLoraSite | None, CudaLoraSite | None, CudaLoraSite | None]
 # Output, norm, gate and up, activation, down; with experts gate and up and down are those of one of them.
@@ -81,7 +81,9 @@ def cuda_skinny_chain(
     attended: Matrix, residual: int, tail: ChainTail, head: ChainHead | None, scratch: int, stream: int
 ) -> None: ...
 def cuda_expert_plan_bytes(sizes: ExpertSizes) -> int: ...
-def cuda_route_experts(logits: int, dtype: int, routing: ExpertRouting, choice: ExpertChoice, stream: int) -> None: ...
+def cuda_route_experts(
+    logits: int, dtype: int, routing: ExpertRouting, choice: ExpertChoice, num_read: int, stream: int
+) -> None: ...
 def cuda_expert_gated(
     x: int, matrices: ExpertMatrices, choice: ExpertChoice, activation: int, out: int, stream: int
 ) -> None: ...

@@ -348,8 +348,10 @@ class Loader(Reader):
         return read_kv_scales(self._source, self._prefix) if self._scales_kv else UNSCALED
 
     def each(self, make: Callable[[int], Part], count: int) -> list[Part]:
-        # Reading, dequantising and packing leave the interpreter, so threads help; each holds a layer's plain weights.
-        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        # Reading, dequantising and packing leave the interpreter, so threads help; each holds a layer's plain weights
+        # on a CPU, and pieces of them on their way to a GPU.
+        threads = 4 if self._backend.device.type == "cpu" else 8
+        with ThreadPoolExecutor(min(threads, os.cpu_count() or 1)) as pool:
             made = pool.map(make, range(count))
             return list(shown(made, count))
 

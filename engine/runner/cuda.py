@@ -121,6 +121,7 @@ class CudaRunner:
             limits.states_rows, config.hidden_size, dtype, self._device, layers, limits.max_tokens
         )
         self._results = ResultBuffers(limits.max_samples, self._device)
+        self._results.count_experts(model)
         self._catalogues = PlacedCatalogues(self._device)
         self._beams = CudaBeams(config.vocab_size, limits.max_samples, self._device, self._catalogues)
         self._masks = DeviceMasks(limits.max_num_seqs, config.vocab_size, self._device)
@@ -317,6 +318,7 @@ class CudaRunner:
                 self._graphs[size] = _Graph(graph, outputs)
             if self._drafts is not None:
                 self._drafts.capture(pool)
+            self._results.forget_experts()
         torch.cuda.synchronize(self._device)
         return len(self._graphs)
 
