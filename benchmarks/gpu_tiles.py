@@ -38,7 +38,7 @@ Shape = tuple[int, int, int, int]
 SWEPT = {
     TileFormat.BFLOAT16: (8, 16, 32),
     TileFormat.FLOAT8: (8, 16, 32),
-    TileFormat.FLOAT8_ROWS: (8, 32, 64, 128, 256),
+    TileFormat.FLOAT8_ROWS: (32, 64),
     TileFormat.INT4: (16, 32, 64, 128, 256, 384),
 }
 
@@ -96,9 +96,9 @@ def tiles(x: Tensor, weights: list[DenseWeight | Int4Weight], plan: tuple[int, i
     num_tokens, depth = x.shape
     out = torch.empty(num_tokens, weights[0].out_features, dtype=torch.bfloat16, device=DEVICE)
     rows, scales = (x, None) if x.dtype is torch.bfloat16 else cuda_linear.float8_rows(x.bfloat16())
-    matrix = (rows.data_ptr(), num_tokens, depth, 1 if scales is None else 2)
 
     def run() -> None:
+        matrix = (rows.data_ptr(), num_tokens, depth, 1 if scales is None else 2)
         for each in weights:
             if isinstance(each, Int4Weight):
                 product = each.packed._product(None)

@@ -12,21 +12,22 @@ namespace {
 constexpr int64_t kSmallWeight = 8 << 20;  // elements: cuBLAS multiplies larger ones as fast in bfloat16
 constexpr int64_t kFewRows = 32, kMoreRows = 64, kBlockRows = 128;
 constexpr int64_t kFewestRows = 5,
-                  kRegisterRows = 16;    // what comes before is the chain's, and skinny_linear_mma's
+                  kRegisterRows = 8;     // what comes before is the chain's, and skinny_linear_mma's
 constexpr int64_t kMostCodedRows = 256;  // of codes of 4 bits: more are faster as bfloat16
 constexpr int64_t kGroupRows = 64, kMostSplits = 8;
 constexpr int64_t kLeastDepth = 512;  // of k, of a CTA
 
 bool has_rows(int64_t num_tokens, int64_t elements, TileFormat format) {
+  const bool small = elements <= kSmallWeight;
   switch (format) {
     case TileFormat::kInt4:
-      return num_tokens >= 1 && num_tokens <= kMostCodedRows;
+      return num_tokens >= 1 && num_tokens <= (small ? kBlockRows : kMostCodedRows);
     case TileFormat::kFloat8:
       return num_tokens >= kFewestRows && num_tokens <= kFewRows;
     case TileFormat::kFloat8Rows:
-      return num_tokens > kFewRows && num_tokens <= kBlockRows;
+      return num_tokens > kFewRows && num_tokens <= kMoreRows;
     case TileFormat::kBFloat16:
-      return num_tokens > kRegisterRows && num_tokens <= kFewRows && elements <= kSmallWeight;
+      return num_tokens > kRegisterRows && num_tokens <= kFewRows && small;
   }
   return false;
 }

@@ -217,13 +217,20 @@ __global__ __launch_bounds__(kThreads, Size::kBlocks) void tile_linear_kernel(
 // Of a CTA alone on its multiprocessor, and of one of two: the next kernel's begins beside it.
 inline constexpr int kMostShared = 224 * 1024, kHalfShared = 112 * 1024;
 
-// Stages that a CTA has room for. units: of its piece
+template <class Size>
+constexpr int stages_within(int bytes, int units, int gain_bytes) {
+  int stages = std::min({kMostStages, units, (bytes - gain_bytes) / Size::kStageBytes});
+  while (stages > 0 && Size::gain(stages) + gain_bytes > bytes) --stages;
+  return stages;
+}
+
+// Stages that a CTA has room for. units: of its piece. A ring needs one more than take turns with it, even if
+// the CTA is then alone.
 template <class Size>
 constexpr int stages_for(int units, int gain_bytes) {
-  const int most = Size::kBlocks == 2 ? kHalfShared : kMostShared;
-  int stages = std::min({kMostStages, units, (most - gain_bytes) / Size::kStageBytes});
-  while (stages > 0 && Size::gain(stages) + gain_bytes > most) --stages;
-  return stages;
+  const int beside = stages_within<Size>(kHalfShared, units, gain_bytes);
+  if (Size::kBlocks == 2 && (beside == units || beside > Size::kSlices)) return beside;
+  return stages_within<Size>(kMostShared, units, gain_bytes);
 }
 
 template <class Size, bool kNorm>

@@ -3,7 +3,7 @@
 namespace bequest::cuda {
 
 void tile_linear_fp8_rows(const SkinnyLinearParams& p, const TilePlan& plan, Stream stream) {
-  tiles::launch_format<TileFloat8Rows, false, 16>(p, plan, stream);
+  tiles::launch_format<TileFloat8Rows, false, 8>(p, plan, stream);
 }
 
 }  // namespace bequest::cuda
