@@ -41,6 +41,33 @@ template <>
 inline constexpr auto fields_of<ChoicePlaces> =
     std::tuple(&ChoicePlaces::ids, &ChoicePlaces::weights, &ChoicePlaces::plan, &ChoicePlaces::sizes);
 
+namespace {
+
+void bind_products_in_codes(py::module_& m) {
+  m.def(
+      "cuda_expert_sum",
+      [](const Matrix& products, const ChoicePlaces& choice, Address out, Address stream) {
+        cuda::sum_products({.products = products.data,
+                            .dtype = products.dtype,
+                            .weights = choice.weights,
+                            .sizes = choice.sizes,
+                            .outputs = products.columns,
+                            .out = pointer<void>(out)},
+                           stream_of(stream));
+      },
+      py::arg("products"), py::arg("choice"), py::arg("out"), py::arg("stream"));
+  m.def(
+      "cuda_fine_expert_linear",
+      [](const FineRows& rows, const cuda::FineMatrices& matrices, Address bias, const ChoicePlaces& choice,
+         bool shared, Address stream) {
+        cuda::fine_expert_linear(rows.with(matrices, bias), choice, shared, stream_of(stream));
+      },
+      py::arg("rows"), py::arg("matrices"), py::arg("bias"), py::arg("choice"), py::arg("shared"),
+      py::arg("stream"));
+}
+
+}  // namespace
+
 void bind_cuda_experts(py::module_& m) {
   m.def(
       "cuda_expert_plan_bytes", [](const cuda::ExpertSizes& sizes) { return cuda::expert_plan_bytes(sizes); },
@@ -85,26 +112,7 @@ void bind_cuda_experts(py::module_& m) {
       },
       py::arg("x"), py::arg("matrices"), py::arg("choice"), py::arg("products"), py::arg("out"),
       py::arg("stream"));
-  m.def(
-      "cuda_expert_sum",
-      [](const Matrix& products, const ChoicePlaces& choice, Address out, Address stream) {
-        cuda::sum_products({.products = products.data,
-                            .dtype = products.dtype,
-                            .weights = choice.weights,
-                            .sizes = choice.sizes,
-                            .outputs = products.columns,
-                            .out = pointer<void>(out)},
-                           stream_of(stream));
-      },
-      py::arg("products"), py::arg("choice"), py::arg("out"), py::arg("stream"));
-  m.def(
-      "cuda_fine_expert_linear",
-      [](const FineRows& rows, const cuda::FineMatrices& matrices, Address bias, const ChoicePlaces& choice,
-         bool shared, Address stream) {
-        cuda::fine_expert_linear(rows.with(matrices, bias), choice, shared, stream_of(stream));
-      },
-      py::arg("rows"), py::arg("matrices"), py::arg("bias"), py::arg("choice"), py::arg("shared"),
-      py::arg("stream"));
+  bind_products_in_codes(m);
 }
 
 }  // namespace bequest

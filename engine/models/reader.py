@@ -26,9 +26,9 @@ from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.parts import Activation, Chosen, Norm
 from bequest.engine.layers.spec import LayerSpec
 from bequest.engine.layers.weight import Stored, Table, Weight
-from bequest.engine.models.cutting import VOCABULARY
 from bequest.engine.models.kv_scales import read_kv_scales
 from bequest.engine.models.progress import shown
+from bequest.engine.models.vocabulary import VOCABULARY
 from bequest.engine.models.weights import WeightSource
 
 Part = TypeVar("Part")
