@@ -134,7 +134,7 @@ def expert_layer(x: Tensor, choice: ExpertChoice, name: str) -> Callable[[], Ten
     def in_codes() -> Tensor:
         both = cuda_fine.expert_linear(x, up_codes, None, choice, shared=True)
         inner = cuda.gated_activation(both, "silu")
-        return cuda_fine.sum_pairs(cuda_fine.expert_linear(inner, down_codes, None, choice, shared=False), choice)
+        return cuda_experts.sum_products(cuda_fine.expert_linear(inner, down_codes, None, choice, shared=False), choice)
 
     return in_codes
 

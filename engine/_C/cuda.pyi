@@ -22,7 +22,7 @@ SampledRows = tuple[int, int, int]  # rows [N], positions [N], drafts [N] or 0: 
 Sampled = tuple[int, int]  # tokens [N], which of them are bad [N]
 TappedNorm = tuple[int, float, HiddenTap | None]  # weight [K], eps
 # Router, experts of a row, whether they count 1 together, factor, gate and up and down of one that all rows take.
-ChainExperts = tuple[Product, int, bool, float, Product, Product]
+ChainExperts = tuple[Product, int, bool, float, Product, Product, int]
 # The slots [T] of tokens; what slots hold for output, gate and up, down, and the next layer's qkv.
 ChainDeltas = tuple[int, CudaLoraSite | None, CudaLoraSite | None, CudaLoraSite | None, CudaLoraSite | None]
 # Output, norm, gate and up, activation, down; with experts gate and up and down are those of one of them.
@@ -46,6 +46,17 @@ def cuda_is_fused_product(num_tokens: int, out_features: int, in_features: int, 
 def cuda_skinny_linear(
     x: Matrix, product: Product, out: int, finish: tuple[int, int], norm: TappedNorm | None, stream: int
 ) -> None: ...  # `finish`: a SkinnyResult (csrc/ops/cuda/skinny_linear.h) and its activation
+def cuda_tile_linear(
+    x: Matrix,
+    x_scales: int,
+    product: Product,
+    out: int,
+    finish: tuple[int, int],
+    norm: TappedNorm | None,
+    stream: int,
+    plan: tuple[int, int] | None = None,
+) -> None: ...  # `x_scales`: of x in float8, else 0; `plan`: other than the best one (csrc/ops/cuda/tile_linear.h)
+def cuda_is_tile_product(num_tokens: int, out_features: int, in_features: int, format: int, normed: bool) -> bool: ...
 def cuda_float8_rows(x: Matrix, codes: int, scales: int, stream: int) -> None: ...
 def cuda_can_chain(attended: int, hidden: int, inner: int, bits: int, fine: bool = ...) -> bool: ...
 def cuda_can_chain_experts(
@@ -70,22 +81,38 @@ def cuda_skinny_chain(
     attended: Matrix, residual: int, tail: ChainTail, head: ChainHead | None, scratch: int, stream: int
 ) -> None: ...
 def cuda_expert_plan_bytes(sizes: ExpertSizes) -> int: ...
-def cuda_route_experts(logits: int, dtype: int, routing: ExpertRouting, choice: ExpertChoice, stream: int) -> None: ...
+def cuda_route_experts(
+    logits: int, dtype: int, routing: ExpertRouting, choice: ExpertChoice, num_read: int, stream: int
+) -> None: ...
 def cuda_expert_gated(
     x: int, matrices: ExpertMatrices, choice: ExpertChoice, activation: int, out: int, stream: int
 ) -> None: ...
 def cuda_expert_summed(
     x: int, matrices: ExpertMatrices, choice: ExpertChoice, products: int, out: int, stream: int
 ) -> None: ...
-def cuda_expert_sum(products: Matrix, choice: ExpertChoice, out: int, stream: int) -> None: ...
+def cuda_expert_products(
+    x: int, matrices: ExpertMatrices, choice: ExpertChoice, shares_rows: bool, out: int, stream: int
+) -> None: ...
+def cuda_sum_expert_products(
+    products: int, columns: int, dtype: int, choice: ExpertChoice, out: int, stream: int
+) -> None: ...
 
-class CudaLoraSite:  # a, b, ranks, scales; ends [P]; slots, R, K, N (csrc/ops/cuda/lora.h)
+class CudaLoraSite:  # a, b, ranks, scales; ends [P]; slots, R, K, N, dtype (csrc/ops/cuda/lora.h)
     def __init__(self, slots: tuple[int, ...], ends: Sequence[int], sizes: tuple[int, ...]) -> None: ...
 
-LoraTiles = tuple[int, int, int]  # rows, tiles, the most of these
+# Rows, tiles, the most of these, how many rows read the same one, whether they are made in the step.
+LoraTiles = tuple[int, int, int, int, bool]
 
 def cuda_lora_shrink(x: int, shrunk: int, num_rows: int, site: CudaLoraSite, tiles: LoraTiles, stream: int) -> None: ...
 def cuda_lora_expand(y: int, shrunk: int, num_rows: int, site: CudaLoraSite, tiles: LoraTiles, stream: int) -> None: ...
+def cuda_lora_expert_tiles(
+    slots: int,
+    ids: int,
+    sizes: tuple[int, int, int, int],  # T, K, E, slots
+    places: int,
+    rows_and_tiles: tuple[int, int],
+    stream: int,
+) -> None: ...
 
 # Copies inside the cache by pairs in device memory, between two by pairs in the host's.
 def cuda_copy_blocks(cache: Blocks, block_bytes: int, pairs: int, num_pairs: int, stream: int) -> None: ...
@@ -104,6 +131,7 @@ class CudaSamplerRows:
     def __init__(self, rows: int, last_tokens: int, num_rows: int) -> None: ...
     def update(self, updates: int, num_updates: int, payload: int, stream: int) -> None: ...
     def sample(self, logits: Logits, by: SampledRows, masks: int, out: Sampled, stream: int) -> None: ...
+    def guess(self, logits: Logits, by: SampledRows, guessed: int, out: Sampled, stream: int) -> None: ...
 
 def cuda_logprobs(logits: Logits, chosen: int, top: int, out: LogprobOutput, stream: int) -> None: ...
 def cuda_beam_workspace_bytes(num_rows: int, num_slots: int) -> int: ...

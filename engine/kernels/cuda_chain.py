@@ -78,12 +78,14 @@ class Choice:
     factor: float
     shared: tuple[Product, Product] | None = None  # [2 I, H] and [H, I] of an expert that every row takes
 
-    def arguments(self, hidden: int, inner: int) -> _C.ChainExperts:
+    def arguments(self, hidden: int, inner: int, num_read: Tensor | None) -> _C.ChainExperts:
         router = self.router.arguments(self.router.weight.shape[0], hidden)
-        up, down = _NO_PRODUCT, _NO_PRODUCT
+        up: _C.Product = _NO_PRODUCT
+        down: _C.Product = _NO_PRODUCT
         if self.shared is not None:
             up, down = self.shared[0].arguments(2 * inner, hidden), self.shared[1].arguments(hidden, inner)
-        return router, self.top_k, self.renormalises, self.factor, up, down
+        counter = 0 if num_read is None else cuda.address_of(num_read, torch.int64, 1)
+        return router, self.top_k, self.renormalises, self.factor, up, down, counter
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class Deltas:
 
     def fits(self, product: Product) -> bool:
         found = None if product.site is None else self.sites.get(product.site)
-        return found is None or len(found.shape.ends) <= _MOST_DELTA_PARTS
+        return found is None or (found.shape.is_even and len(found.shape.ends) <= _MOST_DELTA_PARTS)
 
     def arguments(self, num_tokens: int, tail: Tail, head: Head | None) -> _C.ChainDeltas:
         def at(product: Product) -> _C.CudaLoraSite | None:
@@ -158,8 +160,10 @@ def run(
     head: Head | None,
     scratch: Tensor,
     deltas: Deltas | None = None,
+    num_read: Tensor | None = None,
 ) -> Tensor | None:
-    """residual [T, H] += all that the tail makes of attended [T, A]; the projection [T, Q] of the next layer's head."""
+    """residual [T, H] += all that the tail makes of attended [T, A]; the projection [T, Q] of the next layer's head.
+    The experts that the row takes are counted in num_read [1] int64."""
     num_tokens, depth = attended.shape
     hidden, inner = residual.shape[1], tail.down.in_features
     leading = tail.down.weight.shape[:-2]  # E, where there are experts
@@ -180,7 +184,7 @@ def run(
             tail.gate_up.arguments(2 * inner, hidden, *leading),
             ACTIVATION_CODES[tail.activation],
             tail.down.arguments(hidden, inner, *leading),
-            None if tail.choice is None else tail.choice.arguments(hidden, inner),
+            None if tail.choice is None else tail.choice.arguments(hidden, inner, num_read),
             None if deltas is None else deltas.arguments(num_tokens, tail, head),
         ),
         following,

@@ -209,15 +209,6 @@ def expert_linear(x: Tensor, rows: FineRows, bias: Tensor | None, choice: Expert
     return out
 
 
-def sum_pairs(products: Tensor, choice: ExpertChoice) -> Tensor:
-    """[T top_k, N] → [T, N]: the products of a token's pairs times what they count, added by rank."""
-    num_tokens, outputs = choice.ids.shape[0], products.shape[1]
-    out = torch.empty(num_tokens, outputs, dtype=_BF16, device=products.device)
-    matrix = (cuda.address_of(products, _BF16, *products.shape), len(products), outputs, _BF16_CODE)
-    _C.cuda_expert_sum(matrix, choice.arguments(), out.data_ptr(), current_stream())
-    return out
-
-
 def _rows(x: Tensor, rows: FineRows, out: Tensor, parts: Tensor) -> _C.FineRows:
     halves = torch.empty_like(x, dtype=torch.float16)
     return cuda.address_of(x, _BF16, len(x), rows.depth), halves.data_ptr(), out.data_ptr(), parts.data_ptr(), len(out)

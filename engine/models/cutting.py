@@ -20,7 +20,7 @@ from typing import Literal
 from bequest.engine.errors import ModelError
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
-from bequest.engine.models.vocabulary import VOCABULARY
+from bequest.engine.models.vocabulary_names import VOCABULARY
 from bequest.engine.types.recurrent import DeltaSizes
 
 Whole = DecoderConfig | EncoderDecoderConfig

@@ -204,7 +204,7 @@ def test_experts(codec: Codec, shape: tuple[int, int, int, int]) -> None:
         middle = gated_by("clamped_swish", gate, high).to(BF16)
         each = cuda_fine.expert_linear(middle, down.rows, down.numbers.bias, choice, shared=False)
         assert_near_rows(each, products(middle, down.numbers, choice, 1))
-        summed = cuda_fine.sum_pairs(each, choice)
+        summed = cuda_experts.sum_products(each, choice)
         of_ranks = each.double().view(num_tokens, top_k, hidden) * choice.weights.double()[:, :, None]
         assert_near_rows(summed, of_ranks.sum(1))
         if num_tokens:

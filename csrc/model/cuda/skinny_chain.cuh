@@ -116,8 +116,9 @@ struct Arguments {
   const Word* logits;  // [E / 2] in sectors: the router's
   const void* attended;
   Activation activation;
-  HiddenTap tap;       // of the results of the phase before the last
-  uint32_t* launches;  // [CTAs]: how many there were; each CTA has its own
+  HiddenTap tap;                 // of the results of the phase before the last
+  uint32_t* launches;            // [CTAs]: how many there were; each CTA has its own
+  unsigned long long* num_read;  // as ChainExperts has it
 };
 
 // A product as one CTA sees it, in shared memory, because reading arguments by index takes much longer.

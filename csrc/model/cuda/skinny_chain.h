@@ -49,6 +49,7 @@ struct ChainExperts {
   // One that every row takes, of the size of the others; it counts the sigmoid of the router's last output.
   ChainProduct shared_up;    // [2 I, H]; weight null: there is none
   ChainProduct shared_down;  // [H, I]
+  uint64_t* num_read;        // [1]: K is added to it; null: nobody counts
 };
 
 // What adapters add to the products; of a site without `a` nothing.

@@ -160,6 +160,7 @@ void add_feed_forward(Builder& builder, const SkinnyChainParams& p, const Word* 
     a.num_chosen = static_cast<int>(p.experts.num_chosen);
     a.renormalises = p.experts.renormalises;
     a.factor = p.experts.factor;
+    a.num_read = reinterpret_cast<unsigned long long*>(p.experts.num_read);
   }
   Phase& gate =
       has_experts ? builder.add_of_experts(p.gate_up, Kind::kGate) : builder.add(p.gate_up, Kind::kGate);

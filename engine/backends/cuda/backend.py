@@ -11,6 +11,7 @@ from bequest.engine.backends.cuda import coded, fine
 from bequest.engine.backends.cuda.chain import ChainCompiler
 from bequest.engine.backends.cuda.experts import DenseExperts, check_experts, place_experts
 from bequest.engine.backends.cuda.ops import CudaOps
+from bequest.engine.backends.cuda.uploads import Uploads
 from bequest.engine.backends.cuda.weights import DenseWeight
 from bequest.engine.kernels import cuda_chain
 from bequest.engine.kernels.cpu_weights import QuantisedRows
@@ -35,6 +36,7 @@ class CudaBackend:
         self.ops = CudaOps()
         self._scratch = cuda_chain.make_scratch(device)
         self._chain = ChainCompiler(self.ops, self._scratch)
+        self._uploads = Uploads()
 
     def head_sizes(self, dtype: torch.dtype) -> tuple[int, ...]:
         return (64, 128, 256) if dtype is torch.bfloat16 else ()
@@ -47,7 +49,7 @@ class CudaBackend:
         stacked = torch.empty(sum(map(len, parts)), *parts[0].shape[1:], dtype=dtype, device=self.device)
         begin = 0
         for part in parts:
-            stacked[begin : begin + len(part)].copy_(part, non_blocking=True)
+            self._uploads.copy(stacked[begin : begin + len(part)], part)
             begin += len(part)
         return stacked
 
@@ -70,7 +72,7 @@ class CudaBackend:
     def expert_weights(
         self, matrices: Iterable[Sequence[Tensor]], num_experts: int, bias: Tensor | None, dtype: torch.dtype
     ) -> ExpertWeights:
-        placed = place_experts(matrices, num_experts, dtype, self.device)
+        placed = place_experts(matrices, num_experts, dtype, self.device, self._uploads)
         return DenseExperts(placed, None if bias is None else bias.to(self.device))
 
     def quantised_expert_weights(

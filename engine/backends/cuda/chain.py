@@ -196,7 +196,7 @@ class ChainProgram:
         for link, following in pairwise([*self._links, None]):
             assert link is not None
             mixed, head = link.mixed(rows, stream.ops, step), _head(link, following, step)
-            projected = cuda_chain.run(mixed, residual, link.tail, head, self._scratch, deltas)
+            projected = cuda_chain.run(mixed, residual, link.tail, head, self._scratch, deltas, stream.ops.experts_read)
             if following is not None:
                 rows = following.project(stream, step) if projected is None else projected
 

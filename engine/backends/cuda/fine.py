@@ -9,12 +9,11 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from bequest.engine.backends.cuda.experts import PlannedChoice
+from bequest.engine.backends.cuda.experts import PlannedExperts, choice_of
 from bequest.engine.backends.cuda.fine_codes import columns_of, fine_float8, fine_integers, fine_stored
-from bequest.engine.kernels import cuda_fine
+from bequest.engine.kernels import cuda_experts, cuda_fine
 from bequest.engine.kernels.cuda_fine import FineRows
 from bequest.engine.layers.codes import Codes, Float8Rows, IntegerRows
-from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.ops import Ops
 from bequest.engine.layers.parts import Activation, Chosen
 from bequest.engine.layers.stream import Stream
@@ -125,7 +124,7 @@ class JoinedWeight(Weight):
         raise AssertionError("a table is one matrix")
 
 
-class FineExperts(ExpertWeights):
+class FineExperts(PlannedExperts):
     """Any number of rows is multiplied with the codes; those of experts that no row takes are not read."""
 
     def __init__(self, packed: FineRows, bias: Tensor | None, ops: Ops) -> None:
@@ -154,15 +153,14 @@ class FineExperts(ExpertWeights):
         return _FORMATS[self.packed.codec]
 
     def gated(self, x: Tensor, chosen: Chosen, activation: Activation) -> Tensor:
-        return self._ops.gated_activation(self._products(x, chosen, shared=True), activation)
+        return self._ops.gated_activation(self.products(x, choice_of(chosen), shares_rows=True), activation)
 
     def summed(self, x: Tensor, chosen: Chosen) -> Tensor:
-        assert isinstance(chosen, PlannedChoice)
-        return cuda_fine.sum_pairs(self._products(x, chosen, shared=False), chosen.choice)
+        choice = choice_of(chosen)
+        return cuda_experts.sum_products(self.products(x, choice, shares_rows=False), choice)
 
-    def _products(self, x: Tensor, chosen: Chosen, *, shared: bool) -> Tensor:
-        assert isinstance(chosen, PlannedChoice)
-        return cuda_fine.expert_linear(x, self.packed, self.bias, chosen.choice, shared=shared)
+    def products(self, x: Tensor, choice: cuda_experts.ExpertChoice, *, shares_rows: bool) -> Tensor:
+        return cuda_fine.expert_linear(x, self.packed, self.bias, choice, shared=shares_rows)
 
 
 def fine_weight(
