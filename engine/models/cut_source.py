@@ -18,8 +18,9 @@ from bequest.engine.layers.ranks import Ranks
 from bequest.engine.layers.spec import Attention, LayerSpec, Sublayer
 from bequest.engine.layers.vocabulary import VocabularyPart, rows_of_rank
 from bequest.engine.layers.weight import Weight
-from bequest.engine.models.cutting import VOCABULARY, Cut, Cutting
+from bequest.engine.models.cutting import Cut, Cutting
 from bequest.engine.models.reader import Loader
+from bequest.engine.models.vocabulary_names import VOCABULARY
 from bequest.engine.models.weights import SourceOver, WeightSource
 
 

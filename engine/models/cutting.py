@@ -20,6 +20,7 @@ from typing import Literal
 from bequest.engine.errors import ModelError
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
+from bequest.engine.models.vocabulary_names import VOCABULARY
 from bequest.engine.types.recurrent import DeltaSizes
 
 Whole = DecoderConfig | EncoderDecoderConfig
@@ -31,9 +32,6 @@ _QUERIES = frozenset({"q_proj", "gate_proj", "q"})
 _KEYS = frozenset({"k_proj", "v_proj", "k", "v"})
 _GATHERED_OUT = frozenset({"o_proj", "out_proj", "o"})
 _ATTENTIONS = frozenset({"self_attn", "encoder_attn", "SelfAttention", "EncDecAttention"})
-VOCABULARY = frozenset(
-    {"model.embed_tokens", "lm_head", "model.shared", "shared", "model.decoder.embed_tokens", "proj_out"}
-)
 
 _KINDS = frozenset({"weight", "bias", "sinks", "A_log", "dt_bias"})  # how names end; others are scales of something
 

@@ -27,9 +27,9 @@ from bequest.engine.layers.parts import Activation, Chosen, Norm
 from bequest.engine.layers.spec import LayerSpec
 from bequest.engine.layers.step_adapters import AdapterRows
 from bequest.engine.layers.weight import Stored, Table, Weight
-from bequest.engine.models.cutting import VOCABULARY
 from bequest.engine.models.kv_scales import read_kv_scales
 from bequest.engine.models.progress import shown
+from bequest.engine.models.vocabulary_names import VOCABULARY
 from bequest.engine.models.weights import WeightSource
 
 EXPERT_BITS = 14  # the numbers of a layer's experts differ in these alone (csrc/model/cpu/adapters.h)

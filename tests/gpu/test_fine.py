@@ -64,8 +64,7 @@ def draw(codec: Codec, outputs: int, depth: int, seed: int) -> tuple[FineRows, T
         rows = pack(codes, scales.half().float(), offsets)
     else:
         rows = cuda_fine.pack_float4(codes, torch.frexp(scales).exponent)
-    on_host = replace(rows, codes=rows.codes.cpu(), words=rows.words.cpu(), scales=rows.scales.cpu())
-    return rows, values_of(on_host).to(DEVICE)
+    return rows, values_of(rows)
 
 
 def product(codec: Codec, outputs: int, depth: int, with_bias: bool, seed: int) -> tuple[Product, Product]:

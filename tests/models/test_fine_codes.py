@@ -21,7 +21,7 @@ E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, 
 
 def values_of(rows: FineRows) -> Tensor:
     """[N, K], place by place: a block of K is four lanes of 16 bytes, each with eight values of every group."""
-    k = torch.arange(rows.depth)
+    k = torch.arange(rows.depth, device=rows.codes.device)
     block_size = 64 if rows.bits == 8 else 128
     group, lane, at = k % block_size // 32, k % 32 // 8, k % 8
     begin = k // block_size * 64 + lane * 16
@@ -38,14 +38,14 @@ def values_of(rows: FineRows) -> Tensor:
         return rows.scales[:, None] * _with_offset(codes, words[:, k // 32])
     biased = words[:, k // 128] >> (8 * group) & 0xFF
     powers = torch.where(biased > 0, torch.exp2(biased - 29.0), 0.0)
-    return rows.scales[:, None] * powers * E2M1[codes]
+    return rows.scales[:, None] * powers * E2M1.to(codes.device)[codes]
 
 
 def _with_offset(codes: Tensor, words: Tensor) -> Tensor:
-    return _half(words, torch.tensor(0)) * codes + _half(words, torch.tensor(1))
+    return _half(words, 0) * codes + _half(words, 1)
 
 
-def _half(words: Tensor, which: Tensor) -> Tensor:
+def _half(words: Tensor, which: Tensor | int) -> Tensor:
     bits = (words >> (16 * which) & 0xFFFF).to(torch.int32).to(torch.uint16)
     return bits.view(torch.float16).float()
 

@@ -21,7 +21,7 @@ namespace bequest::cuda {
 namespace {
 
 constexpr int kWarps = 8, kThreads = kWarps * kWarp;
-constexpr int kStages = 3;
+constexpr int kMostSharedBytes = 226 * 1024;
 constexpr int kRowBytes = 128;             // of a stage
 constexpr int kReads = 2;                  // of 16 bytes of a lane, of a stage
 constexpr int kTile = 8;                   // tokens
@@ -47,7 +47,10 @@ struct Shape {
   static constexpr int kWordBytes = kRows * kRowWords * 4;
   static constexpr int kTokenPitch = kUnit * 2 + 64;  // two tokens that are read at once: different banks
   static constexpr int kStageBytes = kCodeBytes + kWordBytes + kTokens * kTokenPitch;
+  static constexpr int kBlocks = kRowTiles == 1 ? 2 : 1;  // of a multiprocessor, at least
+  static constexpr int kStages = 3 * kStageBytes * kBlocks <= kMostSharedBytes ? 3 : 2;
   static constexpr int kSharedBytes = kStages * kStageBytes;
+  static_assert(kSharedBytes * kBlocks <= kMostSharedBytes);
 };
 
 // The rows of a CTA's tile.
@@ -235,8 +238,10 @@ __device__ __forceinline__ void store(const Work& w, const Tile& tile,
 
 // grid (N / rows, tiles of tokens, pieces of k)
 template <class Codec, int kTokenTiles, int kRowTiles>
-__global__ __launch_bounds__(kThreads) void fine_linear_kernel(const __grid_constant__ Work w) {
+__global__ __launch_bounds__(kThreads, Shape<Codec, kTokenTiles, kRowTiles>::kBlocks) void fine_linear_kernel(
+    const __grid_constant__ Work w) {
   using S = Shape<Codec, kTokenTiles, kRowTiles>;
+  constexpr int kStages = S::kStages;
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ int32_t rows[S::kTokens];
   let_next_start();
@@ -341,7 +346,8 @@ template <class Codec>
 void launch_of(const Work& w, int64_t tokens, const Grid& grid, Stream stream) {
   if (tokens <= 8) return launch_tiles<Codec, 1, 1>(w, grid, stream);
   if (tokens <= 16) return launch_tiles<Codec, 2, 1>(w, grid, stream);
-  if (tokens <= 32) return launch_tiles<Codec, 4, 2>(w, grid, stream);
+  // Codes of 4 bits need more registers than two CTAs of a multiprocessor have.
+  if (tokens <= 32) return launch_tiles<Codec, 4, Codec::kBits == 4 ? 2 : 1>(w, grid, stream);
   launch_tiles<Codec, 8, 2>(w, grid, stream);
 }
 
