@@ -7,3 +7,9 @@ from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.models.transformers_impl.model import TransformersDecoder
 
 Model = Decoder | EncoderDecoder | TransformersDecoder
+
+
+def adapting(model: Model) -> Decoder | EncoderDecoder:
+    """One of our own families: only those take adapters."""
+    assert not isinstance(model, TransformersDecoder)
+    return model

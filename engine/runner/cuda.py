@@ -18,7 +18,7 @@ from bequest.engine.kernels.cuda_attention import CudaAttentionWorkspace, WorkCo
 from bequest.engine.kernels.cuda_sampler import CudaSampler
 from bequest.engine.kernels.streams import StreamScope
 from bequest.engine.layers.start import FixedOverlay, Overlay
-from bequest.engine.models.any_model import Model
+from bequest.engine.models.any_model import Model, adapting
 from bequest.engine.models.batch import ModelInput
 from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.models.towers.tower import Tower
@@ -144,7 +144,8 @@ class CudaRunner:
         if self._encoders is not None:
             workspaces[CROSS] = self._workspace(max_tokens, causal=False, window=0)
         widths = self._limits.max_blocks_per_sequence, self._limits.max_cross_blocks
-        others, samples = self._adapters.fields(max_tokens), self._limits.max_samples
+        samples = self._limits.max_samples
+        others = self._adapters.fields(max_tokens, samples)
         return StepBuffers(workspaces, max_tokens, samples, widths, self._device, self._recurrent, others)
 
     def _workspace(self, max_tokens: int, *, causal: bool, window: int) -> CudaAttentionWorkspace:
@@ -205,7 +206,7 @@ class CudaRunner:
                 assert self._encoders is not None
                 with torch.inference_mode():
                     taps = () if plan.taps is None else plan.taps.encoders
-                    self._encoders.run(plan.encoders, taps, self._states.rows)
+                    self._encoders.run(plan.encoders, taps, self._states.rows, self._adapters)
             overlay = None
             if plan.images is not None:
                 with torch.inference_mode():
@@ -354,7 +355,7 @@ class CudaRunner:
             arrays["copies"][: len(plan.moves.copies)] = plan.moves.copies
         buffers.write_tables(batch)
         buffers.write_states(batch, size.num_tokens)
-        self._adapters.stage(batch, arrays, size)
+        self._adapters.stage(batch, arrays, size, samples.tokens)
         self._send(plan, buffers)
 
     def _send(self, plan: StepPlan, buffers: StepBuffers) -> None:
@@ -417,7 +418,8 @@ class CudaRunner:
         )
         # `embedding` gathers rows of anything, and starts beside the kernel before it.
         sampled = kernels.embedding(buffers.on_device("sample_tokens")[: size.num_samples], hidden)
-        logits = self._model.logits(sampled)
+        adapters = self._adapters.bind_samples(size, buffers.on_device)
+        logits = self._model.logits(sampled) if adapters is None else adapting(self._model).logits(sampled, adapters)
         rows = buffers.on_device("sample_rows")[: size.num_samples]
         tokens = self._results.tokens[: size.num_samples]
         self._sampler.sample(
@@ -462,7 +464,7 @@ class CudaRunner:
         prompt: tuple[LogprobArrays, ...] = ()
         if plan.prompt_logprobs:
             with torch.inference_mode():
-                prompt = prompt_logprobs(self._model, outputs.hidden, plan.prompt_logprobs)
+                prompt = prompt_logprobs(self._model, outputs.hidden, plan, self._adapters)
         beams = self._beams.launch(outputs.logits, plan.beams) if plan.beams else None
         states = None if plan.taps is None else self._states.send(plan.taps)
         return self._results.send(plan.step, num_samples, num_logprobs, prompt, beams, states)

@@ -201,7 +201,7 @@ def _prepare_cpu(config: EngineConfig, path: Path, ranks: Ranks) -> Prepared:
 
 def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None, ranks: Ranks) -> Prepared:
     from bequest.engine.runner.cuda import CudaRunner, RunnerLimits
-    from bequest.engine.runner.cuda_adapters import make_adapters, source_of
+    from bequest.engine.runner.cuda_adapters import source_of
 
     if config.draft_model is not None:
         raise ModelError("draft_model runs on a CPU: leave it out, or set device=cpu")
@@ -219,7 +219,7 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None,
     memory_of_states = plan_states(state_wish(config, loaded, wish, ranks.size), left)
     num_seqs, recurrent = memory_of_states.max_num_seqs, memory_of_states.allocate(device)
     shape = loaded.config.kv_shape(config.block_size)
-    adapters = make_adapters(config, loaded, device)
+    adapters = _adapter_places(config, loaded, device, weights)
     states = _states_rows(loaded, _CUDA_STATES, loaded.dtype)
     encoder_tokens = config.max_num_encoder_tokens or _CUDA_ENCODER_TOKENS
     limits = RunnerLimits(
@@ -254,8 +254,21 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None,
         max_num_seqs=memory_of_states.max_num_seqs,
         states=memory_of_states.sizes,
         adapters=source_of(config, loaded, adapters),
-        weights=KeptWeights(loaded, device) if kept is None else weights,
+        weights=KeptWeights(loaded, device, adapters) if kept is None else weights,
     )
+
+
+def _adapter_places(
+    config: EngineConfig, loaded: LoadedModel, device: torch.device, weights: KeptWeights | None
+) -> CudaAdapters:
+    """Those of a runner that was put away stay the same: adapters are in their slots."""
+    from bequest.engine.runner.cuda_adapters import CudaAdapters, make_adapters
+
+    if weights is None:
+        return make_adapters(config, loaded, device)
+    assert isinstance(weights.places, CudaAdapters)
+    weights.places.bring_back()
+    return weights.places
 
 
 def _capture(runner: CudaRunner, config: EngineConfig, loaded: LoadedModel) -> None:
