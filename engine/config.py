@@ -218,8 +218,7 @@ class EngineConfig:
     )
     draft_model: str | None = option(
         None,
-        "a smaller model with the same tokens, or a head of EAGLE-3, which drafts for this one on a CPU; named as "
-        "--model is",
+        "a smaller model with the same tokens, or a head of EAGLE-3, which drafts for this one; named as --model is",
     )
     lora: list[str] = option(
         [], "a LoRA adapter as NAME=PATH, a directory that PEFT has saved; requests name it as `model`; may be repeated"

@@ -48,17 +48,19 @@ void bind_cuda_experts(py::module_& m) {
   m.def(
       "cuda_route_experts",
       [](Address logits, int dtype, const cuda::ExpertRouting& routing, const ChoicePlaces& choice,
-         Address stream) {
+         Address num_read, Address stream) {
         cuda::route_experts({.logits = pointer<void>(logits),
                              .dtype = DType(dtype),
                              .sizes = choice.sizes,
                              .routing = routing,
                              .ids = choice.ids,
                              .weights = choice.weights,
-                             .plan = choice.plan},
+                             .plan = choice.plan,
+                             .num_read = pointer<uint64_t>(num_read)},
                             stream_of(stream));
       },
-      py::arg("logits"), py::arg("dtype"), py::arg("routing"), py::arg("choice"), py::arg("stream"));
+      py::arg("logits"), py::arg("dtype"), py::arg("routing"), py::arg("choice"), py::arg("num_read"),
+      py::arg("stream"));
   m.def(
       "cuda_expert_gated",
       [](Address x, const cuda::ExpertMatrices& matrices, const ChoicePlaces& choice, int activation,
@@ -110,6 +112,14 @@ void bind_cuda_experts(py::module_& m) {
                                   stream_of(stream));
       },
       py::arg("products"), py::arg("columns"), py::arg("dtype"), py::arg("choice"), py::arg("out"),
+      py::arg("stream"));
+  m.def(
+      "cuda_fine_expert_linear",
+      [](const FineRows& rows, const cuda::FineMatrices& matrices, Address bias, const ChoicePlaces& choice,
+         bool shared, Address stream) {
+        cuda::fine_expert_linear(rows.with(matrices, bias), choice, shared, stream_of(stream));
+      },
+      py::arg("rows"), py::arg("matrices"), py::arg("bias"), py::arg("choice"), py::arg("shared"),
       py::arg("stream"));
 }
 

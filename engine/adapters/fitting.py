@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bequest.engine.adapters.config import FILE
@@ -24,9 +25,11 @@ from bequest.engine.models.any_config import OwnConfig
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.cutting import Cut, Cutting
 from bequest.engine.models.naming import has_turned_experts, named_by_families
+from bequest.engine.models.padding import heads_along, without_padding
 from bequest.engine.models.reader import Matrix
 
 _ENDING = ".weight"
+NO_ROW = -1
 _ROUNDING = 0.02  # of values in bfloat16, of the largest in a matrix
 
 
@@ -36,15 +39,17 @@ def fit(
     """What the adapter adds to each product, by the products' numbers. `cutting`: of the model whose part has these
     products. Raises InvalidAdapter."""
     whole = config if cutting is None else cutting.whole
+    plain = without_padding(whole)
+    padding = HeadPadding(plain.head_dim, whole.head_dim)
     numbers = RowNumbers(modules, turned=has_turned_experts(whole))
-    named = named_by_families(numbers, whole)
+    named = named_by_families(numbers, plain)
     sites: dict[int, list[LoraPart]] = {}
     for name in named.names():
         matrix = matrices.get(name.removesuffix(_ENDING))
         if matrix is None:
             raise InvalidAdapter(f"{WEIGHTS}: {_told(name, numbers.nearest(name))}.")
         try:
-            module, rows = numbers.find(named.load(name)[:, 0])
+            module, rows = padding.apply(name, *numbers.find(named.load(name)[:, 0]))
         except RuntimeError:  # rows that do not divide into heads
             raise _misfit(numbers.nearest(name), matrix) from None
         if module.is_table != matrix.is_table:
@@ -55,6 +60,25 @@ def fit(
         sites.setdefault(matrix.site, []).append(_part(module, rows, columns, matrix))
     _check_experts(modules, matrices)
     return sites
+
+
+class HeadPadding:
+    """Heads that kernels take larger than a checkpoint has them (engine/models/padding.py): to what is behind the
+    values of a head nothing is added, and from there nothing is read."""
+
+    def __init__(self, head_dim: int, padded: int) -> None:
+        self._head_dim, self._behind = head_dim, padded - head_dim
+
+    def apply(self, name: str, module: Module, rows: Tensor) -> tuple[Module, Tensor]:
+        """Rows of B behind a head are NO_ROW, and columns of A there are zeros."""
+        along = heads_along(name) if self._behind else None
+        if along == "rows":
+            heads = rows.unflatten(0, (-1, self._head_dim))
+            return module, F.pad(heads, (0, self._behind), value=NO_ROW).flatten()
+        if along == "columns":
+            heads = module.a.unflatten(1, (-1, self._head_dim))
+            return replace(module, a=F.pad(heads, (0, self._behind)).flatten(1)), rows
+        return module, rows
 
 
 def check_copies(copies: Sequence[Copy], matrices: Mapping[str, Matrix]) -> None:
@@ -177,6 +201,7 @@ def _part(module: Module, rows: Tensor, columns: slice, matrix: Matrix) -> LoraP
     if len(rows) != matrix.rows or a.shape[1] != matrix.columns:
         raise _misfit(module, matrix)
     b = module.b[rows].T.contiguous()  # [R, C]
+    b[:, rows == NO_ROW] = 0
     if matrix.is_table:
         return LoraPart(b, a.contiguous(), 0, module.scale)
     return LoraPart(a.contiguous(), b, matrix.first_row, module.scale)

@@ -66,8 +66,8 @@ class ExpertMatrices:
         return address, bias, outputs, depth, _DTYPE_CODES[weight.dtype]
 
 
-def route(logits: Tensor, rule: RoutingRule) -> ExpertChoice:
-    """The experts of each token, best first, by logits [T, E]."""
+def route(logits: Tensor, rule: RoutingRule, num_read: Tensor | None = None) -> ExpertChoice:
+    """The experts of each token, best first, by logits [T, E]. How many are taken is added to num_read [1] int64."""
     num_tokens, num_experts = logits.shape
     sizes = (num_tokens, rule.top_k, num_experts)
     choice = ExpertChoice(
@@ -89,6 +89,7 @@ def route(logits: Tensor, rule: RoutingRule) -> ExpertChoice:
             rule.factor,
         ),
         choice.arguments(),
+        0 if num_read is None else address_of(num_read, torch.int64, 1),
         current_stream(),
     )
     return choice

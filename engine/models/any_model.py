@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from bequest.engine.layers.step_adapters import StepAdapters
 from bequest.engine.models.decoder import Decoder
 from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.models.transformers_impl.model import TransformersDecoder
@@ -9,7 +12,9 @@ from bequest.engine.models.transformers_impl.model import TransformersDecoder
 Model = Decoder | EncoderDecoder | TransformersDecoder
 
 
-def adapting(model: Model) -> Decoder | EncoderDecoder:
-    """One of our own families: only those take adapters."""
-    assert not isinstance(model, TransformersDecoder)
-    return model
+def logits_of(model: Model, hidden: Tensor, adapters: StepAdapters | None) -> Tensor:
+    """[R, H] → [R, V]. `adapters`: of these rows"""
+    if isinstance(model, TransformersDecoder):
+        assert adapters is None, "only our own families take adapters"
+        return model.logits(hidden)
+    return model.logits(hidden, adapters)

@@ -198,8 +198,18 @@ def open_checkpoint(path: Path) -> Checkpoint:
         family = FAMILIES[config.architecture]
         source = family.named(checkpoint.source)
         return replace(checkpoint, config=family.check(source, config), source=source)
+    config = _with_its_head(config, checkpoint.source)
     dense.check_tensors(checkpoint.source, config)
-    return checkpoint
+    return replace(checkpoint, config=config)
+
+
+def _with_its_head(config: DecoderConfig, source: WeightSource) -> DecoderConfig:
+    """A head in the files that is not the embedding is used, whatever `tie_word_embeddings` says."""
+    head, table = "lm_head.weight", "model.embed_tokens.weight"
+    if not config.tie_word_embeddings or not {head, table} <= {*source.names()}:
+        return config
+    is_tied = source.shape(head) == source.shape(table) and torch.equal(source.load(head), source.load(table))
+    return config if is_tied else replace(config, tie_word_embeddings=False)
 
 
 def open_dummy(directory: Path, device: torch.device) -> Checkpoint:

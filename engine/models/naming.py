@@ -31,7 +31,8 @@ def _with_experts(source: WeightSource, config: DecoderConfig) -> WeightSource:
         return source
     if implied.interleaved:
         return GptOssNames(source)
-    return ExpertNames(source, config.num_layers if implied.drafts else None)
+    sizes = (config.hidden_size, config.experts.intermediate_size)
+    return ExpertNames(source, sizes, config.num_layers if implied.drafts else None)
 
 
 def named_by_families(source: WeightSource, config: OwnConfig) -> WeightSource:
@@ -39,7 +40,9 @@ def named_by_families(source: WeightSource, config: OwnConfig) -> WeightSource:
     if not isinstance(config, DecoderConfig) or config.experts is None or config.architecture in HF_ARCHITECTURES:
         return as_families_name(source, config)
     # Of a GGUF file.
-    return as_families_name(GptOssNames(source) if has_turned_experts(config) else ExpertNames(source), config)
+    sizes = (config.hidden_size, config.experts.intermediate_size)
+    named = GptOssNames(source) if has_turned_experts(config) else ExpertNames(source, sizes)
+    return as_families_name(named, config)
 
 
 def has_turned_experts(config: OwnConfig) -> bool:

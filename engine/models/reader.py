@@ -26,6 +26,7 @@ from bequest.engine.layers.parts import Activation, Chosen, Norm
 from bequest.engine.layers.spec import LayerSpec
 from bequest.engine.layers.step_adapters import AdapterRows
 from bequest.engine.layers.weight import Stored, Table, Weight
+from bequest.engine.models.cutting import VOCABULARY
 from bequest.engine.models.kv_scales import read_kv_scales
 from bequest.engine.models.progress import shown
 from bequest.engine.models.sites import site_of, site_of_experts
@@ -267,6 +268,8 @@ class Loader(Reader):
 
     def _quantised(self, names: Sequence[str], bias: Tensor | None) -> Weight | None:
         """A matrix stays in the codes of a checkpoint where the backend multiplies these."""
+        if self._prefix + names[0] in VOCABULARY and not self._backend.tables_in_codes:
+            return None
         codes = self._codes(names)
         if codes is None or not (self._backend.joins_codes or _is_of_one_kind(codes)):
             return None
@@ -345,8 +348,10 @@ class Loader(Reader):
         return read_kv_scales(self._source, self._prefix) if self._scales_kv else UNSCALED
 
     def each(self, make: Callable[[int], Part], count: int) -> list[Part]:
-        # Reading, dequantising and packing leave the interpreter, so threads help; each holds a layer's plain weights.
-        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        # Reading, dequantising and packing leave the interpreter, so threads help; each holds a layer's plain weights
+        # on a CPU, and pieces of them on their way to a GPU.
+        threads = 4 if self._backend.device.type == "cpu" else 8
+        with ThreadPoolExecutor(min(threads, os.cpu_count() or 1)) as pool:
             made = pool.map(make, range(count))
             return list(shown(made, count))
 

@@ -13,8 +13,9 @@ from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels.delta_net import RecurrentStep
 from bequest.engine.kernels.hidden_tap import HiddenTap
 from bequest.engine.layers.start import Overlay
-from bequest.engine.models.any_model import Model, adapting
+from bequest.engine.models.any_model import Model, logits_of
 from bequest.engine.models.batch import ModelInput, ReadRows
+from bequest.engine.models.decoder import Decoder
 from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.models.listening import cross_weights
 from bequest.engine.models.towers.tower import Tower
@@ -81,6 +82,8 @@ class CpuRunner:
         self._sampler = RowSampler(max_rows, model.config.vocab_size, self._catalogues)
         self._beams = CpuBeams(model.config.vocab_size, self._catalogues)
         self._adapters = CpuAdapters()
+        self._experts_read = torch.zeros(1, dtype=torch.int64)
+        self._num_experts = model.count_experts(self._experts_read) if isinstance(model, Decoder) else 0
         self._masks: MaskSource | None = None
 
     def connect(self, masks: MaskSource) -> None:
@@ -104,6 +107,7 @@ class CpuRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
+        self._experts_read.zero_()
         self._move(plan.moves)
         self._sampler.update_rows(plan.rows)
         tap = None if plan.taps is None else self._tap(plan.taps)
@@ -144,6 +148,7 @@ class CpuRunner:
             beams=beams,
             device_seconds=seconds,
             states=states,
+            experts=(int(self._experts_read), self._num_experts),
             drafts=None if self._drafts is None else plan.samples.drafts,
         )
 
@@ -271,8 +276,7 @@ class CpuRunner:
 
     def _logits(self, batch: StepBatch, tokens: npt.NDArray[np.integer], hidden: torch.Tensor) -> torch.Tensor:
         """Of these tokens of the step, whose states are these rows."""
-        adapters = self._adapters.of_tokens(batch, tokens)
-        return self._model.logits(hidden) if adapters is None else adapting(self._model).logits(hidden, adapters)
+        return logits_of(self._model, hidden, self._adapters.of_tokens(batch, tokens))
 
     def _prompt_logprobs(
         self, plan: StepPlan, hidden: torch.Tensor, read: ReadTokens | None

@@ -47,6 +47,7 @@ from bequest.engine.models.loaded import LoadedModel
 from bequest.engine.models.reader import Matrix
 from bequest.engine.models.sites import OUTPUT, TABLE, first_expert
 from bequest.engine.runner.cuda_sizes import StepSize
+from bequest.engine.runner.kept_weights import KeptWeights
 from bequest.engine.runner.memory import gib
 from bequest.engine.runner.staging import Field
 from bequest.engine.types import IntArray, StepBatch
@@ -71,6 +72,17 @@ def make_adapters(config: EngineConfig, loaded: LoadedModel, device: torch.devic
     if num_slots:
         log.info("adapters: %d places of rank %d, %s", num_slots, config.max_lora_rank, gib(adapters.nbytes))
     return adapters
+
+
+def places_of(
+    config: EngineConfig, loaded: LoadedModel, device: torch.device, weights: KeptWeights | None
+) -> CudaAdapters:
+    """Those of a runner that was put away stay the same: adapters are in their slots."""
+    if weights is None:
+        return make_adapters(config, loaded, device)
+    assert isinstance(weights.places, CudaAdapters)
+    weights.places.bring_back()
+    return weights.places
 
 
 def source_of(config: EngineConfig, loaded: LoadedModel, adapters: CudaAdapters) -> AdapterSource:

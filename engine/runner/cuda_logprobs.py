@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bequest.engine.kernels import cuda as kernels
-from bequest.engine.models.any_model import Model, adapting
+from bequest.engine.models.any_model import Model, logits_of
 from bequest.engine.runner.cuda_adapters import CudaAdapters
 from bequest.engine.runner.prompt_logprobs import split_logprobs
 from bequest.engine.types import LogprobArrays, StepPlan
@@ -23,13 +23,12 @@ def prompt_logprobs(model: Model, hidden: Tensor, plan: StepPlan, adapters: Cuda
     targets = torch.from_numpy(np.concatenate([s.targets for s in specs])).to(hidden.device)
     top = max(s.top for s in specs)
 
-    def logits_of(piece: slice) -> Tensor:
+    def logits(piece: slice) -> Tensor:
         own = adapters.of_tokens(plan.batch, tokens[piece], lambda array: torch.from_numpy(array).to(hidden.device))
-        states = hidden[rows[piece]]
-        return model.logits(states) if own is None else adapting(model).logits(states, own)
+        return logits_of(model, hidden[rows[piece]], own)
 
     pieces = [slice(i, i + _LOGIT_ROWS) for i in range(0, len(tokens), _LOGIT_ROWS)]
-    parts = [kernels.logprobs(logits_of(piece), targets[piece], top) for piece in pieces]
+    parts = [kernels.logprobs(logits(piece), targets[piece], top) for piece in pieces]
     names = ("chosen", "rank", "top_ids", "top")
     whole = {name: torch.cat([getattr(part, name) for part in parts]).cpu().numpy() for name in names}
     return split_logprobs([LogprobArrays(**whole)], specs)
