@@ -1,10 +1,12 @@
 """Adapters on a GPU beside the same work without them: random weights and random adapters of a known shape.
 
     python -m benchmarks.gpu_adapters [--shape llama-3.1-8b] [--context 128 1024] [--rank 16] [--large-rank 38]
-                                      [--adapters 64] [--turns 3] [--json FILE]
+                                      [--adapters 64] [--turns 3] [--crowds-only] [--json FILE]
 
 Decode steps of as many sequences as there are adapters, each with one of its own, and of all with the same one; a
-single stream; and the gaps between tokens of those sequences while one more adapter is loaded. Ratios are of times of
+single stream; and the gaps between tokens of those sequences while one more adapter is loaded. The longer the context,
+the more bytes of the cache are beside those of adapters; from 4096 tokens on (`--context 4096 8192 --crowds-only`) the
+prompts take most of the time, and the crowd with one adapter is left out. Ratios are of times of
 the same run, which takes turns with and without adapters. `floor` is the ratio that the bytes alone would allow: those
 of weights and cache over those and the adapters'.
 """
@@ -34,6 +36,7 @@ from bequest.engine.models.hf_config import parse_hf_config
 from bequest.engine.types import OutputMode, Request, SamplingParams
 
 STEPS = 96
+LONG = 4096  # tokens of context whose prompts take a while
 
 
 def write_copies(first: Path, count: int) -> list[str]:
@@ -109,7 +112,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         model=str(write_model(options.shape, folder / options.shape)),
         load_format="dummy",
         device="cuda",
-        max_model_len=2048,
+        max_model_len=max(1024, *options.context) + 1024,
         max_num_seqs=count,
         lora=write_copies(folder / "adapters" / "a0", count),
         lora_slots=count + 1,
@@ -121,22 +124,32 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     none, each, same = [""] * count, [f"a{i}" for i in range(count)], ["a0"] * count
     described = parse_hf_config(shape.config, options.shape)
     for context in options.context:
-        crowds = {"none": none, "each its own": each, "all the same": same}
+        crowds = {"none": none, "each its own": each} | ({"all the same": same} if context < LONG else {})
         crowd = await measure_steps(engine, crowds, context, options.turns)
         read = DecodeStep(count, context + STEPS // 2).bytes(described)
         figures |= {f"{count} streams at {context}: {what}, ms": value for what, value in crowd.items()}
         figures[f"{count} streams at {context}: each its own, of none"] = crowd["none"] / crowd["each its own"]
         figures[f"{count} streams at {context}: floor"] = read / (read + count * size)
-        figures[f"{count} streams at {context}: all the same, of none"] = crowd["none"] / crowd["all the same"]
+        if context < LONG:
+            figures[f"{count} streams at {context}: all the same, of none"] = crowd["none"] / crowd["all the same"]
+    if not options.crowds_only:
+        figures |= await measure_others(engine, options, each, folder / "large", large)
+    await engine.stop()
+    return figures
+
+
+async def measure_others(
+    engine: AsyncEngine, options: argparse.Namespace, each: list[str], load: Path, size: int
+) -> dict[str, Any]:
+    """A single stream, and a load beside the crowd."""
     alone = await measure_steps(engine, {"none": [""], "one": ["a0"]}, 128, options.turns)
-    figures |= {f"a single stream: {what}, ms": value for what, value in alone.items()}
+    figures: dict[str, Any] = {f"a single stream: {what}, ms": value for what, value in alone.items()}
     figures["a single stream: one, of none"] = alone["none"] / alone["one"]
-    still, loading = await gaps(engine, each, "still", None), await gaps(engine, each, "loading", folder / "large")
+    still, loading = await gaps(engine, each, "still", None), await gaps(engine, each, "loading", load)
     figures["between tokens: median, p99, ms"] = [round(value, 3) for value in still[:2]]
-    figures[f"between tokens while {large / 1e6:.0f} MB load: median, p99, ms"] = [round(v, 3) for v in loading[:2]]
+    figures[f"between tokens while {size / 1e6:.0f} MB load: median, p99, ms"] = [round(v, 3) for v in loading[:2]]
     figures["seconds of the load"] = loading[2]
     figures["p99 while loading, of p99"] = loading[1] / still[1]
-    await engine.stop()
     return figures
 
 
@@ -148,6 +161,7 @@ def main() -> None:
     parser.add_argument("--large-rank", type=int, default=38)
     parser.add_argument("--adapters", type=int, default=64)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--crowds-only", action="store_true", help="no single stream, no load beside others")
     parser.add_argument("--json", help="write the figures to this file")
     options = parser.parse_args()
     logging.basicConfig(level="WARNING", format="%(message)s")

@@ -275,13 +275,12 @@ def _load_adapters(config: EngineConfig, prepared: Prepared) -> dict[str, Adapte
 
 
 def _runner_of(config: EngineConfig, path: Path, prepared: Prepared) -> Runner:
-    """The runner, which can be put away and built again. Not where images were seen, which only it knows; nor where
-    adapters lie in its memory; nor one of several ranks; nor one that writes down what passes it, which is to be one
-    story."""
+    """The runner, which can be put away and built again. Not where images were seen, which only it knows; nor one of
+    several ranks; nor one that writes down what passes it, which is to be one story."""
     if config.record is not None:
         return _recorded(prepared, config, Path(config.record))
     has_images = prepared.info.vision is not None or config.allow_prompt_embeds
-    if has_images or not prepared.adapters.lasting or config.tensor_parallel_size > 1:
+    if has_images or config.tensor_parallel_size > 1:
         return prepared.runner
     from bequest.engine.runner.sleeping import SleepingRunner
 

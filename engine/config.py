@@ -228,6 +228,7 @@ class EngineConfig:
     lora_experts: bool = option(
         False, "on a GPU: slots have memory for adapters of experts, too; true where one of --lora is of experts"
     )
+    lora_vocabulary: bool = option(False, "on a GPU: the same of adapters of the embedding and of the output matrix")
     lora_slots: int | None = option(
         None, "on a GPU: adapters that a step can have, each with memory for the largest rank; default: those of --lora"
     )

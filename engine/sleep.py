@@ -103,8 +103,7 @@ class Sleep:
                 return 0
             if not self._device.can_sleep:
                 raise InvalidRequest(
-                    "This engine cannot sleep: its model sees images or has several ranks, its GPU holds adapters, or "
-                    "it records.",
+                    "This engine cannot sleep: its model sees images or has several ranks, or it records.",
                     reason="cannot_sleep",
                 )
             self._check_idle()

@@ -16,8 +16,8 @@ namespace bequest {
 
 template <>
 inline constexpr auto fields_of<LoraPart> =
-    std::tuple(&LoraPart::a, &LoraPart::b, &LoraPart::rank, &LoraPart::first_column, &LoraPart::num_columns,
-               &LoraPart::scale);
+    std::tuple(&LoraPart::a, &LoraPart::b, &LoraPart::rank, &LoraPart::in_features, &LoraPart::first_column,
+               &LoraPart::num_columns, &LoraPart::scale);
 
 namespace {
 
@@ -53,6 +53,13 @@ void bind_adapters(pybind11::module_& m) {
             experts_with_adapters({pointer<const float>(x), up_and_down.first, Activation(activation),
                                    up_and_down.second, chosen, pointer<float>(out)},
                                   adapters);
+          },
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "add_rows",
+          [](const StepAdapters& adapters, int64_t site, Address ids, Address y, int64_t out_features) {
+            add_lora({nullptr, pointer<float>(y), 0, out_features, 0, adapters.at(site),
+                      pointer<const int32_t>(ids)});
           },
           py::call_guard<py::gil_scoped_release>())
       .def(

@@ -38,7 +38,6 @@ _OVERLOOKED = frozenset(
         "lora_ga_config",
         "qalora_group_size",
         "runtime_config",
-        "ensure_weight_tying",
     }
 )
 _READ = frozenset(
@@ -53,6 +52,7 @@ _READ = frozenset(
         "layers_to_transform",
         "layers_pattern",
         "target_parameters",
+        "ensure_weight_tying",
         "init_lora_weights",
         "bias",
     }
@@ -80,6 +80,7 @@ class LoraConfig:
     alpha_pattern: Mapping[str, float]
     layers: tuple[int, ...]  # to transform; empty: all
     layers_pattern: tuple[str, ...]
+    ties: bool = False  # the embedding and the output matrix of a tied model get the same
     parameters: tuple[str, ...] = ()  # that are adapted beside modules, such as those of fused experts
 
     def rank_of(self, module: str) -> int:
@@ -147,6 +148,7 @@ def parse_config(values: Mapping[str, object]) -> LoraConfig:
         layers=fields.integers("layers_to_transform"),
         layers_pattern=_names(fields, "layers_pattern"),
         parameters=_names(fields, "target_parameters"),
+        ties=fields.boolean("ensure_weight_tying", False),
     )
     _check_expressions(config)
     return config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,19 @@ from torch import Tensor
 from bequest.engine.adapters.config import FILE, LoraConfig, read_config
 from bequest.engine.errors import InvalidAdapter, ModelError
 from bequest.engine.formats.git_lfs import refuse_pointers
+from bequest.engine.models.vocabulary import some_rows
 
 WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+_KINDS = ("A.weight", "B.weight", "embedding_A", "embedding_B")  # behind the names of modules
 _FLOATS = ("F32", "F16", "BF16")
 
 
 _EXPERTS = re.compile(r"\.experts\.(\d|lora_|base_layer)")
+_VOCABULARY = re.compile(r"\.lora_embedding_|\.(lm_head|proj_out)\.lora_")
 _WRAPPED = ".base_layer"
+OUTPUT_NAME = "lm_head"
+_COPIES = tuple(f"{name}{kind}.weight" for name in ("embed_tokens", OUTPUT_NAME, "proj_out") for kind in ("", _WRAPPED))
 # Of a module that holds all experts of a layer, in the order in which PEFT wraps them: the last one is outermost.
 _OF_EXPERTS = ("gate_up_proj", "down_proj")
 
@@ -37,6 +43,7 @@ class Module:
     scale: float
     stored: str  # the name of its tensors, but for the ending: for errors
     num_experts: int = 0  # E; 0: it is no parameter of experts
+    is_table: bool = False  # of an embedding [N, K], whose rows are looked up
 
     @property
     def rank(self) -> int:
@@ -49,11 +56,23 @@ class Module:
 
 
 @dataclass(frozen=True, slots=True)
+class Copy:
+    """Of a matrix of the base model, which PEFT saves beside an adapter of the vocabulary."""
+
+    name: str  # of the module
+    stored: str
+    shape: tuple[int, ...]
+    rows: Tensor  # float32, those that `some_rows` names
+
+
+@dataclass(frozen=True, slots=True)
 class PeftFiles:
     """An adapter that has been read; whether it fits a model is not known yet."""
 
     modules: tuple[Module, ...]
     digest: str  # of the two files
+    copies: tuple[Copy, ...] = ()
+    ties: bool = False  # what it adds to the embedding of a tied model it adds to the output matrix, too
 
     @property
     def rank(self) -> int:
@@ -69,13 +88,21 @@ def read_directory(directory: Path, max_rank: int) -> PeftFiles:
         raise InvalidAdapter(f"The directory cannot be read: {error.strerror}.") from None
 
 
-def has_experts(directory: Path) -> bool:
-    """Whether tensors of the adapter are of experts; False, too, of a directory that cannot be read."""
+def names_in(directory: Path) -> tuple[str, ...]:
+    """The tensors of an adapter; none of a directory that cannot be read."""
     try:
         file: Any = safe_open(directory / WEIGHTS, framework="pt")
     except (SafetensorError, OSError):
-        return False
-    return any(map(_EXPERTS.search, file.keys()))
+        return ()
+    return tuple(file.keys())
+
+
+def are_of_experts(names: Sequence[str]) -> bool:
+    return any(map(_EXPERTS.search, names))
+
+
+def are_of_vocabulary(names: Sequence[str]) -> bool:
+    return any(map(_VOCABULARY.search, names))
 
 
 def _read(directory: Path, max_rank: int) -> PeftFiles:
@@ -88,14 +115,14 @@ def _read(directory: Path, max_rank: int) -> PeftFiles:
             "Its files are Git LFS pointers: fetch the files themselves with `git lfs pull`."
         ) from None
     config = read_config(directory)
-    modules = _modules(directory / WEIGHTS, config)
+    modules, copies = _modules(directory / WEIGHTS, config)
     if (most := max(module.rank for module in modules)) > max_rank:
         message = f"Its rank is {most}, but {max_rank} is the largest that is taken."
         raise InvalidAdapter(message, reason="rank_too_large", rank=most, most=max_rank)
-    return PeftFiles(tuple(modules), _digest(directory))
+    return PeftFiles(tuple(modules), _digest(directory), tuple(copies), config.ties)
 
 
-def _modules(path: Path, config: LoraConfig) -> list[Module]:
+def _modules(path: Path, config: LoraConfig) -> tuple[list[Module], list[Copy]]:
     if not path.exists():
         others = " Pickled weights (adapter_model.bin) are not read: save the adapter as safetensors."
         raise InvalidAdapter(f"{WEIGHTS} is missing.{others if path.with_suffix('.bin').exists() else ''}")
@@ -105,43 +132,55 @@ def _modules(path: Path, config: LoraConfig) -> list[Module]:
         raise InvalidAdapter(f"{WEIGHTS} is not a safetensors file, or is cut short: {error}.") from None
     names = sorted(file.keys())
     pairs: dict[str, set[str]] = {}
-    for name in names:
+    copies = [name for name in names if name.endswith(_COPIES)]
+    for name in sorted({*names} - {*copies}):
         stored, _, kind = name.partition(".lora_")
-        if kind not in ("A.weight", "B.weight"):
+        if kind not in _KINDS:
             raise InvalidAdapter(f"{WEIGHTS}: {name} is not the A or B of a linear module; {_advice(name)}.")
         if file.get_slice(name).get_dtype() not in _FLOATS:
             raise InvalidAdapter(f"{WEIGHTS}: {name} is {file.get_slice(name).get_dtype()}, which is not supported.")
         pairs.setdefault(stored, set()).add(kind)
     if not pairs:
         raise InvalidAdapter(f"{WEIGHTS} holds no tensors.")
-    return [_module(file, stored, kinds, config) for stored, kinds in pairs.items()]
+    modules = [_module(file, stored, kinds, config) for stored, kinds in pairs.items()]
+    return modules, [_copy(file, name) for name in copies]
+
+
+def _copy(file: Any, name: str) -> Copy:
+    module = name.removeprefix(_PREFIX).removesuffix(".weight").removesuffix(_WRAPPED)
+    part = file.get_slice(name)
+    shape = tuple(part.get_shape())
+    rows = [part[row : row + 1] for row in some_rows(shape[0])]
+    return Copy(module, name, shape, torch.cat(rows).to(torch.float32))
 
 
 def _advice(name: str) -> str:
     if "lora_magnitude" in name:
         return "DoRA is not supported"
-    if "lora_embedding" in name:
-        return "adapters of embeddings are not supported"
     return "only plain LoRA is supported, without biases and whole modules"
 
 
 def _module(file: Any, stored: str, kinds: set[str], config: LoraConfig) -> Module:
-    if len(kinds) == 1:
-        lacks = "B" if "A.weight" in kinds else "A"
-        raise InvalidAdapter(f"{WEIGHTS}: {stored}.lora_{lacks}.weight is missing.")
+    is_table = any(kind.startswith("embedding") for kind in kinds)
+    wanted = _KINDS[2:] if is_table else _KINDS[:2]
+    for kind in wanted:
+        if kind not in kinds:
+            raise InvalidAdapter(f"{WEIGHTS}: {stored}.lora_{kind} is missing.")
     # Copies: the file is mapped, and may be replaced under a running server.
-    a, b = (file.get_tensor(f"{stored}.lora_{kind}.weight").to(torch.float32, copy=True) for kind in "AB")
+    a, b = (file.get_tensor(f"{stored}.lora_{kind}").to(torch.float32, copy=True) for kind in wanted)
     name = stored.removeprefix(_PREFIX)
     if (parameter := _parameter_of(name, config)) is not None:
         return _of_parameter(parameter, a, b, stored, config)
-    if not config.has(name):
+    if not config.has(name) and not (config.ties and name == OUTPUT_NAME):
         raise InvalidAdapter(f"{WEIGHTS}: {stored}.lora_A.weight is of no module that {FILE} targets.")
     rank = config.rank_of(name)
-    for kind, matrix, axis in (("A", a, 0), ("B", b, 1)):
+    for kind, matrix, axis in zip(wanted, (a, b), (0, 1), strict=True):
         if matrix.dim() != 2 or matrix.shape[axis] != rank:
             shape = list(matrix.shape)
-            raise InvalidAdapter(f"{WEIGHTS}: {stored}.lora_{kind}.weight has shape {shape}, whose rank is not {rank}.")
-    return Module(name, a, b, config.scale_of(name), stored)
+            raise InvalidAdapter(f"{WEIGHTS}: {stored}.lora_{kind} has shape {shape}, whose rank is not {rank}.")
+    if is_table:  # PEFT keeps the factors of the table's transpose
+        a, b = b.T.contiguous(), a.T.contiguous()
+    return Module(name, a, b, config.scale_of(name), stored, is_table=is_table)
 
 
 def _parameter_of(stored: str, config: LoraConfig) -> str | None:

@@ -9,21 +9,28 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from bequest.engine.adapters.files import WEIGHTS, Module
+from bequest.engine.adapters.config import FILE
+from bequest.engine.adapters.files import OUTPUT_NAME, WEIGHTS, Copy, Module
 from bequest.engine.errors import InvalidAdapter
 from bequest.engine.kernels.cpu_lora import LoraPart
 from bequest.engine.kernels.cpu_weights import QuantisedRows
 from bequest.engine.models.any_config import OwnConfig
+from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.cutting import Cut, Cutting
 from bequest.engine.models.naming import has_turned_experts, named_by_families
+from bequest.engine.models.padding import heads_along, without_padding
 from bequest.engine.models.reader import Matrix
 
 _ENDING = ".weight"
+NO_ROW = -1
+_ROUNDING = 0.02  # of values in bfloat16, of the largest in a matrix
 
 
 def fit(
@@ -32,23 +39,77 @@ def fit(
     """What the adapter adds to each product, by the products' numbers. `cutting`: of the model whose part has these
     products. Raises InvalidAdapter."""
     whole = config if cutting is None else cutting.whole
+    plain = without_padding(whole)
+    padding = HeadPadding(plain.head_dim, whole.head_dim)
     numbers = RowNumbers(modules, turned=has_turned_experts(whole))
-    named = named_by_families(numbers, whole)
+    named = named_by_families(numbers, plain)
     sites: dict[int, list[LoraPart]] = {}
     for name in named.names():
         matrix = matrices.get(name.removesuffix(_ENDING))
         if matrix is None:
             raise InvalidAdapter(f"{WEIGHTS}: {_told(name, numbers.nearest(name))}.")
         try:
-            module, rows = numbers.find(named.load(name)[:, 0])
+            module, rows = padding.apply(name, *numbers.find(named.load(name)[:, 0]))
         except RuntimeError:  # rows that do not divide into heads
             raise _misfit(numbers.nearest(name), matrix) from None
+        if module.is_table != matrix.is_table:
+            raise InvalidAdapter(f"{WEIGHTS}: {_told(name, module)}.")
         columns = slice(None)
         if cutting is not None:
             rows, columns = _own_part(cutting.of(name, (len(rows), module.a.shape[1])), rows)
         sites.setdefault(matrix.site, []).append(_part(module, rows, columns, matrix))
     _check_experts(modules, matrices)
     return sites
+
+
+class HeadPadding:
+    """Heads that kernels take larger than a checkpoint has them (engine/models/padding.py): to what is behind the
+    values of a head nothing is added, and from there nothing is read."""
+
+    def __init__(self, head_dim: int, padded: int) -> None:
+        self._head_dim, self._behind = head_dim, padded - head_dim
+
+    def apply(self, name: str, module: Module, rows: Tensor) -> tuple[Module, Tensor]:
+        """Rows of B behind a head are NO_ROW, and columns of A there are zeros."""
+        along = heads_along(name) if self._behind else None
+        if along == "rows":
+            heads = rows.unflatten(0, (-1, self._head_dim))
+            return module, F.pad(heads, (0, self._behind), value=NO_ROW).flatten()
+        if along == "columns":
+            heads = module.a.unflatten(1, (-1, self._head_dim))
+            return replace(module, a=F.pad(heads, (0, self._behind)).flatten(1)), rows
+        return module, rows
+
+
+def check_copies(copies: Sequence[Copy], matrices: Mapping[str, Matrix]) -> None:
+    """What PEFT saves of the base model beside an adapter must be this model's. Raises InvalidAdapter."""
+    for copy in copies:
+        ending = copy.name.rsplit(".", 1)[-1]
+        matrix = next((own for name, own in matrices.items() if name.rsplit(".", 1)[-1] == ending), None)
+        if matrix is None or (matrix.rows, matrix.columns) != copy.shape:
+            raise InvalidAdapter(
+                f"{WEIGHTS}: {copy.stored} has shape {list(copy.shape)}, which this model's own matrix has not: the "
+                "adapter's vocabulary is another one."
+            )
+        if matrix.known is None:
+            continue
+        if float((copy.rows - matrix.known).abs().max()) > _ROUNDING * float(matrix.known.abs().max()):
+            raise InvalidAdapter(
+                f"{WEIGHTS}: {copy.stored} holds other values than this model's own matrix; whole matrices are not "
+                "replaced here: merge the adapter into the model."
+            )
+
+
+def with_ties(modules: Sequence[Module], config: OwnConfig) -> list[Module]:
+    """As PEFT ties them: what is added to the embedding of a tied model is added to its output matrix, too. Raises
+    InvalidAdapter."""
+    tables = [module for module in modules if module.is_table]
+    if not config.tie_word_embeddings or not tables or any(module.name == OUTPUT_NAME for module in modules):
+        return list(modules)
+    if not isinstance(config, DecoderConfig):
+        message = "ensure_weight_tying is not supported for encoder-decoder models"
+        raise InvalidAdapter(f"{FILE}: {message}.", field="ensure_weight_tying")
+    return [*modules, *(replace(table, name=OUTPUT_NAME, is_table=False) for table in tables)]
 
 
 def _check_experts(modules: Sequence[Module], matrices: Mapping[str, Matrix]) -> None:
@@ -63,8 +124,9 @@ def _check_experts(modules: Sequence[Module], matrices: Mapping[str, Matrix]) ->
 
 
 def _own_part(cut: Cut | None, rows: Tensor) -> tuple[Tensor, slice]:
-    """Which rows of B, and which columns of A, are a rank's: what it adds is then its part of a sum, too."""
-    if cut is None:
+    """Which rows of B, and which columns of A, are a rank's: what it adds is then its part of a sum, too. Each adds
+    to the vocabulary of all."""
+    if cut is None or cut.along == "vocabulary":
         return rows, slice(None)
     if cut.along == "columns":
         return rows, cut.parts[0]
@@ -139,6 +201,9 @@ def _part(module: Module, rows: Tensor, columns: slice, matrix: Matrix) -> LoraP
     if len(rows) != matrix.rows or a.shape[1] != matrix.columns:
         raise _misfit(module, matrix)
     b = module.b[rows].T.contiguous()  # [R, C]
+    b[:, rows == NO_ROW] = 0
+    if matrix.is_table:
+        return LoraPart(b, a.contiguous(), 0, module.scale)
     return LoraPart(a.contiguous(), b, matrix.first_row, module.scale)
 
 
@@ -153,7 +218,7 @@ def _misfit(module: Module, matrix: Matrix) -> InvalidAdapter:
 
 
 def _told(name: str, module: Module) -> str:
-    tensor = f"{module.stored}.lora_A.weight"
+    tensor = f"{module.stored}.lora_embedding_A" if module.is_table else f"{module.stored}.lora_A.weight"
     if "layers." not in name and "block." not in name:
-        return f"{tensor} is of an embedding or of the output, whose adapters are not supported"
+        return f"{tensor} is of an embedding that this model does not have, or whose adapters are not supported"
     return f"{tensor} is of a module that this model does not have"

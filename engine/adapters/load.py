@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bequest.engine.adapters.files import read_directory
-from bequest.engine.adapters.fitting import fit
+from bequest.engine.adapters.fitting import check_copies, fit, with_ties
 from bequest.engine.kernels.cpu_lora import LoraMatrices, LoraPart
 from bequest.engine.models.any_config import OwnConfig
 from bequest.engine.models.cutting import Cutting
@@ -50,7 +50,9 @@ class AdapterLoader:
     def __call__(self, directory: Path) -> AdapterWeights:
         """Raises InvalidAdapter, whose text has no path."""
         files = read_directory(directory, self._max_rank)
-        matrices = self._place(fit(files.modules, self._config, self._matrices, self._cutting))
+        check_copies(files.copies, self._matrices)
+        modules = with_ties(files.modules, self._config) if files.ties else files.modules
+        matrices = self._place(fit(modules, self._config, self._matrices, self._cutting))
         return AdapterWeights(
             matrices=matrices,
             digest=files.digest,

@@ -15,9 +15,9 @@ from bequest.engine.kernels.cpu_experts import PackedExperts, chosen_experts
 
 @dataclass(frozen=True, slots=True)
 class LoraPart:
-    """y[:, first_column:] += scale · (x Aᵀ) B, of one matrix of a checkpoint."""
+    """y[:, first_column:] += scale · (x Aᵀ) B, of one matrix of a checkpoint. Of a table x Aᵀ is a column of A."""
 
-    a: Tensor  # [R, K] float32
+    a: Tensor  # [R, K] float32; of a table [R, V]
     b: Tensor  # [R, C] float32, the transpose of what checkpoints hold
     first_column: int  # of the product
     scale: float
@@ -91,6 +91,13 @@ class LoraRows:
             assert rows.dtype is torch.float32 and rows.is_contiguous() and rows.dim() == 2, rows.shape
         self._rows.add(site, x.data_ptr(), x.shape[1], y.data_ptr(), y.shape[1])
 
+    def add_rows(self, site: int, ids: Tensor, last_tokens: Tensor | None, y: Tensor) -> None:
+        """To rows y [T, K] of a table by the tokens ids [T] int32, in place."""
+        assert last_tokens is None, "on the CPU the runner resolves them"
+        assert ids.dtype is torch.int32 and ids.is_contiguous() and ids.shape == y.shape[:1], ids.shape
+        assert y.dtype is torch.float32 and y.is_contiguous() and y.dim() == 2, y.shape
+        self._rows.add_rows(site, ids.data_ptr(), y.data_ptr(), y.shape[1])
+
     def of(self, rows: Sequence[int]) -> LoraRows:
         """Of these rows alone, ascending: what was row rows[i] is row i."""
         places = {row: place for place, row in enumerate(rows)}
@@ -98,9 +105,9 @@ class LoraRows:
         return LoraRows([(adapter, own) for adapter, own in kept if own])
 
 
-def _part(part: LoraPart) -> tuple[int, int, int, int, int, float]:
+def _part(part: LoraPart) -> tuple[int, int, int, int, int, int, float]:
     a, b = part.a, part.b
     for matrix in (a, b):
         assert matrix.dtype is torch.float32 and matrix.is_contiguous() and matrix.dim() == 2, matrix.shape
     assert a.shape[0] == b.shape[0], (a.shape, b.shape)
-    return (a.data_ptr(), b.data_ptr(), a.shape[0], part.first_column, b.shape[1], part.scale)
+    return (a.data_ptr(), b.data_ptr(), *a.shape, part.first_column, b.shape[1], part.scale)

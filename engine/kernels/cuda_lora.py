@@ -19,6 +19,7 @@ _RANKS = 16
 _MOST_PARTS = 8
 _PIECE = 1024
 _BF16 = torch.bfloat16
+_TABLE_DEPTH = 32  # of an A that nobody reads
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/core/dtype.h
 
 
@@ -131,6 +132,11 @@ class SiteSlots:
         return self._site
 
     @property
+    def scales(self) -> Tensor:
+        """[slots, E P] float32"""
+        return self._scales
+
+    @property
     def nbytes(self) -> int:
         return self._a.nbytes + self._b.nbytes
 
@@ -173,6 +179,62 @@ class SiteSlots:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedTable:
+    """What an adapter adds to rows of a table, as slots hold it, in the host's memory."""
+
+    columns: Tensor  # [V, R]: of A, in the dtype of the rows
+    part: PackedPart  # of B; its A is not read
+
+    @classmethod
+    def of(cls, a: Tensor, b: Tensor, scale: float, dtype: torch.dtype) -> PackedTable:
+        """Of a [rank, V] and b [rank, K] float32."""
+        nothing = torch.zeros(len(a), _TABLE_DEPTH)
+        padded = torch.nn.functional.pad(a.T, (0, rounded_rank(len(a)) - len(a)))
+        return cls(padded.to(dtype).contiguous(), PackedPart.of(nothing, b, scale, dtype))
+
+    @property
+    def nbytes(self) -> int:
+        return self.columns.nbytes + self.part.nbytes
+
+
+class TableSlots:
+    """What all slots hold for a table of tokens. Its shrunk rows are looked up; what expands them is a product's."""
+
+    def __init__(
+        self, shape: tuple[int, int], num_slots: int, most_rank: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """Of a table [V, K]; `most_rank`: rounded"""
+        self._num_rows, width = shape
+        self._site = SiteSlots(SiteShape((width,), _TABLE_DEPTH), num_slots, most_rank, device, dtype)
+        self._columns = torch.zeros(num_slots, self._num_rows, most_rank, dtype=dtype, device=device)
+
+    @property
+    def num_slots(self) -> int:
+        return self._site.num_slots
+
+    @property
+    def nbytes(self) -> int:
+        return self._columns.nbytes + self._site.nbytes
+
+    def write(self, slot: int, packed: PackedTable | None) -> None:
+        """Queues copies on the current stream. Each is out of the host's memory when this returns."""
+        if packed is None:
+            self._site.describe(slot, [0], [0.0])
+            return
+        self._columns[slot, :, : packed.columns.shape[1]].copy_(packed.columns)
+        self._site.write_part(slot, 0, packed.part)
+        self._site.describe(slot, [packed.part.rank], [packed.part.scale])
+
+    def add(self, ids: Tensor, slots: Tensor, y: Tensor, tiles: LoraTiles) -> None:
+        """To rows y [T, K] of the table by tokens ids [T], in place; slots [T] as in LoraRows."""
+        num_rows = len(y)
+        order = tiles.rows[:num_rows].clamp(0, num_rows - 1).long()  # behind those of tiles it is anything
+        own = slots[order].clamp(min=0).long()
+        found = self._columns[own, ids[order].clamp(0, self._num_rows - 1).long()]  # [T, R]
+        self._site.expand((found.float() * self._site.scales[own]).contiguous(), y, tiles)
+
+
+@dataclass(frozen=True, slots=True)
 class LoraTiles:
     """Which rows of a step have which slots, in device memory."""
 
@@ -194,13 +256,26 @@ class LoraRows:
     """Of a step, as products are told (AdapterRows of engine.layers): which rows have one is known to the device
     alone."""
 
-    def __init__(self, sites: Mapping[int, SiteSlots], tiles: LoraTiles, slots: Tensor, most_rank: int) -> None:
+    def __init__(
+        self,
+        sites: Mapping[int, SiteSlots],
+        tiles: LoraTiles,
+        slots: Tensor,
+        most_rank: int,
+        tables: Mapping[int, TableSlots] | None = None,
+    ) -> None:
         """slots [T] int32: of each row, -1 for none; most_rank: rounded. Experts have the site of the first one."""
         self.sites, self.slots, self.most_rank = sites, slots, most_rank
-        self._tiles = tiles
+        self._tiles, self._tables = tiles, tables or {}
 
     def is_at(self, site: int) -> bool:
-        return site in self.sites
+        return site in self.sites or site in self._tables
+
+    def add_rows(self, site: int, ids: Tensor, last_tokens: Tensor | None, y: Tensor) -> None:
+        if last_tokens is not None:
+            known = last_tokens[(-ids - 1).clamp(0, len(last_tokens) - 1)]
+            ids = torch.where(ids < 0, known, ids)
+        self._tables[site].add(ids, self.slots[: len(y)], y, self._tiles)
 
     def is_among(self, up: int, down: int) -> bool:
         return up in self.sites or down in self.sites

@@ -7,14 +7,22 @@ from torch import Tensor
 from bequest.engine.layers.parts import Activation, Chosen
 from bequest.engine.layers.spec import Experts
 from bequest.engine.layers.step_adapters import Finish, StepAdapters
-from bequest.engine.layers.weight import Weight
+from bequest.engine.layers.weight import Table, Weight
 
 
-def adapted(weight: Weight, adapters: StepAdapters | None) -> Weight:
-    """The weight as it is in a step."""
-    if adapters is None or weight.site is None or not adapters.rows.is_at(weight.site):
+def adapted(weight: Weight, adapters: StepAdapters | None, site: int | None = None) -> Weight:
+    """The weight as it is in a step. `site`: where it has another number than its own."""
+    at = weight.site if site is None else site
+    if adapters is None or at is None or not adapters.rows.is_at(at):
         return weight
-    return AdaptedWeight(weight, weight.site, adapters)
+    return AdaptedWeight(weight, at, adapters)
+
+
+def adapted_table(table: Table, site: int, adapters: StepAdapters | None) -> Table:
+    """The same of rows that are looked up."""
+    if adapters is None or not adapters.rows.is_at(site):
+        return table
+    return AdaptedTable(table, site, adapters)
 
 
 def given_by_experts(mixer: Experts, x: Tensor, chosen: Chosen, adapters: StepAdapters | None) -> Tensor:
@@ -23,6 +31,24 @@ def given_by_experts(mixer: Experts, x: Tensor, chosen: Chosen, adapters: StepAd
     if adapters is None or up.site is None or down.site is None or not adapters.rows.is_among(up.site, down.site):
         return down.summed(up.gated(x, chosen, activation), chosen)
     return up.with_adapters(down, x, chosen, activation, adapters.of(len(x)))
+
+
+class AdaptedTable(Table):
+    def __init__(self, table: Table, site: int, adapters: StepAdapters) -> None:
+        self._table, self._site, self._adapters = table, site, adapters
+
+    @property
+    def nbytes(self) -> int:
+        return self._table.nbytes
+
+    @property
+    def format(self) -> str:
+        return self._table.format
+
+    def rows(self, ids: Tensor, last_tokens: Tensor | None = None) -> Tensor:
+        found = self._table.rows(ids, last_tokens)
+        self._adapters.rows.add_rows(self._site, ids, last_tokens, found)
+        return found
 
 
 class AdaptedWeight(Weight):

@@ -25,6 +25,10 @@ class AdapterRows(Protocol):
         """To the product y [T, N] of x [T, K], in place."""
         ...
 
+    def add_rows(self, site: int, ids: Tensor, last_tokens: Tensor | None, y: Tensor) -> None:
+        """To rows y [T, K] of a table by the tokens ids [T], as Table.rows takes them, in place."""
+        ...
+
     def finished(self, site: int, fused: Finish, plain: Finish) -> Tensor:
         """What a layer makes of a product, [T, …]: `plain` has what adapters add, `fused` has not. Where the two round
         otherwise, rows without an adapter may be those of the second."""

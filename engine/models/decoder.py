@@ -10,14 +10,19 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from bequest.engine.layers.adapted import adapted, adapted_table
 from bequest.engine.layers.backend import Backend
 from bequest.engine.layers.parts import Norm
 from bequest.engine.layers.spec import Experts, LayerSpec
 from bequest.engine.layers.start import Overlay, StartRows
+from bequest.engine.layers.step_adapters import StepAdapters
 from bequest.engine.layers.weight import Weight
 from bequest.engine.models.batch import ModelInput
 from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.reader import Matrix
 from bequest.engine.models.rope import Turns
+from bequest.engine.models.sites import OUTPUT, TABLE
+from bequest.engine.models.vocabulary import output_matrix, table_matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +44,17 @@ class Decoder:
     def __init__(self, config: DecoderConfig, parts: DecoderParts, backend: Backend) -> None:
         self.config = config
         self._parts = parts
-        self._ops = backend.ops
+        self._ops, self._device = backend.ops, backend.device
         self._stack = backend.compile(parts.layers)
+
+    @property
+    def vocabulary(self) -> dict[str, Matrix]:
+        """What adapters can add to beside its layers, by the names of the tensors."""
+        parts, device = self._parts, self._device
+        return {
+            "model.embed_tokens": table_matrix(parts.table, device),
+            "lm_head": output_matrix(parts.output, device),
+        }
 
     def forward(self, batch: ModelInput) -> Tensor:
         """The hidden states after the final norm: [T, H], or [R, H] of the rows in `batch.read`.
@@ -52,7 +66,7 @@ class Decoder:
         ids, factor = batch.input_ids, parts.start_factor
         start = StartRows(
             ids,
-            parts.table,
+            adapted_table(parts.table, TABLE, batch.adapters),
             batch.last_tokens,
             factor=factor,
             overlay=batch.overlay,
@@ -63,10 +77,10 @@ class Decoder:
             stream.narrow(batch.read.rows)
         return stream.normed(self._parts.norm, batch.tap_of_result(self.config.num_layers))
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[R, H] → [R, V]"""
+    def logits(self, hidden: Tensor, adapters: StepAdapters | None = None) -> Tensor:
+        """[R, H] → [R, V]. `adapters`: of these rows"""
         parts = self._parts
-        logits = parts.output(hidden)
+        logits = adapted(parts.output, adapters, OUTPUT)(hidden)
         if parts.logits_divisor != 1.0:
             logits.div_(parts.logits_divisor)
         return logits.div_(parts.logits_cap).tanh_().mul_(parts.logits_cap) if parts.logits_cap else logits

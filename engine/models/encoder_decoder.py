@@ -24,6 +24,9 @@ from bequest.engine.layers.stream import Stream
 from bequest.engine.layers.weight import Weight
 from bequest.engine.models.batch import EncoderInputs, ModelInput
 from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
+from bequest.engine.models.reader import Matrix
+from bequest.engine.models.sites import OUTPUT
+from bequest.engine.models.vocabulary import output_matrix
 
 # Called with the number of layers behind a state of the encoder and the state [E, H]: 0 is what the first layer reads,
 # the last one is the result.
@@ -104,10 +107,15 @@ class EncoderDecoder:
     def _result(self, stream: Stream, norm: Norm | None) -> Tensor:
         return stream.state() if norm is None else stream.normed(norm)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[R, H] → [R, V]"""
+    @property
+    def vocabulary(self) -> dict[str, Matrix]:
+        """What adapters can add to beside its layers, by the names of the tensors."""
+        return dict.fromkeys(("lm_head", "proj_out"), output_matrix(self._parts.output, self.device))
+
+    def logits(self, hidden: Tensor, adapters: StepAdapters | None = None) -> Tensor:
+        """[R, H] → [R, V]. `adapters`: of these rows"""
         scale = self._parts.output_scale
-        return self._parts.output(hidden if scale == 1.0 else hidden * scale)
+        return adapted(self._parts.output, adapters, OUTPUT)(hidden if scale == 1.0 else hidden * scale)
 
     @property
     def decoder_layers(self) -> tuple[LayerSpec, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -46,6 +46,30 @@ def pad_heads(config: Config, source: WeightSource, sizes: tuple[int, ...]) -> t
     return replace(config, head_dim=padded, head_padding=padding), heads
 
 
+def without_padding(config: Config) -> Config:
+    """As the checkpoint has it. Of an encoder-decoder model heads of both stacks are alike."""
+    head_dim = config.head_dim - config.head_padding
+    if isinstance(config, EncoderDecoderConfig):
+        return replace(config, head_dim=head_dim, head_padding=0, encoder=replace(config.encoder, head_dim=head_dim))
+    return replace(config, head_dim=head_dim, head_padding=0)
+
+
+def heads_along(name: str) -> Literal["rows", "columns"] | None:
+    """Whether a matrix, or its bias, has heads of an attention, and along which of its sides."""
+    if ".linear_attn." in name:  # has heads of its own
+        return None
+    match name.rsplit(".", 3)[-3:]:
+        case ["self_attn", "gate_proj", _]:
+            return "rows"
+        case [*_, _, ("k_scale" | "v_scale" | "output_scale")]:  # of an fp8 cache
+            return None
+        case [*_, ("q_proj" | "k_proj" | "v_proj" | "q" | "k" | "v"), _]:
+            return "rows"
+        case [*_, ("o_proj" | "out_proj" | "o"), "weight"]:
+            return "columns"
+    return None
+
+
 class PaddedHeads(SourceOver):
     """A WeightSource over another whose heads are smaller."""
 
@@ -66,18 +90,14 @@ class PaddedHeads(SourceOver):
         tensor = self._source.load(name)
         if ".linear_attn." in name:  # has heads of its own
             return tensor
-        match name.rsplit(".", 3)[-3:]:
-            case ["self_attn", "gate_proj", _]:
-                return self._pad(tensor.unflatten(0, (-1, self._head_dim)), dim=1).flatten(0, 1)
+        along = heads_along(name)
+        if along == "rows":
+            heads = tensor.unflatten(0, (-1, self._head_dim))  # [heads, D] or [heads, D, K]
+            return self._pad(heads, dim=1).flatten(0, 1)
+        if along == "columns":
+            heads = tensor.unflatten(1, (-1, self._head_dim))  # [H, heads, D]
+            return self._pad(heads, dim=2).flatten(1, 2)
         match name.rsplit(".", 2)[-2:]:
-            case [_, ("k_scale" | "v_scale" | "output_scale")]:  # of an fp8 cache
-                return tensor
-            case [("q_proj" | "k_proj" | "v_proj" | "q" | "k" | "v"), _]:
-                heads = tensor.unflatten(0, (-1, self._head_dim))  # [heads, D] or [heads, D, K]
-                return self._pad(heads, dim=1).flatten(0, 1)
-            case [("o_proj" | "out_proj" | "o"), "weight"]:
-                heads = tensor.unflatten(1, (-1, self._head_dim))  # [H, heads, D]
-                return self._pad(heads, dim=2).flatten(1, 2)
             case [("q_norm" | "k_norm"), _]:
                 heads = (tensor.float() + self._norm_offset).unflatten(0, (-1, self._head_dim))  # [1, D] or [heads, D]
                 scaled = heads * math.sqrt(self._head_dim / self._padded)

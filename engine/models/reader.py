@@ -7,12 +7,11 @@ them to a backend.
 from __future__ import annotations
 
 import copy
-import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
 import torch
@@ -29,10 +28,9 @@ from bequest.engine.layers.step_adapters import AdapterRows
 from bequest.engine.layers.weight import Stored, Table, Weight
 from bequest.engine.models.kv_scales import read_kv_scales
 from bequest.engine.models.progress import shown
+from bequest.engine.models.sites import site_of, site_of_experts
 from bequest.engine.models.vocabulary_names import VOCABULARY
 from bequest.engine.models.weights import WeightSource
-
-EXPERT_BITS = 14  # the numbers of a layer's experts differ in these alone (csrc/model/cpu/adapters.h)
 
 Part = TypeVar("Part")
 Shape = tuple[int, ...]
@@ -47,6 +45,8 @@ class Matrix:
     rows: int
     columns: int
     num_experts: int = 0  # of an expert's matrix: of so many
+    is_table: bool = False  # rows are looked up, and nothing is multiplied
+    known: Tensor | None = field(default=None, compare=False)  # of some of its rows (models/vocabulary.py)
 
 
 class Reader(ABC):
@@ -253,7 +253,7 @@ class Loader(Reader):
             bias = self._backend.vector(torch.cat([part.to(parts[0].device) for part in parts]), self._dtype)
         weight = self._quantised(names, bias) or self._dense(names, bias)
         assert (weight.out_features, weight.in_features) == (sum(rows), columns), (names, weight)
-        weight.site = _site_of(self._prefix + names[0])
+        weight.site = site_of(self._prefix + names[0])
         self._number(weight.site, names, rows, columns)
         return self._kept(weight)
 
@@ -298,7 +298,7 @@ class Loader(Reader):
             matrices = (of_expert(number, "weight") for number in range(num_experts))  # read when their turn comes
             made = self._backend.expert_weights(matrices, num_experts, bias, self._dtype)
         assert (made.num_experts, made.out_features, made.in_features) == (num_experts, sum(rows), columns), names
-        made.site = first = _site_of(self._prefix + names[0]) << EXPERT_BITS
+        made.site = first = site_of_experts(self._prefix + names[0])
         for number in range(num_experts):
             self._number(first + number, [f"{number}.{name}" for name in names], rows, columns, num_experts)
         return self._kept(made)
@@ -372,13 +372,3 @@ AnyTable = TypeVar("AnyTable", bound=Stored)
 
 def _is_of_one_kind(codes: Sequence[Codes]) -> bool:
     return len({part.kind for part in codes}) == 1
-
-
-def first_expert(site: int) -> int:
-    """Of the number of an expert's weight: that of the first one."""
-    return site >> EXPERT_BITS << EXPERT_BITS
-
-
-def _site_of(name: str) -> int:
-    """The same in every load of a model: adapters outlive the runner that they were loaded for."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest(), "big")

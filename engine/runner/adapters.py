@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from bequest.engine.kernels.cpu_lora import LoraMatrices, LoraRows
 from bequest.engine.layers.step_adapters import StepAdapters
-from bequest.engine.types import IntArray
+from bequest.engine.types import IntArray, StepBatch
 from bequest.engine.types.adapter import NO_ADAPTER, AdapterWeights
 from bequest.engine.types.encoder import EncoderSpec
 
@@ -33,6 +33,13 @@ class CpuAdapters:
         if handles is None:
             return None
         return step_adapters([(self._matrices.get(handle), rows) for handle, rows in _by_handle(handles, starts)], read)
+
+    def of_tokens(self, batch: StepBatch, tokens: npt.NDArray[np.integer]) -> StepAdapters | None:
+        """Of rows that are those of tokens [N] of the step, in any order."""
+        if batch.adapters is None:
+            return None
+        handles = np.repeat(batch.adapters, np.diff(batch.query_start))[tokens]
+        return self.of_step(handles, np.arange(len(tokens) + 1, dtype=np.int32))
 
     def of_encoders(self, specs: Sequence[EncoderSpec]) -> StepAdapters | None:
         """The same of the states of encoder inputs, and of those whose keys and values are written."""

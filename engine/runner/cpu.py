@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels.delta_net import RecurrentStep
 from bequest.engine.kernels.hidden_tap import HiddenTap
 from bequest.engine.layers.start import Overlay
-from bequest.engine.models.any_model import Model
+from bequest.engine.models.any_model import Model, logits_of
 from bequest.engine.models.batch import ModelInput, ReadRows
 from bequest.engine.models.decoder import Decoder
 from bequest.engine.models.encoder_decoder import EncoderDecoder
@@ -36,7 +36,6 @@ from bequest.engine.types import (
     IntArray,
     LogprobArrays,
     MaskSource,
-    PromptLogprobSpec,
     StepBatch,
     StepMoves,
     StepPlan,
@@ -132,7 +131,7 @@ class CpuRunner:
         table = tap if features is None else features.table
         batch = self._batch(plan.batch, drafted.input_ids, read, table, overlay)
         hidden = self._model.forward(batch)  # [R, H]
-        prompt_logprobs = self._prompt_logprobs(plan.prompt_logprobs, hidden, read) if plan.prompt_logprobs else ()
+        prompt_logprobs = self._prompt_logprobs(plan, hidden, read) if plan.prompt_logprobs else ()
         tokens, bad, logprobs, beams = self._sample(plan, hidden, read)
         ring = None if tap is None else tap.ring
         if self._drafts is not None and features is not None:
@@ -258,7 +257,10 @@ class CpuRunner:
     ) -> tuple[np.ndarray, np.ndarray, LogprobArrays | None, tuple[BeamCandidates, ...]]:
         if not len(plan.samples):
             return np.empty(0, np.int32), np.empty(0, np.bool_), None, ()
-        logits = self._model.logits(hidden) if samples_each(plan) else self._sampled_logits(plan, hidden, read)
+        if samples_each(plan):
+            logits = self._logits(plan.batch, plan.samples.tokens, hidden)
+        else:
+            logits = self._sampled_logits(plan, hidden, read)
         sampled = self._sampler.sample(logits, plan.samples, self._masks)
         return *sampled, self._beams.candidates(logits, plan.beams) if plan.beams else ()
 
@@ -267,21 +269,27 @@ class CpuRunner:
         # Choices that part ways here share their row of logits: compute each row once.
         rows, which = np.unique(plan.samples.tokens, return_inverse=True)
         places = rows if read is None else read.places(rows)
-        logits = self._model.logits(hidden[torch.from_numpy(places)])  # [rows, V]
+        logits = self._logits(plan.batch, rows, hidden[torch.from_numpy(places)])  # [rows, V]
         if np.array_equal(rows, plan.samples.tokens):
             return logits
         return logits[torch.from_numpy(which)]  # shared, or those of beams before them in the step
 
+    def _logits(self, batch: StepBatch, tokens: npt.NDArray[np.integer], hidden: torch.Tensor) -> torch.Tensor:
+        """Of these tokens of the step, whose states are these rows."""
+        return logits_of(self._model, hidden, self._adapters.of_tokens(batch, tokens))
+
     def _prompt_logprobs(
-        self, specs: Sequence[PromptLogprobSpec], hidden: torch.Tensor, read: ReadTokens | None
+        self, plan: StepPlan, hidden: torch.Tensor, read: ReadTokens | None
     ) -> tuple[LogprobArrays, ...]:
         """Those of all specs at once, some rows of logits at a time."""
+        specs, batch = plan.prompt_logprobs, plan.batch
         tokens = np.concatenate([np.arange(s.first_token, s.first_token + len(s.targets)) for s in specs])
         rows = hidden[torch.from_numpy(tokens if read is None else read.places(tokens))]
         targets, top = np.concatenate([s.targets for s in specs]), max(s.top for s in specs)
+        pieces = [slice(i, i + _LOGIT_ROWS) for i in range(0, len(tokens), _LOGIT_ROWS)]
         parts = [
-            self._sampler.logprobs(self._model.logits(rows[i : i + _LOGIT_ROWS]), targets[i : i + _LOGIT_ROWS], top)
-            for i in range(0, len(tokens), _LOGIT_ROWS)
+            self._sampler.logprobs(self._logits(batch, tokens[piece], rows[piece]), targets[piece], top)
+            for piece in pieces
         ]
         return split_logprobs(parts, specs)
 

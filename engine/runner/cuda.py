@@ -18,7 +18,7 @@ from bequest.engine.kernels.cuda_attention import CudaAttentionWorkspace, WorkCo
 from bequest.engine.kernels.cuda_sampler import CudaSampler
 from bequest.engine.kernels.streams import StreamScope
 from bequest.engine.layers.start import FixedOverlay, Overlay
-from bequest.engine.models.any_model import Model
+from bequest.engine.models.any_model import Model, logits_of
 from bequest.engine.models.batch import ModelInput
 from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.models.towers.tower import Tower
@@ -136,8 +136,8 @@ class CudaRunner:
         if self._encoders is not None:
             workspaces[CROSS] = self._workspace(max_tokens, causal=False, window=0)
         widths = self._limits.max_blocks_per_sequence, self._limits.max_cross_blocks
-        others, samples = [*self._adapters.fields(max_tokens)], self._limits.max_samples
-        others += [] if self._drafts is None else fill_fields(samples)
+        samples = self._limits.max_samples
+        others = self._adapters.fields(max_tokens, samples) + ([] if self._drafts is None else fill_fields(samples))
         return StepBuffers(workspaces, max_tokens, samples, widths, self._device, self._recurrent, others)
 
     def _workspace(self, max_tokens: int, *, causal: bool, window: int) -> CudaAttentionWorkspace:
@@ -192,7 +192,7 @@ class CudaRunner:
                 assert self._encoders is not None
                 with torch.inference_mode():
                     taps = () if plan.taps is None else plan.taps.encoders
-                    self._encoders.run(plan.encoders, taps, self._states.rows)
+                    self._encoders.run(plan.encoders, taps, self._states.rows, self._adapters)
             if not plan.num_tokens:  # encoders were all there was to do
                 told = self._results.send(plan.step, 0, None, (), None)
                 told.states = None if plan.taps is None else self._states.send(plan.taps)
@@ -392,7 +392,7 @@ class CudaRunner:
             arrays["copies"][: len(plan.moves.copies)] = plan.moves.copies
         buffers.write_tables(batch)
         buffers.write_states(batch, size.num_tokens)
-        self._adapters.stage(batch, arrays, size)
+        self._adapters.stage(batch, arrays, size, samples.tokens)
         if self._timestamps is not None:
             self._timestamps.update_rows(plan.rows)
         send_step(plan, buffers, self._sampler, self._catalogues)
@@ -440,7 +440,7 @@ class CudaRunner:
         )
         # `embedding` gathers rows of anything, and starts beside the kernel before it.
         sampled = kernels.embedding(buffers.on_device("sample_tokens")[: size.num_samples], hidden)
-        logits = self._model.logits(sampled)
+        logits = logits_of(self._model, sampled, self._adapters.bind_samples(size, buffers.on_device))
         rows = buffers.on_device("sample_rows")[: size.num_samples]
         tokens = self._results.tokens[: size.num_samples]
         # A step of one token for each sequence has nothing that was drafted.
@@ -488,7 +488,7 @@ class CudaRunner:
         prompt: tuple[LogprobArrays, ...] = ()
         if plan.prompt_logprobs:
             with torch.inference_mode():
-                prompt = prompt_logprobs(self._model, outputs.hidden, plan.prompt_logprobs)
+                prompt = prompt_logprobs(self._model, outputs.hidden, plan, self._adapters)
         beams = self._beams.launch(outputs.logits, plan.beams) if plan.beams else None
         drafted = queued is not None and len(queued.drafted.samples) > 0
         told = self._results.send(plan.step, num_samples, num_logprobs, prompt, beams, drafted=drafted)

@@ -12,6 +12,7 @@ from bequest.engine.kernels.cuda_attention import CudaAttentionPlan, CudaAttenti
 from bequest.engine.models.encoder_batch import SCRATCH_BLOCK_SIZE, EncoderLayout
 from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.models.listening import cross_weights
+from bequest.engine.runner.cuda_adapters import CudaAdapters
 from bequest.engine.runner.encoders import Host, encode, store_states
 from bequest.engine.types import NO_SLOT
 from bequest.engine.types.encoder import EncoderInput, EncoderSpec
@@ -45,10 +46,17 @@ class CudaEncoders:
         shape = config.scratch_shape(SCRATCH_BLOCK_SIZE)
         self._scratch = torch.zeros((num_blocks, *shape), dtype=dtype, device=kv_cache.device)
 
-    def run(self, specs: Sequence[EncoderSpec], taps: Sequence[EncoderTap] = (), ring: Tensor | None = None) -> None:
+    def run(
+        self,
+        specs: Sequence[EncoderSpec],
+        taps: Sequence[EncoderTap] = (),
+        ring: Tensor | None = None,
+        adapters: CudaAdapters | None = None,
+    ) -> None:
         """`ring`: where the states go that `taps` ask for, [rows, H]."""
         tap = None if ring is None else store_states(taps, ring, self._send)
-        encode(self._model, self._kv_cache, specs, self._attention, self._send, tap)
+        own = None if adapters is None else adapters.of_encoders(specs, self._send)
+        encode(self._model, self._kv_cache, specs, self._attention, self._send, tap, own)
 
     @torch.inference_mode()
     def cross_weights(self, asked: CrossHeads) -> FloatRows:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -23,14 +24,26 @@ _MOST_OF_HOST = 0.5  # of the memory that is free there
 _LEAST_FOUND = 0.9  # of the bytes of weights that a model says it has
 
 
+class Places(Protocol):
+    """Memory of the device beside weights, whose content is somewhere else, too: that of adapters."""
+
+    def put_away(self) -> None: ...
+
+    def bring_back(self) -> None:
+        """Raises OutOfMemoryError."""
+        ...
+
+
 class KeptWeights:
-    def __init__(self, loaded: LoadedModel, device: torch.device) -> None:
+    def __init__(self, loaded: LoadedModel, device: torch.device, places: Places) -> None:
+        self.places = places
         self._loaded: LoadedModel | None = loaded
         self._device = device
         self._away: _HostCopy | None = None
 
     def put_away(self) -> None:
         """The device's memory of the weights is free. Where the host has no room for them, they are forgotten."""
+        self.places.put_away()
         if self._loaded is None or self._away is not None:
             return
         storages = _storages_of(self._loaded.model, self._device)

@@ -203,7 +203,7 @@ def _prepare_cpu(config: EngineConfig, path: Path, ranks: Ranks) -> Prepared:
 
 def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None, ranks: Ranks) -> Prepared:
     from bequest.engine.runner.cuda import CudaRunner, RunnerLimits
-    from bequest.engine.runner.cuda_adapters import make_adapters, source_of
+    from bequest.engine.runner.cuda_adapters import places_of, source_of
 
     check_draft(config, path)
     device = torch.device("cuda", torch.cuda.current_device())
@@ -219,7 +219,7 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None,
     memory_of_states = plan_states(state_wish(config, loaded, wish, ranks.size), left)
     num_seqs, recurrent = memory_of_states.max_num_seqs, memory_of_states.allocate(device)
     shape = loaded.config.kv_shape(config.block_size)
-    adapters = make_adapters(config, loaded, device)
+    adapters = places_of(config, loaded, device, weights)
     states = _states_rows(loaded, _CUDA_STATES, loaded.dtype)
     encoder_tokens = config.max_num_encoder_tokens or _CUDA_ENCODER_TOKENS
     limits = RunnerLimits(
@@ -259,7 +259,7 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None,
         max_num_seqs=memory_of_states.max_num_seqs,
         states=memory_of_states.sizes,
         adapters=source_of(config, loaded, adapters),
-        weights=KeptWeights(loaded, device) if kept is None else weights,
+        weights=KeptWeights(loaded, device, adapters) if kept is None else weights,
     )
 
 

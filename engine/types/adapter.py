@@ -71,7 +71,6 @@ class AdapterSource:
 
     load: LoadAdapter = no_adapters
     most: int = 0
-    lasting: bool = True  # whether what was loaded outlives the runner that it was loaded for
     seats: int | None = None  # adapters that steps can read at once; None: all that are loaded
     place: PlaceAdapter = in_place
 

@@ -69,6 +69,34 @@ async def test_a_crowd_says_what_peft_says(name: str, tmp_path: Path) -> None:
     engine.scheduler.check_idle()
 
 
+@pytest.mark.filterwarnings("ignore:Model has `tie_word", "ignore:Setting `save_embedding")
+@pytest.mark.parametrize("name", ["t5", "t5-gated-untied", "bart", "whisper"])
+async def test_the_output_matrix(name: str, tmp_path: Path) -> None:
+    """Of a tied model, too, whose embedding stays as it is."""
+    directory, target = save_model(name, _made(tmp_path / "model")), "proj_out" if name == "whisper" else "lm_head"
+    adapted = make_adapter(make_encoder_decoder(name), f"{name}-output", target_modules=[target])
+    config = EngineConfig(
+        model=str(directory),
+        device="cpu",
+        lora=[f"a={save_adapter(adapted, tmp_path / 'a')}"],
+        threads=1,
+        num_blocks=60,
+        max_encoder_len=41,
+        max_model_len=32,
+    )
+    engine = (await build_engine(config)).engine
+    try:
+        item = inputs(make_encoder_decoder(name))[3]
+        asked = [request(PROMPT, GREEDY, encoder=as_input(item), adapter=engine.adapters.find(name_)) for name_ in "a"]
+        plain = request(PROMPT, GREEDY, encoder=as_input(item))
+        ours, none = [answer.token_ids[0] for answer in await ask_all(engine, [*asked, plain])]
+        assert ours == greedy(adapted.get_base_model(), item) != none
+        assert none == greedy(make_encoder_decoder(name), item)
+    finally:
+        await engine.stop()
+    engine.scheduler.check_idle()
+
+
 @pytest.mark.parametrize("name", ["t5", "whisper"])
 async def test_states_of_the_encoder_are_the_adapters(name: str, tmp_path: Path) -> None:
     directory = save_model(name, _made(tmp_path / "model"))

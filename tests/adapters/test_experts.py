@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
+from bequest.engine.build import build_engine
+from bequest.engine.config import EngineConfig
 from bequest.engine.errors import InvalidAdapter
 from bequest.engine.kernels.cpu_lora import LoraMatrices
 from bequest.engine.models.load import LoadedModel, load_model
+from bequest.engine.types import Lineage, Retain, SamplingParams
 from tests.adapters.test_models import assert_near, load, logits_of
 from tests.adapters.tiny_adapters import make_adapter, save_adapter
+from tests.engine.harness import ask, ask_all, request
 from tests.models.paged import PagedSequences
+from tests.models.tiny_gguf import write_tiny_gguf
 from tests.tiny_models import VOCAB_SIZE, make_reference
 
 LENGTH = 21
@@ -128,6 +135,56 @@ def test_a_crowd_changes_nothing(name: str, tiny_model: Callable[[str], Path], t
     for sequence in range(6):
         alone = run(loaded, crowd.adapters.get(sequence))
         assert torch.equal(mixed[sequence], alone[sequence + 1 :])
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss"])
+def test_a_quantised_model_takes_adapters_of_experts(name: str, tmp_path: Path) -> None:
+    """A GGUF file names tensors otherwise; an adapter has the names of transformers all the same."""
+    reference = write_tiny_gguf(name, tmp_path / "model.gguf", GGMLQuantizationType.Q8_0)
+    adapted = make_adapter(reference, "gguf", target_modules=["q_proj"], target_parameters=BOTH)
+    loaded = load_model(tmp_path / "model.gguf")
+    assert_near(run(loaded, load(save_adapter(adapted, tmp_path / "a"), loaded)), logits_of(adapted, TOKENS))
+
+
+async def test_an_engine_says_what_peft_says(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    """A crowd that is cut into chunks and preempted; then children of leases, of which one moves to another engine."""
+    models = {"": make_reference("qwen3-moe"), **{f"a{i}": fused("qwen3-moe", f"a{i}") for i in range(3)}}
+    config = EngineConfig(
+        model=str(tiny_model("qwen3-moe")),
+        device="cpu",
+        lora=[f"{name}={save_adapter(models[name], tmp_path / name)}" for name in models if name],
+        block_size=4,
+        max_model_len=64,
+        threads=1,
+        num_blocks=40,
+        max_num_batched_tokens=11,
+        host_cache_gb=0.01,
+    )
+    greedy = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+    here, there = [(await build_engine(config)).engine for _ in range(2)]
+    try:
+        expected = {}
+        for name, model in models.items():
+            tokens = list(TOKENS)
+            for _ in range(9):
+                tokens.append(int(logits_of(model, tokens)[-1].argmax()))
+            expected[name] = tokens[LENGTH:]
+        find = here.adapters.find
+        crowd = await ask_all(here, [request(TOKENS, greedy, adapter=find(name)) for name in (*models, *models)])
+        assert [answer.token_ids[0] for answer in crowd] == [expected[name][:6] for name in (*models, *models)]
+        assert len({str(tokens) for tokens in expected.values()}) == len(models)
+        parent = await ask(here, request(TOKENS, greedy, adapter=find("a1"), retain=Retain(60)))
+        await there.import_estate("t", await here.export_estate("t", parent.id), 60)
+        for engine in (here, there):
+            known = engine.parent("t", parent.id).choices[0].token_ids
+            lineage, rest = Lineage(parent.id, 0, len(known)), replace(greedy, max_tokens=3)
+            child = await ask(engine, request(known, rest, adapter=engine.adapters.find("a1"), lineage=lineage))
+            assert child.token_ids[0] == expected["a1"][6:]
+            assert child.inheritance is not None and child.inheritance.computed_tokens == 1
+    finally:
+        for engine in (here, there):
+            await engine.stop()
+            engine.scheduler.check_idle()
 
 
 def test_an_adapter_of_other_experts_is_refused(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:

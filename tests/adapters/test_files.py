@@ -118,7 +118,8 @@ def test_a_tensor_that_does_not_fit_is_named(
     ("module", "said"),
     [
         ("model.layers.9.self_attn.q_proj", "a module that this model does not have"),
-        ("lm_head", "embedding or of the output"),
+        ("model.norm", "is of an embedding that this model does not have"),
+        ("model.embed_tokens", "whose adapters are not supported"),
         ("model.layers.0.mlp.experts.3.gate_proj", "a module that this model does not have"),
     ],
 )
@@ -128,6 +129,20 @@ def test_a_module_that_is_not_adapted_is_named(module: str, said: str, directory
     change_config(directory, target_modules="all-linear")
     message = refusal(directory, loaded)
     assert said in message and module in message
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [(torch.zeros(330, 64), "vocabulary is another one"), (torch.ones(320, 64), "other values than this model's own")],
+)
+def test_a_copy_of_another_vocabulary_is_refused(
+    values: torch.Tensor, said: str, directory: Path, loaded: LoadedModel
+) -> None:
+    """PEFT saves the base's matrix beside an adapter of the vocabulary: one that was trained or resized is needed."""
+    name = "base_model.model.lm_head.base_layer.weight"
+    change_tensors(directory, lambda tensors: tensors.update({name: values}))
+    message = refusal(directory, loaded)
+    assert said in message and name in message
 
 
 def test_a_tensor_beside_the_targets(directory: Path, loaded: LoadedModel) -> None:
@@ -169,4 +184,4 @@ def test_matrices_have_the_same_numbers_in_every_load(tiny_model: Callable[[str]
     """Adapters outlive a runner that sleeps; the model is read again when it wakes."""
     again = load_model(tiny_model("llama"))
     assert again.matrices == loaded.matrices
-    assert len({matrix.site for matrix in loaded.matrices.values()}) == 4 * loaded.config.num_layers
+    assert len({matrix.site for matrix in loaded.matrices.values()}) == 4 * loaded.config.num_layers + 2

@@ -11,7 +11,9 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from bequest.engine.adapters.load import AdapterLoader
+from bequest.engine.backends.cpu.backend import CpuBackend
 from bequest.engine.kernels.cpu_lora import LoraMatrices
+from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.load import LoadedModel, load_model
 from tests.adapters.tiny_adapters import DENSE, make_adapter, save_adapter
 from tests.models.paged import PagedSequences
@@ -126,6 +128,21 @@ def test_a_crowd_of_sixteen_adapters_and_none_changes_nothing(
         expected = alone.run(0, tokens[:end], chunk=LENGTH)[count:]
         assert torch.equal(mixed[sequence], expected)
         assert torch.equal(mixed[sequence], base[count:end]) == (sequence not in adapters)
+
+
+# Turned rows, joined matrices, a gate beside queries, experts.
+@pytest.mark.parametrize("name", ["llama", "cohere", "phi3", "qwen3.5", "gpt-oss"])
+def test_heads_that_are_padded(
+    name: str, tiny_model: Callable[[str], Path], tokens: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU's kernels have them: an adapter is of the heads of the checkpoint."""
+    adapted = make_adapter(make_reference(name), "padded")
+    monkeypatch.setattr(CpuBackend, "head_sizes", lambda self, dtype: (64,))
+    loaded = load_model(tiny_model(name))
+    assert isinstance(loaded.config, DecoderConfig) and loaded.config.head_padding
+    sequences = PagedSequences(loaded.model, 1, LENGTH)
+    sequences.adapters = {0: load(save_adapter(adapted, tmp_path / "a"), loaded)}
+    assert_near(sequences.run(0, tokens, chunk=LENGTH), logits_of(adapted, tokens))
 
 
 def test_rows_that_nobody_reads_change_nothing(

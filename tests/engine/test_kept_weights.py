@@ -16,6 +16,16 @@ from bequest.engine.runner.kept_weights import KeptWeights
 CPU = torch.device("cpu")
 
 
+class NoPlaces:
+    """Places: there are no adapters."""
+
+    def put_away(self) -> None:
+        pass
+
+    def bring_back(self) -> None:
+        pass
+
+
 def loaded_of(*parts: object, num_bytes: int) -> LoadedModel:
     return cast(LoadedModel, SimpleNamespace(model=parts, weight_bytes=num_bytes))
 
@@ -26,7 +36,7 @@ def test_values_and_shared_memory_come_back() -> None:
     module = torch.nn.Linear(3, 2)
     before = [tensor.clone() for tensor in (matrix, norm.weight, view, module.weight.data)]
     loaded = loaded_of({"a": [matrix]}, norm, (view,), module, num_bytes=48 + 24)
-    weights = KeptWeights(loaded, CPU)
+    weights = KeptWeights(loaded, CPU, NoPlaces())
     for _ in range(2):
         weights.put_away()
         weights.put_away()
@@ -44,7 +54,7 @@ def test_they_are_read_again(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = torch.ones(5)
     if why == "no room":
         monkeypatch.setattr(kept_weights, "host_memory", lambda: 39)
-    weights = KeptWeights(loaded_of(matrix, num_bytes=20 if why == "no room" else 30), CPU)
+    weights = KeptWeights(loaded_of(matrix, num_bytes=20 if why == "no room" else 30), CPU, NoPlaces())
     weights.put_away()
     assert weights.bring_back() is None
     assert torch.equal(matrix, torch.ones(5)), "whoever has it still has it"
@@ -53,7 +63,7 @@ def test_they_are_read_again(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_memory_to_wake_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """All or nothing: what came back goes away again, and comes back later."""
     tensors = [torch.full((5,), float(i)) for i in range(3)]
-    weights = KeptWeights(loaded_of(*tensors, num_bytes=60), CPU)
+    weights = KeptWeights(loaded_of(*tensors, num_bytes=60), CPU, NoPlaces())
     weights.put_away()
     assert weights._away is not None
     storage, size = weights._away._sizes[1]

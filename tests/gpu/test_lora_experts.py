@@ -21,7 +21,9 @@ from tests.tiny_models import make_reference
 pytestmark = pytest.mark.gpu
 
 NUM_ADAPTERS = 3
-MODELS = {"qwen3-moe-wide": "bfloat16", "gpt-oss": "bfloat16", "qwen2-moe": "float32", "qwen3.5-moe-wide": "bfloat16"}
+# In float32: where two experts score nearly alike, a rounding of bfloat16 chooses the other one. What bfloat16 gives is
+# compared below, with the choice of experts given.
+MODELS = ["qwen3-moe-wide", "gpt-oss", "qwen2-moe", "qwen3.5-moe-wide"]
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5, 64, 700])
@@ -47,6 +49,65 @@ def test_tiles_hold_every_pair_once(num_tokens: int) -> None:
         if slots[token] >= 0
     }
     assert found == keys
+
+
+@pytest.mark.parametrize("num_tokens", [1, 9, 300])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_products_of_experts_get_what_their_slots_add(num_tokens: int, dtype: torch.dtype) -> None:
+    """Against float64, of which each product is rounded as the kernels round theirs."""
+    from bequest.engine.backends.cuda.experts import DenseExperts, PlannedChoice, route
+    from bequest.engine.kernels.cuda_lora import LoraRows, LoraTiles, PackedExperts, PackedPart, SiteShape, SiteSlots
+    from bequest.engine.layers.parts import Routing
+
+    device, num_slots, num_experts, top_k, hidden, inner, rank = torch.device("cuda"), 3, 6, 2, 64, 32, 5
+    draw = torch.Generator().manual_seed(num_tokens)
+
+    def drawn(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        return (scale * torch.randn(*shape, generator=draw)).to(dtype).double()
+
+    def rounded(values: torch.Tensor) -> torch.Tensor:
+        return values.to(dtype).double()
+
+    up, down = drawn(num_experts, 2 * inner, hidden, scale=0.1), drawn(num_experts, hidden, inner, scale=0.1)
+    weights = [DenseExperts(one.to(device, dtype), None) for one in (up, down)]
+    parts: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}  # by matrix, slot and expert
+    sites = {}
+    for matrix, (rows, columns) in enumerate(((2 * inner, hidden), (hidden, inner))):
+        weights[matrix].site = matrix + 1
+        site = sites[matrix + 1] = SiteSlots(SiteShape((rows,), columns, num_experts), num_slots, 16, device, dtype)
+        for slot in range(1, num_slots):  # slot 0 has nothing
+            own = {}
+            for expert in range(slot, num_experts):  # nor have the first experts of others
+                a, b = drawn(rank, columns, scale=0.1), drawn(rank, rows)
+                parts[matrix, slot, expert] = (a, b)
+                own[expert, 0] = PackedPart.of(a.float(), b.float(), 0.5, dtype)
+            site.write_experts(slot, PackedExperts.of(site.shape, own))
+    slots = torch.randint(-1, num_slots, (num_tokens,), generator=draw, dtype=torch.int32)
+    x = drawn(num_tokens, hidden)
+    logits = torch.randn(num_tokens, num_experts, generator=draw).to(device, dtype)
+    routing = Routing(top_k=top_k, scoring="softmax", renormalises=True)
+    chosen = route(logits, routing, None)
+    assert isinstance(chosen, PlannedChoice)
+    nothing = torch.zeros(1, 3, dtype=torch.int32, device=device)
+    given = LoraRows(sites, LoraTiles(nothing, nothing, 0), slots.to(device), 16)
+    result = weights[0].with_adapters(weights[1], x.to(device, dtype), chosen, "silu", given).cpu().double()
+    ids, counts = chosen.ids.cpu(), chosen.weights.cpu().double()
+
+    def product(matrix: int, weight: torch.Tensor, row: torch.Tensor, slot: int, expert: int) -> torch.Tensor:
+        found = rounded(weight[expert] @ row)
+        if (matrix, slot, expert) in parts:
+            a, b = parts[matrix, slot, expert]
+            found = rounded(found + rounded(0.5 * a @ row) @ b)
+        return found
+
+    for token in range(num_tokens):
+        expected = torch.zeros(hidden, dtype=torch.float64)
+        for k, expert in enumerate(ids[token].tolist()):
+            both = product(0, up, x[token], int(slots[token]), expert)
+            between = rounded(torch.nn.functional.silu(both[:inner]) * both[inner:])
+            expected += counts[token, k] * product(1, down, between, int(slots[token]), expert)
+        close = 0.03 if dtype is torch.bfloat16 else 1e-4
+        assert torch.allclose(result[token], expected, rtol=close, atol=close), (token, int(slots[token]))
 
 
 def write_adapter(name: str, directory: Path, number: int) -> torch.nn.Module:
@@ -97,12 +158,12 @@ async def test_a_crowd_says_what_merged_weights_say(
     expected: dict[str, list[Expected]] = {
         key: [expect(model, prompt) for prompt in prompts()[::3]] for key, model in models.items()
     }
-    engine = (await build_engine(config(tiny_model(name), tmp_path, dtype=MODELS[name]))).engine
+    engine = (await build_engine(config(tiny_model(name), tmp_path, dtype="float32"))).engine
     try:
         for _ in range(2):
             found = await answers(engine, list(expected))
             equal = [is_near(a, e) for key in expected for a, e in zip(found[key], expected[key], strict=True)]
-            assert sum(equal) >= len(equal) // 2
+            assert sum(equal) >= len(equal) * 3 // 4
         (alone, *_) = (await answers(engine, ["a1"], salt="alone"))["a1"]
         is_near(alone, expected["a1"][0])
         told = {tuple(found[key][-1].token_ids[0]) for key in expected}

@@ -85,3 +85,16 @@ def test_rows_that_are_kept_have_new_numbers() -> None:
     kept = LoraRows([(one, [0, 2, 4]), (other, [5])]).of([2, 3, 5])
     assert kept.rows_at(SITE) == [0, 2]
     assert LoraRows([(one, [0])]).of([1]).rows_at(SITE) == []
+
+
+def test_rows_of_a_table() -> None:
+    """A token's row gets a column of A times B, whatever other tokens are there; one outside of the table is found."""
+    part = LoraPart(torch.randn(5, 11), torch.randn(5, 37), 0, 0.5)
+    ids = torch.tensor([3, 10, 0, 3, 7, 3], dtype=torch.int32)
+    rows, y = LoraRows([(LoraMatrices({SITE: [part]}), [0, 1, 3, 4, 5])]), torch.full((6, 37), CANARY)
+    rows.add_rows(SITE, ids, None, y)
+    wanted = CANARY + 0.5 * part.a.double()[:, ids.long()].T @ part.b.double()
+    assert torch.allclose(y[[0, 1, 3, 4, 5]].double(), wanted[[0, 1, 3, 4, 5]]) and (y[2] == CANARY).all()
+    assert torch.equal(y[0], y[3]) and torch.equal(y[0], y[5])
+    with pytest.raises(RuntimeError, match="outside the table"):
+        rows.add_rows(SITE, ids + 1, None, y)

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from bequest.engine.kernels.cuda_lora import TILE_ROWS, PackedPart, most_tiles, write_tiles
+from bequest.engine.kernels.cuda_lora import (
+    TILE_ROWS,
+    PackedExperts,
+    PackedPart,
+    PackedTable,
+    SiteShape,
+    most_tiles,
+    write_tiles,
+)
 
 
 def test_tiles_hold_every_row_once() -> None:
@@ -34,3 +42,23 @@ def test_matrices_are_packed_by_sixteen_ranks(rank: int, columns: int) -> None:
     assert torch.equal(packed.a[:rank].float(), a) and not packed.a[rank:].any()
     ranks = packed.b.permute(0, 2, 1).reshape(whole, columns)
     assert torch.equal(ranks[:rank].float(), b) and not ranks[rank:].any()
+
+
+def test_experts_that_an_adapter_leaves_alone_are_zeros() -> None:
+    shape = SiteShape((8, 24), 32, num_experts=3)
+    parts = {
+        (0, 1): PackedPart.of(torch.ones(20, 32), torch.ones(20, 16), 2.0),
+        (2, 0): PackedPart.of(torch.ones(4, 32), torch.ones(4, 8), 3.0),
+    }
+    packed = PackedExperts.of(shape, parts)
+    assert packed.a.shape == (3, 2, 32, 32) and packed.b.shape == (3, 2, 24, 16)
+    assert packed.ranks == [0, 20, 0, 0, 4, 0] and packed.scales == [0, 2.0, 0, 0, 3.0, 0]
+    assert packed.a[0, 1, :20].all() and packed.a[2, 0, :4].all() and packed.a.sum() == 24 * 32
+    assert packed.b.sum() == 20 * 16 + 4 * 8 and not packed.b[1].any() and packed.b[2, 0, :8, :4].all()
+
+
+def test_a_table_is_packed_by_token() -> None:
+    a, b = torch.randn(3, 50), torch.randn(3, 8)
+    packed = PackedTable.of(a, b, 0.5, torch.float32)
+    assert packed.columns.shape == (50, 16) and torch.equal(packed.columns[:, :3], a.T)
+    assert not packed.columns[:, 3:].any() and torch.equal(packed.part.b[0, :, :3], b.T)

@@ -80,7 +80,10 @@ class PagedSequences:
             recurrent=recurrent,
             adapters=self._adapters(sequences, query_start, rows_wanted),
         )
-        logits = self.model.logits(self.model.forward(batch))
+        hidden = self.model.forward(batch)
+        adapters = batch.adapters
+        of_read = None if adapters is None else StepAdapters(adapters.of(len(hidden)), len(hidden))
+        logits = self.model.logits(hidden, of_read)
         return dict(zip(sequences, logits.split(counts if read is None else wanted), strict=True))
 
     def _adapters(self, sequences: Sequence[int], starts: Tensor, read: ReadRows | None) -> StepAdapters | None:

@@ -104,6 +104,22 @@ def test_each_rank_takes_its_part_of_an_adapter(name: str, tiny_model: Callable[
         assert_near(part, expected, 4e-5)
 
 
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding")
+@pytest.mark.parametrize("name", some(["qwen2-moe", "gpt-oss"], {"gpt-oss"}))
+def test_each_rank_takes_its_part_of_experts_and_all_of_the_vocabulary(
+    name: str, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    options = {
+        "target_modules": ["embed_tokens", "lm_head"],
+        "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+    }
+    adapter = save_adapter(make_adapter(make_reference(name), "one", **options), tmp_path / "one")
+    path = tiny_model(name)
+    expected = logits_of(load_model(path), adapter)
+    for part in on_ranks(2, lambda ranks: logits_of(load_model(path, ranks=ranks), adapter)):
+        assert_near(part, expected, 4e-5)
+
+
 def random_codes(group: int) -> list[Float8Rows | IntegerRows]:
     random = torch.Generator().manual_seed(5)
     codes = torch.randint(256, (6, 96), generator=random, dtype=torch.uint8)

@@ -22,6 +22,10 @@ void add_lora(const LoraParams& p) {
       check(part.rank >= 1 && part.num_columns >= 1 && part.first_column >= 0 &&
                 part.first_column + part.num_columns <= p.y_stride,
             "add_lora: a part does not fit the product");
+      check(part.in_features == p.in_features || p.x == nullptr, "add_lora: a part reads other rows");
+      for (int64_t i = 0; p.x == nullptr && i < group.num_rows; ++i)
+        check(p.ids[group.rows[i]] >= 0 && p.ids[group.rows[i]] < part.in_features,
+              "add_lora: a row outside the table");
       for (int64_t first = 0; first < group.num_rows; first += kLoraRows)
         blocks.push_back({&part, group.rows + first, std::min(kLoraRows, group.num_rows - first), nullptr});
       num_inner += group.num_rows * part.rank;

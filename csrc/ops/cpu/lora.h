@@ -14,6 +14,7 @@ struct LoraPart {
   const float* a;        // [R, K]
   const float* b;        // [R, C], the transpose of what checkpoints hold
   int64_t rank;          // R
+  int64_t in_features;   // K
   int64_t first_column;  // of the product
   int64_t num_columns;   // C
   float scale;
@@ -27,12 +28,13 @@ struct LoraRows {
 };
 
 struct LoraParams {
-  const float* x;  // rows of K, x_stride apart
+  const float* x;  // rows of K, x_stride apart; null: a row is 1 at one place and 0 elsewhere, as in `ids`
   float* y;        // rows of N, y_stride apart
   int64_t x_stride;
   int64_t y_stride;
   int64_t in_features;  // K
   const std::vector<LoraRows>& groups;
+  const int32_t* ids = nullptr;  // of rows, in [0, K)
 };
 
 // REQUIRES: rows are rows of x and y, each in one group; columns of parts are columns of y; y overlaps

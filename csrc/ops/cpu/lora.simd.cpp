@@ -68,8 +68,18 @@ void expand(const LoraParams& p, const LoraBlock& block, int64_t begin, int64_t 
     }
 }
 
+// A row that is 1 at one place: its products are a column of A.
+void pick(const LoraParams& p, const LoraBlock& block, int64_t first) {
+  const LoraPart& part = *block.part;
+  for (int64_t row = 0; row < block.num_rows; ++row)
+    for (int64_t rank = first; rank < smaller(first + kRanks, part.rank); ++rank)
+      block.inner[row * part.rank + rank] =
+          part.a[rank * part.in_features + p.ids[block.rows[row]]] * part.scale;
+}
+
 template <int Rows>
 void reduce_ranks(const LoraParams& p, const LoraBlock& block, int64_t first) {
+  if (p.x == nullptr) return pick(p, block, first);
   if (first + kRanks <= block.part->rank) return reduce<Rows, kRanks>(p, block, first);
   for (; first < block.part->rank; ++first) reduce<Rows, 1>(p, block, first);
 }

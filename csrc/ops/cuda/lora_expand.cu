@@ -296,6 +296,7 @@ __global__ __launch_bounds__(kThreads,
 
 void lora_expand(const LoraExpandParams& p, Stream stream) {
   lora::check_site(p.site);
+  if (p.tiles.most_tiles == 0) return;
   if (!p.site.has_tensor_cores()) return lora::expand_rows(p, stream);
   check(is_aligned(p.y, 4), "lora_expand: rows must be aligned");
   const int64_t shrunk_bytes = kLoraRows * p.site.num_parts * p.site.most_rank * 2;

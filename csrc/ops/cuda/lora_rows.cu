@@ -76,13 +76,11 @@ LaunchShape shape_of(const LoraTiles& tiles, int64_t others) {
 }  // namespace
 
 void shrink_rows(const LoraShrinkParams& p, Stream stream) {
-  if (p.tiles.most_tiles == 0) return;
   dispatch(p.site.dtype,
            [&]<class T>() { launch(shrink_rows_kernel<T>, shape_of(p.tiles, p.site.num_parts), stream, p); });
 }
 
 void expand_rows(const LoraExpandParams& p, Stream stream) {
-  if (p.tiles.most_tiles == 0) return;
   dispatch(p.site.dtype, [&]<class T>() {
     launch(expand_rows_kernel<T>, shape_of(p.tiles, ceil_div(p.site.out_features, kRowThreads)), stream, p);
   });

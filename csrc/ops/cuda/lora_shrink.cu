@@ -171,6 +171,7 @@ __global__ __launch_bounds__(kThreads,
 void lora_shrink(const LoraShrinkParams& p, Stream stream) {
   lora::check_site(p.site);
   check(p.tiles.rows_of_x >= 1 && p.tiles.rows_of_x <= INT32_MAX, "lora_shrink: rows of x");
+  if (p.tiles.most_tiles == 0) return;
   if (!p.site.has_tensor_cores()) return lora::shrink_rows(p, stream);
   check(is_aligned(p.x, 16), "lora_shrink: rows must be aligned");
   const int64_t units = p.tiles.most_tiles * p.site.num_parts * lora_pieces(p.site.in_features);
