@@ -225,6 +225,9 @@ class EngineConfig:
     )
     max_loras: int = option(64, "most adapters that are loaded at once")
     max_lora_rank: int = option(64, "largest rank of an adapter")
+    lora_experts: bool = option(
+        False, "on a GPU: slots have memory for adapters of experts, too; true where one of --lora is of experts"
+    )
     lora_slots: int | None = option(
         None, "on a GPU: adapters that a step can have, each with memory for the largest rank; default: those of --lora"
     )

@@ -121,6 +121,7 @@ class CudaRunner:
             limits.states_rows, config.hidden_size, dtype, self._device, layers, limits.max_tokens
         )
         self._results = ResultBuffers(limits.max_samples, self._device)
+        self._results.count_experts(model)
         self._catalogues = PlacedCatalogues(self._device)
         self._beams = CudaBeams(config.vocab_size, limits.max_samples, self._device, self._catalogues)
         self._masks = DeviceMasks(limits.max_num_seqs, config.vocab_size, self._device)
@@ -173,6 +174,7 @@ class CudaRunner:
     def launch(self, plan: StepPlan) -> PendingResults:
         with self._scope:
             self._results.begin()
+            overlay = self._overlay(plan)  # first: the tower works while the rest of the step is staged
             buffers = self._buffers_of(plan.num_tokens)
             work = buffers.write_lists(plan.batch if plan.num_tokens else None)
             size = self._size_of(plan, work)
@@ -191,10 +193,6 @@ class CudaRunner:
                 with torch.inference_mode():
                     taps = () if plan.taps is None else plan.taps.encoders
                     self._encoders.run(plan.encoders, taps, self._states.rows)
-            overlay = None
-            if plan.images is not None:
-                with torch.inference_mode():
-                    overlay = self._images.see(plan.images, plan.batch, self._kv_cache.shape[4])
             if not plan.num_tokens:  # encoders were all there was to do
                 told = self._results.send(plan.step, 0, None, (), None)
                 told.states = None if plan.taps is None else self._states.send(plan.taps)
@@ -230,6 +228,14 @@ class CudaRunner:
         with torch.inference_mode():
             self._drafts.draft(queued)
         return queued
+
+    def _overlay(self, plan: StepPlan) -> Overlay | None:
+        """Looks at the images of a step."""
+        if plan.images is None:
+            return None
+        self._masks.settle()  # pinning memory may wait for the device
+        with torch.inference_mode():
+            return self._images.see(plan.images, plan.batch, self._kv_cache.shape[4])
 
     def _size_of(self, plan: StepPlan, work: WorkCounts) -> StepSize | None:
         size = self._ladder.size_for(
@@ -312,6 +318,7 @@ class CudaRunner:
                 self._graphs[size] = _Graph(graph, outputs)
             if self._drafts is not None:
                 self._drafts.capture(pool)
+            self._results.forget_experts()
         torch.cuda.synchronize(self._device)
         return len(self._graphs)
 

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from bequest.engine.kernels.cuda import DeviceLogprobs
 from bequest.engine.kernels.streams import copy_bytes, record
+from bequest.engine.models.any_model import Model
+from bequest.engine.models.decoder import Decoder
 from bequest.engine.runner.cuda_beams import PendingCandidates
 from bequest.engine.runner.cuda_states import PendingStates
 from bequest.engine.runner.staging import Field, StagingLayout
@@ -15,6 +17,22 @@ from bequest.engine.types import LogprobArrays, StepResult
 
 MOST_LOGPROBS = 20
 _TURNS = 4  # steps whose results may be on their way or unread at once
+
+
+class ExpertsRead:
+    """How many experts steps have read, of the running total that comes back with each of them."""
+
+    __slots__ = ("_before", "num_experts")
+
+    def __init__(self) -> None:
+        self.num_experts = 0  # of all layers
+        self._before = 0
+
+    def of_step(self, total: int) -> tuple[int, int]:
+        """One that is read late has been counted with the step behind it."""
+        read = max(total - self._before, 0)
+        self._before += read
+        return read, self.num_experts
 
 
 class PendingResults:
@@ -26,6 +44,7 @@ class PendingResults:
         "_began",
         "_copied",
         "_drafted",
+        "_experts",
         "_num_logprobs",
         "_num_samples",
         "_prompt",
@@ -44,8 +63,10 @@ class PendingResults:
         prompt: tuple[LogprobArrays, ...],
         beams: PendingCandidates | None,
         drafted: bool,
+        experts: ExpertsRead,
     ) -> None:
         self._step = step
+        self._experts = experts
         self.states: PendingStates | None = None  # which may be queued behind the results
         self._drafted = drafted
         self._beams = beams
@@ -93,6 +114,7 @@ class PendingResults:
             device_seconds=seconds,
             states=states,
             drafts=self._arrays["drafts"][:num].copy() if self._drafted else None,
+            experts=self._experts.of_step(int(self._arrays["experts"][0])),
         )
 
 
@@ -102,6 +124,7 @@ class ResultBuffers:
     def __init__(self, max_samples: int, device: torch.device) -> None:
         self._layout = StagingLayout(
             [
+                Field("experts", (1,), torch.int64),
                 Field("tokens", (max_samples,), torch.int32),
                 Field("bad", (max_samples,), torch.bool),
                 Field("drafts", (max_samples,), torch.int32),
@@ -122,6 +145,16 @@ class ResultBuffers:
         self._began = [torch.cuda.Event(enable_timing=True) for _ in range(_TURNS)]
         self._copied = [torch.cuda.Event(enable_timing=True) for _ in range(_TURNS)]
         self._turn = 0
+        self._experts = ExpertsRead()
+
+    def count_experts(self, model: Model) -> None:
+        """Those that a model reads come back with its steps."""
+        if isinstance(model, Decoder):
+            self._experts.num_experts = model.count_experts(self._view("experts"))
+
+    def forget_experts(self) -> None:
+        """That steps before the first one have read."""
+        self._view("experts").zero_()
 
     @property
     def tokens(self) -> Tensor:
@@ -167,7 +200,7 @@ class ResultBuffers:
         began, copied = self._began[turn], self._copied[turn]
         record(copied)
         return PendingResults(
-            step, began, copied, self._arrays[turn], num_samples, num_logprobs, prompt, beams, drafted
+            step, began, copied, self._arrays[turn], num_samples, num_logprobs, prompt, beams, drafted, self._experts
         )
 
     def _view(self, name: str) -> Tensor:
