@@ -204,7 +204,7 @@ async def start(shape: str, beside: str | None, watcher: Drafted) -> tuple[Built
     costs = built.engine.info.drafts
     assert costs is not None
     told = costs if costs.model is None else costs.model.costs
-    print(f"a step that waits for its drafts takes {told.check:.2f} more; one that checks 0, 1, …:", end=" ")
+    print("steps that check 0, 1, … drafts:", end=" ")
     print(" ".join(f"{cost:.2f}" for cost in told.steps), flush=True)
     print(f"{'trial':>24} {'without':>9} {'with':>9}  ratio   (tokens per second)", flush=True)
     return built, costs
