@@ -1,11 +1,13 @@
 """What drafts bring on a GPU: tokens per second with them by those without, by turns, of a model with random weights.
 
     python -m benchmarks.gpu_speculation [--shape llama-3.1-8b] [--tokens 384] [--rounds 3] [--json FILE]
+                                         [--beside qwen3-0.6b]
 
 A model with random weights copies nothing by itself. So answers that should say something are held to it, by a
 catalogue of one item: of the copy it is a text of the prompt, with another token in every twentieth place. What is
 always right and what is always wrong is a drafter that knows the answer; its length and its rests are those of every
-drafter.
+drafter. `--beside` names a smaller shape with the same tokens, which drafts: always right where only one token is
+allowed, and hardly ever where all are.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -87,13 +89,18 @@ class Trial:
     prompts: list[tuple[int, ...]]
     num_tokens: int
     catalogues: list[Catalogue | None] = field(default_factory=list)
+    allowed: tuple[int, ...] | None = None
 
     def requests(self, method: DraftMethod | None) -> list[Request]:
         made = []
         for number, prompt in enumerate(self.prompts):
             catalogue = self.catalogues[number] if self.catalogues else None
             params = SamplingParams(
-                max_tokens=self.num_tokens, temperature=0, ignore_eos=catalogue is None, catalogue=catalogue
+                max_tokens=self.num_tokens,
+                temperature=0,
+                ignore_eos=catalogue is None,
+                catalogue=catalogue,
+                allowed_token_ids=self.allowed,
             )
             made.append(
                 Request(
@@ -128,8 +135,10 @@ async def run(built: Built, requests: list[Request]) -> tuple[list[list[int]], f
     return said, (sum(map(len, said)) - at_first) / seconds
 
 
-async def compare(built: Built, watcher: Drafted, name: str, trial: Trial, rounds: int) -> float:
-    best: dict[DraftMethod, float] = {"off": 0.0, "ngram": 0.0}
+async def compare(
+    built: Built, watcher: Drafted, name: str, trial: Trial, rounds: int, drafting: DraftMethod = "ngram"
+) -> float:
+    best: dict[DraftMethod, float] = {"off": 0.0, drafting: 0.0}
     same = total = 0
     shares: list[str] = []
     for _ in range(rounds):
@@ -140,11 +149,11 @@ async def compare(built: Built, watcher: Drafted, name: str, trial: Trial, round
             best[method] = max(best[method], reached)
         drafted, accepted = watcher.drafted - before[0], watcher.accepted - before[1]
         shares.append(f"{accepted}/{drafted} in {watcher.steps - before[2]} steps")
-        pairs = zip(answers["off"], answers["ngram"], strict=True)
+        pairs = zip(answers["off"], answers[drafting], strict=True)
         same, total = same + sum(a == b for a, b in pairs), total + len(trial.prompts)
-    ratio = best["ngram"] / best["off"]
+    ratio = best[drafting] / best["off"]
     print(
-        f"{name:>24} {best['off']:9.1f} {best['ngram']:9.1f} {ratio:6.2f}   {shares[-1]}, {same}/{total} the same",
+        f"{name:>24} {best['off']:9.1f} {best[drafting]:9.1f} {ratio:6.2f}   {shares[-1]}, {same}/{total} the same",
         flush=True,
     )
     return ratio
@@ -181,17 +190,29 @@ class Drawer:
         return Trial(prompts, num_tokens, catalogues)
 
 
-async def measure(shape: str, num_tokens: int, rounds: int) -> dict[str, float]:
-    ratios, watcher = {}, Drafted()
+async def start(shape: str, beside: str | None, watcher: Drafted) -> tuple[Built, DraftCosts]:
     with tempfile.TemporaryDirectory() as folder:
         config = EngineConfig(
             model=str(write_model(shape, Path(folder) / shape)),
+            draft_model=None if beside is None else str(write_model(beside, Path(folder) / "beside" / beside)),
             load_format="dummy",
             max_model_len=2048,
             max_num_seqs=256,
-            speculative="ngram",
+            speculative="ngram" if beside is None else "draft",
         )
         built = await build_engine(config, watcher)  # type: ignore[arg-type]
+    costs = built.engine.info.drafts
+    assert costs is not None
+    told = costs if costs.model is None else costs.model.costs
+    print("steps that check 0, 1, … drafts:", end=" ")
+    print(" ".join(f"{cost:.2f}" for cost in told.steps), flush=True)
+    print(f"{'trial':>24} {'without':>9} {'with':>9}  ratio   (tokens per second)", flush=True)
+    return built, costs
+
+
+async def measure(shape: str, num_tokens: int, rounds: int) -> dict[str, float]:
+    ratios, watcher = {}, Drafted()
+    built, costs = await start(shape, None, watcher)
     draw = Drawer(built.engine.info.vocab_size)
     answer = draw.tokens(num_tokens)
     told = draw.told(answer)
@@ -200,11 +221,6 @@ async def measure(shape: str, num_tokens: int, rounds: int) -> dict[str, float]:
     async def note(name: str, trial: Trial) -> None:
         ratios[name] = await compare(built, watcher, name, trial, rounds)
 
-    costs = built.engine.info.drafts
-    assert costs is not None
-    print(f"a step that waits for its drafts takes {costs.check:.2f} more; one that checks 0, 1, …:", end=" ")
-    print(" ".join(f"{cost:.2f}" for cost in costs.steps), flush=True)
-    print(f"{'trial':>24} {'without':>9} {'with':>9}  ratio   (tokens per second)", flush=True)
     drafter = built.engine.scheduler.drafter
     doubles: dict[str, Callable[[], KnownAnswers]] = {
         "right, k = 4": lambda: KnownAnswers(answer, costs, right=True, most=4),
@@ -223,15 +239,35 @@ async def measure(shape: str, num_tokens: int, rounds: int) -> dict[str, float]:
     return ratios
 
 
+async def measure_beside(shape: str, beside: str, num_tokens: int, rounds: int) -> dict[str, float]:
+    """Beside one that drafts. It reads along in the runs without, too."""
+    ratios, watcher = {}, Drafted()
+    built, _ = await start(shape, beside, watcher)
+    draw = Drawer(built.engine.info.vocab_size)
+    await run(built, draw.story(1, 32).requests("off"))  # the first one warms up
+    for count in (1, 4, 16):
+        story = draw.story(count, num_tokens)
+        for name, trial in (("right", replace(story, allowed=(1234,))), ("wrong", story)):
+            name = f"by the model, {name}, {count}"
+            ratios[name] = await compare(built, watcher, name, trial, rounds, "draft")
+    await built.engine.stop()
+    return ratios
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="llama-3.1-8b", choices=list(SHAPES))
+    parser.add_argument("--beside", choices=list(SHAPES))
     parser.add_argument("--tokens", type=int, default=384)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     logging.basicConfig(level="WARNING", format="%(message)s")
-    ratios = asyncio.run(measure(options.shape, options.tokens, options.rounds))
+    sizes = options.tokens, options.rounds
+    if options.beside is None:
+        ratios = asyncio.run(measure(options.shape, *sizes))
+    else:
+        ratios = asyncio.run(measure_beside(options.shape, options.beside, *sizes))
     if options.json is not None:
         options.json.write_text(json.dumps(ratios, indent=1) + "\n")
 

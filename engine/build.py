@@ -323,18 +323,18 @@ def _read_text(config: EngineConfig, path: Path) -> TextBundle:
     threading.Thread(target=load_torch_libraries, name="bequest-load-torch").start()
     text = load_text(path) if looked.gguf is None else text_from_gguf(looked.gguf)
     if config.draft_model is not None:
-        _check_draft_tokens(config.draft_model, text)
+        _check_draft_tokens(config.draft_model, text, dummy=config.load_format == "dummy")
     if config.chat_template is not None:
         text = replace(text, chat_template=template_from_file(config.chat_template, text.tokenizer))
     log.info("config and tokenizer: %.2f s", time.perf_counter() - started)
     return text
 
 
-def _check_draft_tokens(draft_model: str, text: TextBundle) -> None:
+def _check_draft_tokens(draft_model: str, text: TextBundle, *, dummy: bool) -> None:
     path = model_path(draft_model)
     if is_eagle3(path):  # made for one model, and it has no tokens of its own
         return
-    looked = look_at(path)
+    looked = look_at(path, dummy=dummy)
     other = load_text(path) if looked.gguf is None else text_from_gguf(looked.gguf)
     if other.tokenizer.encode(_PROBE) != text.tokenizer.encode(_PROBE):
         raise ModelError(f"draft_model={draft_model} has other tokens than the model; take one of the same family")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from bequest.engine._C import NgramIndex, SuffixIndex, TokenList
-from bequest.engine.drafting.pace import Pace
+from bequest.engine.drafting.pace import Account, Pace
 from bequest.engine.drafting.suffixes import RecordTexts
 from bequest.engine.state.guesses import Guesses
 from bequest.engine.state.sequence import Sequence
@@ -66,7 +66,9 @@ class NgramGuesses:
         self.waits = False
         self.num_predicted = self.num_mispredicted = 0
         self._most = most
-        self._paces = [Pace(costs) for _ in _Kind]
+        self._account = Account()
+        # Who predicts an answer stands for it.
+        self._paces = [Pace(costs, account=None if kind is _Kind.PREDICTION else self._account) for kind in _Kind]
         self._kind = _Kind.PAIR  # of the next draft
         self._seen = NgramIndex(_SHORTEST_RUN)
         self._pairs = NgramIndex(2)
@@ -80,6 +82,7 @@ class NgramGuesses:
             return
         self._seen.learn(tokens)
         self._pairs.learn(tokens)
+        self._account.note_token()
         if not self._find(tokens, 1):
             return
         pace = self._paces[self._kind]

@@ -24,18 +24,17 @@ _REPEATS = 3
 class DraftTimes:
     """In steps of one token, of a sequence that is planned ahead."""
 
-    steps: tuple[float, ...]  # that check so many drafts
-    wait: float
+    steps: tuple[float, ...]  # that check so many drafts, and the wait before them
     one_pass: float | None  # of who drafts on the device
 
 
 def draft_times(rows: Sequence[int], seconds: Sequence[float], one_pass: float | None) -> DraftTimes:
     """By `seconds` of steps of `rows`, ascending from one: a step is padded to the next of them."""
     whole = max(seconds[0], _WAIT)  # no step is planned faster
-    parts = np.maximum.accumulate(seconds) / whole
+    parts = (np.maximum.accumulate(seconds) + _WAIT) / whole
     counts = 1 + np.arange(min(MOST_DRAFTED + 1, rows[-1]))
     steps = tuple(parts[np.searchsorted(rows, counts)].tolist())
-    return DraftTimes(steps, _WAIT / whole, None if one_pass is None else one_pass / whole)
+    return DraftTimes(steps, None if one_pass is None else one_pass / whole)
 
 
 def one_sequence(num_tokens: int, num_strips: int, block_size: int, *, crosses: bool) -> StepBatch:

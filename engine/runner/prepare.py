@@ -264,7 +264,7 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None,
 
 
 def _measured(times: DraftTimes | None, draft: LoadedDrafts | None) -> DraftCosts:
-    costs = ON_GPU if times is None else replace(ON_GPU, check=times.wait, steps=times.steps)
+    costs = ON_GPU if times is None else replace(ON_GPU, steps=times.steps)
     if draft is None:
         return costs
     return replace(costs, model=draft.drafts(costs, None if times is None else times.one_pass))

@@ -107,9 +107,7 @@ class TimestampRows:
 
 def _begins(rows: Tensor) -> Tensor:
     """[N] whether a sample is the first of its run."""
-    begins = rows != rows.roll(1)
-    begins[0] = True
-    return begins
+    return (rows != rows.roll(1)) | (torch.arange(len(rows), device=rows.device) == 0)
 
 
 def _last_counted(rows: Tensor, said: Tensor, drafts: Tensor) -> Tensor:

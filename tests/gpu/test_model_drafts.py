@@ -148,7 +148,7 @@ async def test_a_model_that_drafts_for_itself_is_right(
 ) -> None:
     """In a crowd: where rows beside it change the last bits, two logits may change places."""
     model = tiny_model("llama-head-64")
-    settings = config(model, **fields)
+    settings = config(model, max_model_len=128, **fields)
     plain, _ = await answers_of(settings, prompts(), GREEDY, None)
     settings = replace(settings, draft_model=str(model), speculative="draft")
     drafted, watcher = await answers_of(settings, prompts(), GREEDY, "draft")
@@ -165,7 +165,7 @@ async def test_a_model_that_drafts_for_itself_is_right(
 
 async def test_it_draws_as_the_target_does(tiny_model: Callable[[str], Path]) -> None:
     model = tiny_model("llama-head-64")
-    settings = config(model, dtype="float32")
+    settings = config(model, dtype="float32", max_model_len=128)
     params = SamplingParams(max_tokens=40, temperature=1.0, top_p=0.95, ignore_eos=True)
     plain, _ = await answers_of(settings, prompts(), params, None)
     settings = replace(settings, draft_model=str(model), speculative="draft")
