@@ -7,6 +7,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from bequest.engine.errors import InvalidImage
+from bequest.engine.kernels.pixels import decode_jpeg
 from bequest.engine.types.image import Rgb
 from bequest.engine.vision.borrowing import borrowed
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MOST_ELONGATED = 100  # times that one side may be longer than the other: a line would be blown up to a huge canvas
+_ORIENTATION, _TURNED = 0x0112, range(2, 9)  # a tag of EXIF, and what it has for images that are to be turned
 # What Pillow raises for a file that is broken, by its format.
 _BROKEN = (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, struct.error, OverflowError)
 
@@ -28,7 +30,7 @@ def decode(data: bytes | bytearray | memoryview, max_pixels: int) -> Rgb:
     try:
         with pillow.open(io.BytesIO(data), formats=FORMATS) as file:
             _check_size(file.width, file.height, max_pixels)
-            return _pixels(file)
+            return _pixels(file, data)
     except pillow.UnidentifiedImageError:
         message = f"The image is in no format that is read: {', '.join(FORMATS)}."
         raise InvalidImage(message, reason="image_format", formats=", ".join(FORMATS)) from None
@@ -65,8 +67,12 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
         )
 
 
-def _pixels(file: PillowImage) -> Rgb:
+def _pixels(file: PillowImage, data: bytes | bytearray | memoryview) -> Rgb:
     from PIL import ImageOps
 
+    if file.format == "JPEG" and file.mode == "RGB" and file.getexif().get(_ORIENTATION) not in _TURNED:
+        pixels = decode_jpeg(data, (file.height, file.width))
+        if pixels is not None:
+            return pixels
     ImageOps.exif_transpose(file, in_place=True)
     return borrowed(file if file.mode == "RGB" else file.convert("RGB"))
