@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
-#include <thread>
 #include <vector>
 
+#include "core/helpers.h"
 #include "core/isa.h"
 #include "ops/cpu/jpeg_codes.h"
 
@@ -85,7 +85,16 @@ bool decode_together(const JpegHeader& header, uint8_t* out) {
   const auto values = std::make_unique_for_overwrite<int16_t[]>(size * rows);
   std::atomic<int64_t> num_read = 0;
   Painter painter(header, out);
-  std::jthread painting([&] {
+  JpegPlace place{.at = header.begin};
+  const auto read = [&] {
+    bool whole = true;
+    for (int64_t row = 0; row < rows && whole; ++row) {
+      whole = read_jpeg_row(header, place, values.get() + row * size);
+      num_read = whole ? row + 1 : kBroken;
+      num_read.notify_one();
+    }
+  };
+  const auto paint = [&] {
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t num = num_read; num <= row; num = num_read) {
         if (num == kBroken) return;
@@ -93,15 +102,9 @@ bool decode_together(const JpegHeader& header, uint8_t* out) {
       }
       painter.paint(values.get() + row * size, row);
     }
-  });
-  JpegPlace place{.at = header.begin};
-  bool whole = true;
-  for (int64_t row = 0; row < rows && whole; ++row) {
-    whole = read_jpeg_row(header, place, values.get() + row * size);
-    num_read = whole ? row + 1 : kBroken;
-    num_read.notify_one();
-  }
-  return whole;  // behind the end of the other thread
+  };
+  run_parts(2, [&](int part) { part == 0 ? read() : paint(); });
+  return num_read != kBroken;
 }
 
 }  // namespace
@@ -110,8 +113,8 @@ bool decode_jpeg(const JpegParams& p) {
   const std::optional<JpegHeader> header = read_jpeg_header(p.data, p.size);
   if (!header || header->height != p.height || header->width != p.width) return false;
   if (header->width < kLeastWidth || p.height * p.width > kMostPixels) return false;
-  const bool helps = std::thread::hardware_concurrency() > 1 && p.height * p.width >= kManyPixels;
-  return helps ? decode_together(*header, p.out) : decode_alone(*header, p.out);
+  const bool many = p.height * p.width >= kManyPixels;
+  return many ? decode_together(*header, p.out) : decode_alone(*header, p.out);
 }
 
 }  // namespace bequest
