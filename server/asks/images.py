@@ -39,15 +39,20 @@ async def look_at(
     given, of_all = list(_given(messages)), sizes_of_all(kwargs)
     if not given:
         return [dict(message) for message in messages], ()
-    store = _store(context, given[0].param)
-    if len(given) > context.config.max_images:
-        most = context.config.max_images
-        message = f"`{given[most].param}` is image {most + 1} of a request with {len(given)}, at most {most} are taken "
-        raise invalid(message + "(--max-images).", given[most].param)
+    store = _store(context, given[0])
+    check_count(context, given)
     details = [bounded(one, of_all, store.vision.pixels) for one in given]
     images = [await _image(context, store, one, detail) for one, detail in zip(given, details, strict=True)]
     left = iter(images)
     return [_with_images(message, left) for message in messages], tuple(images)
+
+
+def check_count(context: Context, given: Sequence[GivenImage]) -> None:
+    """Of the images of one request."""
+    most = context.config.max_images
+    if len(given) > most:
+        message = f"`{given[most].param}` is image {most + 1} of a request with {len(given)}, at most {most} are taken "
+        raise invalid(message + "(--max-images).", given[most].param)
 
 
 def _given(messages: Sequence[Message]) -> Iterator[GivenImage]:
@@ -69,11 +74,13 @@ def _with_images(message: Message, left: Iterator[Image]) -> dict[str, Any]:
     return {**message, "content": parts}
 
 
-def _store(context: Context, param: str) -> ImageStore:
-    if context.images is None:
-        name = param.removesuffix(".url").removesuffix(".data").rpartition(".")[0] + ".type"
-        raise invalid(f"`{name}` is that of an image; this model reads text alone: send parts of type 'text'.", name)
-    return context.images
+def _store(context: Context, first: GivenImage) -> ImageStore:
+    if context.images is not None:
+        return context.images
+    if not first.is_part:
+        raise invalid(f"`{first.param}` cannot be used here: this model reads text alone. Leave it out.", first.param)
+    name = first.param.removesuffix(".url").removesuffix(".data").rpartition(".")[0] + ".type"
+    raise invalid(f"`{name}` is that of an image; this model reads text alone: send parts of type 'text'.", name)
 
 
 async def _image(context: Context, store: ImageStore, given: GivenImage, detail: Detail) -> Image:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bequest.engine import _C
+from bequest.engine.backends.cuda.uploads import Uploads
 from bequest.engine.kernels import cuda as ops
 from bequest.engine.kernels.hidden_tap import HiddenTap, LayerTap
 
@@ -377,6 +378,20 @@ def test_copy_and_swap_blocks(shape: tuple[int, ...]) -> None:
     ops.swap_blocks(cache, host, np.empty((0, 2), np.int32))
     with pytest.raises(_C.Error, match="outside"):
         ops.swap_blocks(cache, host, np.array([(0, 6)], np.int32))
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_uploads(dtype: torch.dtype) -> None:
+    """Several pieces, one that is not whole, other dtypes and strides, rows that nothing is made of."""
+    uploads, whole = Uploads(), torch.randn(40_001, 700).to(dtype)
+    for values in (whole, whole[:7], whole[:, 1:], whole.t()[:, :3].t(), whole.double(), whole[:0], whole[0]):
+        place, check = guarded(*values.shape, dtype=dtype)
+        uploads.copy(place, values)
+        assert torch.equal(place.cpu(), values.to(dtype))
+        check()
 
 
 # --- graphs -----------------------------------------------------------------------------------------------------------
