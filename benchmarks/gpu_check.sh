@@ -28,6 +28,7 @@ sanitized=(
   "tests/gpu/test_sampling.py::test_features"
   "tests/gpu/test_model_drafts.py::test_guesses_are_the_cpus_and_change_no_row[0]"
   "tests/gpu/test_sampling.py::test_logprobs_of_broken_padded_and_masked_rows"
+  "tests/gpu/test_images.py::test_windows_are_turned_and_attended_to[lengths0]"
   "tests/gpu/test_ops.py::test_parts_of_prepare_qkv"
   "tests/gpu/test_ops.py::test_rotation_of_heads_that_no_warp_divides[80-7-3-dtype1]"
   "tests/gpu/test_ops.py::test_hidden_tap"

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "attention/cuda/single_token.h"
+#include "attention/cuda/windows.h"
 #include "attention/cuda/work_list.h"
 #include "bindings/cuda_tensors.h"
 
@@ -220,6 +221,18 @@ void bind_kernels(py::module_& m) {
            py::arg("launches"));
   m.def("cuda_attend_token", &attend_one, py::call_guard<py::gil_scoped_release>(), py::arg("step"),
         py::arg("qkv"), py::arg("out"), py::arg("scores"), py::arg("steps"), py::arg("stream"));
+  m.def(
+      "cuda_attend_windows",
+      [](Address qkv, Address begin, Address cos_sin, Address out, std::tuple<int64_t, int64_t, float> sizes,
+         Address stream) {
+        const auto [num_windows, num_heads, scale] = sizes;
+        cuda::attend_windows(
+            {pointer<const void>(qkv), pointer<const int32_t>(begin), pointer<const float>(cos_sin),
+             pointer<void>(out), num_windows, num_heads, scale},
+            stream_of(stream));
+      },
+      py::arg("qkv"), py::arg("begin"), py::arg("cos_sin"), py::arg("out"), py::arg("sizes"),
+      py::arg("stream"));
   m.def("cuda_paged_attention", &attend, py::call_guard<py::gil_scoped_release>(), py::arg("step"),
         py::arg("q"), py::arg("out"), py::arg("of"), py::arg("scores"), py::arg("stream"));
 }

@@ -50,6 +50,12 @@ class Ops(Protocol):
         int32 of cos_sin [P, R] float32."""
         ...
 
+    def attend_windows(self, qkv: Tensor, begin: Tensor, longest: int, cos_sin: Tensor) -> Tensor | None:
+        """Heads [N, 3, NH, D] of queries, keys and values, dense → what queries gather, [N, NH, D]. Those from begin[i]
+        to begin[i + 1], at most `longest`, see each other; queries and keys turn by rows of cos_sin [N, D] float32.
+        None: there is no kernel for these sizes."""
+        ...
+
     def delta_net(self, rows: Tensor, rule: DeltaRule, step: LayerStep) -> Tensor:
         """Rows [T, C + HV DV + 2 HV] as DeltaNet has them → [T, HV DV]. States move on as `step.recurrent` says."""
         ...

@@ -12,7 +12,7 @@ from torch import Tensor
 from bequest.engine.layers.ops import Ops
 from bequest.engine.layers.plain import PlainProgram
 from bequest.engine.layers.spec import LayerSpec
-from bequest.engine.layers.start import Overlay, StartRows
+from bequest.engine.layers.start import FixedOverlay, Overlay, StartRows
 from bequest.engine.layers.step import LayerStep
 from bequest.engine.layers.stream import Stream
 
@@ -62,14 +62,14 @@ class Stack:
 
     def run_from(self, start: StartRows, step: LayerStep) -> Stream:
         overlay = start.overlay
-        if isinstance(overlay, Overlay) and (overlay.deep or overlay.together is not None):
+        if overlay is not None and (overlay.deep or overlay.together is not None):
             return self._run_overlaid(start, overlay, step)
         stream = self._programs[0].run_from(start, step)
         for program in self._programs[1:]:
             program.run(stream, step)
         return stream
 
-    def _run_overlaid(self, start: StartRows, overlay: Overlay, step: LayerStep) -> Stream:
+    def _run_overlaid(self, start: StartRows, overlay: Overlay | FixedOverlay, step: LayerStep) -> Stream:
         """Kernel by kernel: something is added to some rows between layers, or some see what others do not."""
         stream = start.stream(self._plain.ops)
         if overlay.together is not None:
@@ -77,8 +77,7 @@ class Stack:
         for layer in self.layers:
             self._plain.run_layer(layer, stream, step)
             if layer.index < len(overlay.deep):
-                state = stream.state()
-                state[overlay.tokens] += overlay.deep[layer.index].to(state.dtype)
+                overlay.deepen(stream.state(), layer.index)
         return stream
 
     def run_watched(self, stream: Stream, step: LayerStep, watch: Callable[[int, Tensor], None]) -> None:

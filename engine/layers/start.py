@@ -29,6 +29,11 @@ class Overlay:
         rows[self.tokens] = placed if factor == 1.0 else placed * factor
         return rows
 
+    def deepen(self, state: Tensor, layer: int) -> None:
+        """Adds to the state [T, H] behind a layer what some tokens get there."""
+        if layer < len(self.deep):
+            state[self.tokens] += self.deep[layer].to(state.dtype)
+
 
 @dataclass(frozen=True, slots=True)
 class FixedOverlay:
@@ -36,9 +41,15 @@ class FixedOverlay:
 
     rows: Tensor  # [T, H]
     marks: Tensor  # [T, 1] bool
+    deep: tuple[Tensor, ...] = ()  # [T, H] each
+    together: None = None  # no graph knows who sees whom
 
     def put(self, rows: Tensor, factor: float) -> Tensor:
         return torch.where(self.marks, self.rows if factor == 1.0 else self.rows * factor, rows)
+
+    def deepen(self, state: Tensor, layer: int) -> None:
+        if layer < len(self.deep):
+            state += torch.where(self.marks, self.deep[layer], 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ async def _admitted(call: Call[GenerationBody], length: Length) -> tuple[AskTerm
     """Raises QueueFull before anything is tokenised in vain."""
     terms = record_terms(call, length.open_ended)
     given, info = call.body.return_hidden_states, call.context.engine.info
-    wish = await apart(call.context, lambda: completion_states(given, info))
+    wish = None if given is None else await apart(call.context, lambda: completion_states(given, info))
     if wish is None:
         call.context.engine.check_room(terms.tenant)
     return terms, wish

@@ -44,7 +44,10 @@ async def whole_chat(call: Call[ChatBody]) -> bytes:
 
 async def _asked(call: Call[ChatBody], waiting: Waiting) -> tuple[Ask, Head, ChatShape]:
     body = call.body
-    tools = await apart(call.context, lambda: chat_tools(body.tools, body.tool_choice, body.parallel_tool_calls))
+    if body.tools is None and body.tool_choice is None:  # nothing that another thread would be faster with
+        tools = chat_tools(None, None, body.parallel_tool_calls)
+    else:
+        tools = await apart(call.context, lambda: chat_tools(body.tools, body.tool_choice, body.parallel_tool_calls))
     reading = Reading(call.context, tools, body.chat_template)
     ask = await chat_ask(call, reading, waiting)
     head = head_of(call, "chat.completion.chunk" if body.stream else "chat.completion")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bequest.engine.backends.cuda.backend import CudaBackend
+from bequest.engine.kernels import cuda_windows
 from bequest.engine.models.load import load_model
 from bequest.engine.models.towers.grid_places import Parts
 from bequest.engine.types import Lineage, Terms
@@ -81,6 +82,28 @@ def test_windows_of_several_lengths() -> None:
     parts = Parts(lengths, torch.device("cuda"))
     expected = parts.attend(*heads.float())
     assert (parts.attend(*heads).float() - expected).abs().max() < 0.02
+
+
+@pytest.mark.parametrize("lengths", [[64, 16, 64, 3, 1, 17, 48], [1], [64] * 300])
+def test_windows_are_turned_and_attended_to(lengths: list[int]) -> None:
+    """By one kernel. What lies behind the last window is nobody's."""
+    count, begin = sum(lengths), np.cumsum([0, *lengths]).astype(np.int32)
+    generator = torch.Generator("cuda").manual_seed(1)
+    qkv = torch.randn(count + 5, 3, 4, 80, device="cuda", generator=generator, dtype=torch.bfloat16)
+    qkv[count:] = torch.nan
+    angles = torch.randn(count + 5, 40, device="cuda", generator=generator)
+    cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
+    gathered = cuda_windows.attend_windows(qkv, torch.from_numpy(begin).cuda(), cos_sin)
+    cos, sin = cos_sin[:count, None].chunk(2, dim=-1)
+
+    def turned(heads: torch.Tensor) -> torch.Tensor:
+        first, second = heads.chunk(2, dim=-1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).bfloat16().float()
+
+    query, key, value = qkv[:count].float().unbind(1)
+    parts = Parts(np.asarray(lengths, np.int32), torch.device("cuda"))
+    expected = parts.attend(turned(query), turned(key), value)
+    assert (gathered[:count].float() - expected).abs().max() < 0.02
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")

@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <numbers>
-#include <thread>
 #include <vector>
 
+#include "core/helpers.h"
 #include "core/isa.h"
 
 namespace bequest {
@@ -102,35 +103,29 @@ class Taps {
 void run_columns(const ResizeColumns& p) { BEQUEST_DISPATCH_ISA(resize_columns(p)); }
 void run_rows(const ResizeRows& p) { BEQUEST_DISPATCH_ISA(resize_rows(p)); }
 
-// Threads for so many pixels. Not those of the kernels, which a step may need meanwhile.
-int64_t threads_for(int64_t pixels) {
-  constexpr int64_t kLarge = 1 << 18, kMost = 4;
-  const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
-  return pixels < kLarge ? 1 : std::clamp<int64_t>(cores / 4, 1, kMost);
-}
-
-// run(begin, end) over parts of [0, count), each in a thread of its own.
+// run(begin, end) over parts of [0, count), as many as there are threads for so many pixels.
 template <class Run>
-void in_parts(int64_t count, int64_t num_threads, Run run) {
+void in_parts(int64_t count, int64_t pixels, Run run) {
+  constexpr int64_t kLarge = 1 << 18;
+  const int64_t most = pixels < kLarge ? 1 : 1 + num_helpers();
   const int64_t groups = (count + kTogether - 1) / kTogether;
-  const int64_t part = (groups + num_threads - 1) / num_threads * kTogether;
-  std::vector<std::jthread> others;
-  for (int64_t begin = part; begin < count; begin += part)
-    others.emplace_back([=] { run(begin, std::min(count, begin + part)); });
-  run(0, std::min(count, part));
+  const int64_t part = (groups + most - 1) / most * kTogether;
+  run_parts(static_cast<int>((count + part - 1) / part),
+            [&](int number) { run(number * part, std::min(count, (number + 1) * part)); });
 }
 
-void make_columns(const ResizeParams& p, uint8_t* out, int64_t num_threads) {
+void make_columns(const ResizeParams& p, uint8_t* out) {
   const Taps taps(p.width, p.out_width, p.filter);
-  in_parts(p.height, num_threads, [&](int64_t begin, int64_t end) {
-    std::vector<uint8_t> scratch((p.width * p.in_pixel + p.out_width * 3) * kTogether);
-    run_columns({p.in, out, begin, end, p.width, p.in_pixel, taps.taps(), scratch.data()});
+  in_parts(p.height, p.out_height * p.out_width, [&](int64_t begin, int64_t end) {
+    const int64_t size = (p.width * p.in_pixel + p.out_width * 3) * kTogether;
+    const auto scratch = std::make_unique_for_overwrite<uint8_t[]>(size);
+    run_columns({p.in, out, begin, end, p.width, p.in_pixel, taps.taps(), scratch.get()});
   });
 }
 
-void make_rows(const ResizeParams& p, const uint8_t* in, int64_t num_threads) {
+void make_rows(const ResizeParams& p, const uint8_t* in) {
   const Taps taps(p.height, p.out_height, p.filter);
-  in_parts(p.out_height, num_threads, [&](int64_t begin, int64_t end) {
+  in_parts(p.out_height, p.out_height * p.out_width, [&](int64_t begin, int64_t end) {
     run_rows({in, p.out, begin, end, p.out_width * 3, taps.taps()});
   });
 }
@@ -145,15 +140,15 @@ void pack(const uint8_t* in, int64_t count, int64_t in_pixel, uint8_t* out) {
 void resize(const ResizeParams& p) {
   check(p.height > 0 && p.width > 0 && p.out_height > 0 && p.out_width > 0, "an image has pixels");
   check(p.in_pixel == 3 || p.in_pixel == 4, "a pixel has three bytes, or four");
-  const int64_t num_threads = threads_for(p.out_height * p.out_width);
   const bool ends = p.height == p.out_height;
-  std::vector<uint8_t> between(ends ? 0 : p.height * p.out_width * 3);
-  uint8_t* const made = ends ? p.out : between.data();
+  const int64_t size = ends ? 0 : p.height * p.out_width * 3;
+  const auto between = std::make_unique_for_overwrite<uint8_t[]>(size);
+  uint8_t* const made = ends ? p.out : between.get();
   if (p.width != p.out_width)
-    make_columns(p, made, num_threads);
+    make_columns(p, made);
   else
     pack(p.in, p.height * p.width, p.in_pixel, made);
-  if (!ends) make_rows(p, made, num_threads);
+  if (!ends) make_rows(p, made);
 }
 
 }  // namespace bequest

@@ -1,6 +1,6 @@
 // Pixels of one size → of another, to the bit as Pillow's `resize` of 8-bit RGB: a pass over columns, then
 // one over rows, each with weights of 22 bits and rounded to 8 bits. It runs beside the steps, in the thread
-// of whoever prepares an image; for a large one it takes a quarter of the cores, four at the most.
+// of whoever prepares an image; a large one is resized with the help of others (core/helpers.h).
 #pragma once
 
 #include <cstdint>

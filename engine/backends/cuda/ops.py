@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from bequest.engine.backends.cuda import experts
-from bequest.engine.kernels import cuda, cuda_attention, cuda_delta_net
+from bequest.engine.kernels import cuda, cuda_attention, cuda_delta_net, cuda_windows
 from bequest.engine.kernels.attention_work import AttentionWork
 from bequest.engine.kernels.centred_heads import centre_heads
 from bequest.engine.kernels.hidden_tap import LayerTap
@@ -49,6 +49,11 @@ class CudaOps:
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
         cuda.rotary(q, k, positions, cos_sin)
+
+    def attend_windows(self, qkv: Tensor, begin: Tensor, longest: int, cos_sin: Tensor) -> Tensor | None:
+        if not cuda_windows.has_kernel(qkv.dtype, qkv.shape[3], longest):
+            return None
+        return cuda_windows.attend_windows(qkv, begin, cos_sin)
 
     def delta_net(self, rows: Tensor, rule: DeltaRule, step: LayerStep) -> Tensor:
         assert step.recurrent is not None, "the runner of a model with recurrent layers says where states lie"

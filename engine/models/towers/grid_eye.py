@@ -125,6 +125,9 @@ class _Layer:
     def _attend(self, rows: Tensor, places: Places, parts: Parts, ops: Ops) -> Tensor:
         """Patches of a part see each other."""
         qkv = self._qkv(rows).view(len(rows), 3, self._config.num_heads, -1)
-        query, key, value = qkv.unbind(1)  # [N, heads, D]
-        ops.rotate(query, key, places.numbers, places.angles)
-        return self._out(parts.attend(query, key, value).flatten(1))
+        gathered = ops.attend_windows(qkv, parts.starts, parts.longest, places.angles)
+        if gathered is None:
+            query, key, value = qkv.unbind(1)  # [N, heads, D]
+            ops.rotate(query, key, places.numbers, places.angles)
+            gathered = parts.attend(query, key, value)
+        return self._out(gathered.flatten(1))

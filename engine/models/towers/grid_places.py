@@ -40,8 +40,8 @@ class Parts:
         """`lengths`: [parts]"""
         ends = np.cumsum(lengths)
         begins = ends - lengths
-        self._longest = int(lengths.max())
-        self._starts = sent(np.concatenate([[0], ends]).astype(np.int32), device)  # [parts + 1]
+        self.longest = int(lengths.max())
+        self.starts = sent(np.concatenate([[0], ends]).astype(np.int32), device)  # [parts + 1]
         self._alike = [
             sent(begins[lengths == length][:, None] + np.arange(length), device) for length in np.unique(lengths)
         ]  # of each length: [parts, patches of one]
@@ -50,7 +50,7 @@ class Parts:
         """[N, heads, D] each → [N, heads, D]"""
         fits = query.is_cuda and query.dtype in _BY_LENGTH and query.shape[2] % 8 == 0
         if fits and (attend := _attention_by_length()) is not None:
-            starts, longest = self._starts, self._longest
+            starts, longest = self.starts, self.longest
             gathered = attend(query, key, value, starts, starts, longest, longest)
             assert isinstance(gathered, Tensor)
             return gathered

@@ -1,0 +1,36 @@
+"""Attention within windows of an image on a GPU: csrc/attention/cuda/windows.h."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bequest.engine import _C
+from bequest.engine.kernels.cuda import address_of
+from bequest.engine.kernels.streams import current_stream
+
+_HEAD_DIM, _LONGEST = 80, 64  # that there is a kernel for
+
+
+def has_kernel(dtype: torch.dtype, head_dim: int, longest: int) -> bool:
+    """`longest`: patches of a window"""
+    return dtype is torch.bfloat16 and head_dim == _HEAD_DIM and longest <= _LONGEST
+
+
+def attend_windows(qkv: Tensor, begin: Tensor, cos_sin: Tensor) -> Tensor:
+    """qkv [N, 3, NH, D]: queries, keys and values, of which the first two turn by cos_sin float32 [N, D] (cosines, then
+    sines) → [N, NH, D]. Patches from begin[i] to begin[i + 1] see each other; begin int32 [W + 1].
+
+    REQUIRES: has_kernel
+    """
+    count, _, num_heads, head_dim = qkv.shape
+    out = qkv.new_empty(count, num_heads, head_dim)
+    _C.cuda_attend_windows(
+        address_of(qkv, torch.bfloat16, count, 3, num_heads, head_dim),
+        address_of(begin, torch.int32, len(begin)),
+        address_of(cos_sin, torch.float32, count, head_dim),
+        out.data_ptr(),
+        (len(begin) - 1, num_heads, head_dim**-0.5),
+        current_stream(),
+    )
+    return out
