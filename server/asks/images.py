@@ -21,7 +21,7 @@ from bequest.server.asks.image_parts import GivenImage, bounded, sizes_of_all
 from bequest.server.context import Context
 from bequest.server.stores.images import ImageStore
 from bequest.server.transport.fetching import Fetcher, NotFetched, read_below
-from bequest.server.transport.work import current_tenant, in_pool
+from bequest.server.transport.work import current_tenant, hold_more, in_pool
 from bequest.server.wire.errors import ApiError, at_field, invalid
 from bequest.server.wire.reading import shorten
 
@@ -99,6 +99,7 @@ async def _image(context: Context, store: ImageStore, given: GivenImage, detail:
         prepared = await in_pool(context, prepare)
     except EngineError as error:
         raise at_field(error, given.param) from error
+    hold_more(context, prepared.pixels.nbytes)  # a file of a few kilobytes may have millions of them
     return store.take(key, prepared)
 
 
