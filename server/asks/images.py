@@ -10,6 +10,7 @@ import base64
 import binascii
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from bequest.engine.errors import EngineError
 from bequest.engine.state.contents import ContentKey
@@ -20,13 +21,15 @@ from bequest.server.asks.extension import Conversation, Extension, extend
 from bequest.server.asks.image_parts import GivenImage, bounded, sizes_of_all
 from bequest.server.context import Context
 from bequest.server.stores.images import ImageStore
-from bequest.server.transport.fetching import Fetcher, NotFetched, read_below
+from bequest.server.transport.fetching import Fetcher, NotFetched, Refused, read_below
 from bequest.server.transport.work import current_tenant, hold_more, in_pool
 from bequest.server.wire.errors import ApiError, at_field, invalid
 from bequest.server.wire.reading import shorten
 
 Message = Mapping[str, Any]
 _MEGAPIXEL = 10**6
+_MEDIA = ("image/", "application/octet-stream;", ";")  # of a data: URL; that of a file that nobody knew the type of
+_PLAIN = str.maketrans("-_", "+/")  # base64 for URLs
 
 
 # --- from parts to images ------------------------------------------------------------------------------------------
@@ -53,7 +56,7 @@ def check_count(context: Context, given: Sequence[GivenImage]) -> None:
     most = context.config.max_images
     if len(given) > most:
         message = f"`{given[most].param}` is image {most + 1} of a request with {len(given)}, at most {most} are taken "
-        raise invalid(message + "(--max-images).", given[most].param)
+        raise ApiError(400, "too_many_images", message + "(--max-images).", param=given[most].param)
 
 
 def _given(messages: Sequence[Message]) -> Iterator[GivenImage]:
@@ -78,9 +81,9 @@ def _with_images(message: Message, left: Iterator[Image]) -> dict[str, Any]:
 def _store(context: Context, first: GivenImage) -> ImageStore:
     if context.images is not None:
         return context.images
-    if not first.is_part:
+    if not first.part:
         raise invalid(f"`{first.param}` cannot be used here: this model reads text alone. Leave it out.", first.param)
-    name = first.param.removesuffix(".url").removesuffix(".data").rpartition(".")[0] + ".type"
+    name = f"{first.part}.type"
     raise invalid(f"`{name}` is that of an image; this model reads text alone: send parts of type 'text'.", name)
 
 
@@ -105,7 +108,8 @@ async def _image(context: Context, store: ImageStore, given: GivenImage, detail:
 
 async def _data(context: Context, given: GivenImage) -> bytes:
     """The bytes of the file."""
-    scheme, url = given.url.partition(":")[0].lower(), given.url
+    url = given.url.strip()
+    scheme = url[:10].partition(":")[0].lower()
     most = int(context.config.max_image_mb * 2**20)
     if scheme == "data":
         return await in_pool(context, lambda: _inline(url, given.param))
@@ -115,19 +119,23 @@ async def _data(context: Context, given: GivenImage) -> bytes:
         if scheme in ("http", "https"):
             return await Fetcher(context.config.allow_image_hosts, most).fetch(url)
     except NotFetched as error:
-        raise ApiError(400, "invalid_image_url", f"`{given.param}` {error}.", param=given.param) from error
-    message = f"`{given.param}` must be a data:, https: or file: URL, not {shorten(repr(url))}."
+        code = "image_url_refused" if isinstance(error, Refused) else "invalid_image_url"
+        raise ApiError(400, code, f"`{given.param}` {error}.", param=given.param) from error
+    hint = "" if ":" in url[:10] or len(url) < 100 else " Base64 alone is none: put data:image/png;base64, before it."
+    message = f"`{given.param}` must be a data:, https: or file: URL, not {shorten(repr(url))}.{hint}"
     raise ApiError(400, "invalid_image_url", message, param=given.param)
 
 
 def _inline(url: str, param: str) -> bytes:
+    """The media type is a hint: the file itself says what it is. Some write base64 for URLs, or leave its end out."""
     head, comma, body = url.partition(",")
     kind = head[len("data:") :].lower()
-    if not comma or not kind.endswith(";base64") or not kind.startswith("image/"):
+    if not comma or not kind.endswith(";base64") or not kind.startswith(_MEDIA):
         message = f"`{param}` must be a data: URL of an image in base64, such as data:image/png;base64,iVBOR…"
         raise ApiError(400, "invalid_image_url", message, param=param)
+    text = "".join((unquote(body) if "%" in body else body).split()).translate(_PLAIN).rstrip("=")
     try:
-        return base64.b64decode("".join(body.split()), validate=True)
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError):
         message = f"`{param}` is not valid base64."
         raise ApiError(400, "invalid_image_url", message, param=param) from None
