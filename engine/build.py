@@ -85,6 +85,7 @@ class CacheSizes:
     window_interval: int = WINDOW_INTERVAL  # of positions that leases keep windows of
     num_file_blocks: int = 0  # that leases may have in files
     rows_of_state: int = 0  # as in RetentionLimits
+    block_bytes: int = 0
 
 
 def make_scheduler(
@@ -114,7 +115,14 @@ def make_scheduler(
     states = Stateless() if sizes.states is None else RecurrentStates(sizes.states, sizes.block_size)
     per_tenant = int(budget * lease_fraction)
     kept = RetentionLimits(
-        budget, per_tenant, max_leases, max_records, sizes.states, sizes.num_file_blocks, sizes.rows_of_state
+        budget,
+        per_tenant,
+        max_leases,
+        max_records,
+        sizes.states,
+        sizes.num_file_blocks,
+        sizes.rows_of_state,
+        sizes.block_bytes,
     )
     retention = Retention(kept, pool, wall, states, corpus)
     cache = KvCache(
@@ -250,6 +258,7 @@ def _sizes(config: EngineConfig, prepared: Prepared) -> CacheSizes:
         config.state_interval or WINDOW_INTERVAL,
         _file_blocks(config, prepared),
         prepared.runner.block_layout.rows_of_state,
+        prepared.runner.block_layout.num_bytes,
     )
 
 

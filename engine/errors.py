@@ -6,7 +6,8 @@ EngineError
 │   ├── ContextLengthExceeded
 │   ├── GrammarTooLarge       more work for each token than the others can wait for
 │   ├── InvalidAudio          no audio, a format that is not read, or too long
-│   ├── InvalidImage          no image, a format that is not read, broken, or too large
+│   ├── InvalidImage          no image, a format that is not read, or broken
+│   │   └── ImageTooLarge     of too many pixels
 │   ├── RetentionTooLarge     more than the whole budget
 │   ├── InvalidEstate         cut short, changed on its way, or never one
 │   ├── EstateMismatch        of another model, cache or tenant
@@ -91,9 +92,13 @@ class InvalidAudio(InvalidRequest):
 
 
 class InvalidImage(InvalidRequest):
-    """details: width, height, max_pixels (of an image that is too large)"""
-
     code = "invalid_image"
+
+
+class ImageTooLarge(InvalidImage):
+    """details: width, height, max_pixels"""
+
+    code = "image_too_large"
 
 
 class QueueFull(EngineError):

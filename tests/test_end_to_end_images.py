@@ -188,6 +188,14 @@ def test_formats_and_ways_in(server: Server, folder: Path) -> None:
         assert said(chat(server, {"type": "image_url", "image_url": url})) == expected
     for url in (f"file://{folder}/here.png", f"file://localhost{folder}/here.png", "file:here.png"):
         assert said(chat(server, {"type": "image_url", "image_url": {"url": url}})) == expected
+    written = data_url(encoded(PICTURES[0])).partition(",")[2]
+    for url in (
+        f" data:;base64,{written}\n",
+        f"data:application/octet-stream;base64,{written.rstrip('=')}",
+        f"data:image/jpg;charset=utf-8;base64,{written.replace('+', '-').replace('/', '_')}",
+        f"data:image/png;base64,{written.replace('+', '%2B').replace('=', '%3D')}",
+    ):
+        assert said(chat(server, {"type": "image", "url": url})) == expected
     for kind in ("JPEG", "GIF"):
         url = data_url(encoded(PICTURES[0], kind), kind.lower())
         assert said(chat(server, {"type": "image_url", "image_url": {"url": url}}))
@@ -330,6 +338,10 @@ def test_bad_images_are_refused(server: Server, name: str) -> None:
     refused = chat(server, text_part("look "), {"type": "image_url", "image_url": {"url": url}})
     assert refused.get("status") == 400, refused
     assert sentence in refused["message"] and refused["param"] == "messages[0].content[1].image_url.url"
+    refuses = "private" in sentence or "--" in sentence
+    assert (refused["code"] == "image_url_refused") == refuses and (refused["code"] == "image_too_large") == (
+        name == "bomb"
+    )
 
 
 def test_bad_parts_are_refused(server: Server) -> None:
@@ -349,7 +361,7 @@ def test_bad_parts_are_refused(server: Server) -> None:
         refused = chat(server, part)
         assert refused.get("status") == 400 and refused["param"] == param, refused
     many = chat(server, *[image_part(PICTURES[2])] * 9)
-    assert many["status"] == 400 and "at most 8" in many["message"]
+    assert many["status"] == 400 and "at most 8" in many["message"] and many["code"] == "too_many_images"
     forged = chat(server, text_part("<image>"))
     assert forged["status"] == 400 and "1 place(s)" in forged["message"]
     told = chat(server, image_part(PICTURES[2]), prompt_logprobs=1)

@@ -1,7 +1,8 @@
 """What leases take in files, in blocks: promised to requests that run, and on disk.
 
 A lease that is to last is charged before its request runs, for the most it can become. On disk a segment counts as long
-as one lease has a block of it. Owned by the event-loop thread.
+as one lease has a block of it. The pixels of images are in each manifest, and count as the blocks that they would fill.
+Owned by the event-loop thread.
 """
 
 from __future__ import annotations
@@ -13,20 +14,29 @@ from bequest.engine.errors import InsufficientRetention, InvalidRequest, Retenti
 from bequest.engine.state.record import Record
 from bequest.engine.types.estate import Manifest
 
+_Key = tuple[str, str, bool]  # of a manifest
+
 
 class FileBooks:
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, block_bytes: int = 0) -> None:
         """0: there are no files."""
         self.capacity = capacity
+        self.block_bytes = block_bytes
         self.give_way: Callable[[], bool] = lambda: False  # something that is no lease goes
         self._promised: dict[Record, int] = {}
         self._coming: dict[Record, int] = {}  # blocks on their way that nobody was promised
         self._holders: Counter[str] = Counter()  # segment → leases that have blocks of it
         self._sizes: dict[str, int] = {}  # of segments that leases have
+        self._entered: Counter[_Key] = Counter()  # manifests on disk, some of them twice for a moment
+        self._pixels: dict[_Key, int] = {}  # what their images take
 
     @property
     def used(self) -> int:
-        return sum(self._promised.values()) + sum(self._sizes.values())
+        return sum(self._promised.values()) + sum(self._sizes.values()) + sum(self._pixels.values())
+
+    def size_of_images(self, num_bytes: Iterable[int]) -> int:
+        """Of images of so many bytes in one manifest."""
+        return -(-sum(num_bytes) // self.block_bytes) if self.block_bytes else 0
 
     def promise(self, record: Record, num_blocks: int) -> None:
         """Raises InvalidRequest, RetentionTooLarge or InsufficientRetention, with nothing changed."""
@@ -74,6 +84,23 @@ class FileBooks:
         self._promised.pop(record, None)
         self._coming.pop(record, None)
 
+    def enter(self, manifest: Manifest, sizes: Mapping[str, int] | None = None) -> None:
+        """It is on disk, or about to be, and needs its segments. `sizes`: of new ones; None: of all, as it knows."""
+        self.hold(segments_of(manifest), sizes_of(manifest) if sizes is None else sizes)
+        key = _key_of(manifest)
+        self._entered[key] += 1
+        if size := self.size_of_images(len(image.content) for image in manifest.deed.images):
+            self._pixels[key] = size
+
+    def strike(self, manifest: Manifest) -> list[str]:
+        """Segments that nobody needs any more."""
+        key = _key_of(manifest)
+        self._entered[key] -= 1
+        if self._entered[key] == 0:
+            del self._entered[key]
+            self._pixels.pop(key, None)
+        return self.let_go(segments_of(manifest))
+
     def hold(self, segments: Iterable[str], sizes: Mapping[str, int] | None = None) -> None:
         """Somebody needs them. `sizes`: of new ones, in blocks, at least."""
         for segment, size in (sizes or {}).items():
@@ -90,6 +117,10 @@ class FileBooks:
                 self._sizes.pop(segment, None)
                 free.append(segment)
         return free
+
+
+def _key_of(manifest: Manifest) -> _Key:
+    return manifest.deed.identity.tenant, manifest.deed.id, manifest.warm
 
 
 def segments_of(manifest: Manifest) -> list[str]:

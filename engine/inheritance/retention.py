@@ -24,7 +24,7 @@ from bequest.engine.errors import (
     ParentLost,
     ParentNotFound,
 )
-from bequest.engine.inheritance.books import FileBooks, segments_of, sizes_of
+from bequest.engine.inheritance.books import FileBooks
 from bequest.engine.inheritance.budget import LeaseBudget
 from bequest.engine.inheritance.estate_images import check_size
 from bequest.engine.inheritance.leases import OPEN_ENDED_TOKENS, Borrowed, Leases
@@ -52,6 +52,7 @@ class RetentionLimits:
     states: StateSizes | None = None  # of a model with recurrent layers
     file_blocks: int = 0  # that leases may have in files
     rows_of_state: int = 0  # of the size of a block, that a state of recurrent layers takes there
+    block_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Retention:
         self.states = Stateless() if states is None else states
         self.leases = Leases(budget, pool, self.cross, StateLeases(self.states, limits.states), wall)
         self.contents = Contents()  # of images that records and requests have
-        self.books = FileBooks(limits.file_blocks)
+        self.books = FileBooks(limits.file_blocks, limits.block_bytes)
         self.on_discard: Callable[[Record], None] = lambda record: None  # its lease in files is over
         self.is_torn: Callable[[str, str], bool] = lambda tenant, reference: False  # files had it, and are broken
         self._limits = limits
@@ -278,7 +279,7 @@ class Retention:
                 table=None,
                 epochs=BlockEpochs(),
             )
-        self.books.hold(segments_of(manifest), sizes_of(manifest))
+        self.books.enter(manifest)
         self.leases.restore(record, manifest.expires_at - self.wall(), now)
         self._list(record)
 
@@ -389,7 +390,8 @@ class Retention:
         try:
             check_size(group.request.images, "retain.durable")
             rows = record.lease.states * self._limits.rows_of_state
-            self.books.promise(record, self.leases.most_blocks(group) + rows)
+            pixels = self.books.size_of_images(image.content.nbytes for image in group.request.images)
+            self.books.promise(record, self.leases.most_blocks(group) + rows + pixels)
         except EngineError as error:
             self.leases.give_up(record, error.message)
             raise

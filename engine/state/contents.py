@@ -35,6 +35,7 @@ class Contents:
     def __init__(self) -> None:
         self._found: WeakValueDictionary[ContentKey, Image] = WeakValueDictionary()
         self._next_id = FIRST_ID
+        self._taken: list[tuple[int, int]] = []  # [first, end) of those held when ids began again, the last one first
 
     def __len__(self) -> int:
         return len(self._found)
@@ -51,14 +52,17 @@ class Contents:
         return image
 
     def _free_ids(self, count: int) -> int:
-        """Ids are used again when all have been: by then a cache has no blocks of contents that nobody holds."""
-        first = self._next_id if self._next_id + count - 1 <= LAST_ID else FIRST_ID
-        while (taken := self._end_of_taken(first, first + count)) is not None:
-            first = taken if taken + count - 1 <= LAST_ID else FIRST_ID
-        self._next_id = first + count
+        """Ids are used again when all have been: by then a cache has no blocks of contents that nobody holds. Those
+        that have been given since ids began again are behind the next one, so that nobody has to look at them."""
+        while True:
+            if self._next_id + count - 1 > LAST_ID:
+                self._next_id = FIRST_ID
+                held = ((image.first_id, image.first_id + image.num_rows) for image in self._found.values())
+                self._taken = sorted(held, reverse=True)
+            while self._taken and self._taken[-1][1] <= self._next_id:
+                self._taken.pop()
+            if not self._taken or self._taken[-1][0] >= self._next_id + count:
+                break
+            self._next_id = self._taken[-1][1]
+        first, self._next_id = self._next_id, self._next_id + count
         return first
-
-    def _end_of_taken(self, first: int, end: int) -> int | None:
-        """Where the ids of one end that has some of [first, end)."""
-        taken = ((image.first_id, image.first_id + image.num_rows) for image in self._found.values())
-        return next((its_end for its_first, its_end in taken if its_first < end and first < its_end), None)

@@ -21,7 +21,6 @@ from bequest.engine.cache.tiers.files import Stored
 from bequest.engine.cache.tiers.ticket import Ticket
 from bequest.engine.errors import EngineError, InvalidEstate, ParentLost
 from bequest.engine.estates import EstateDesk
-from bequest.engine.inheritance.books import segments_of, sizes_of
 from bequest.engine.inheritance.estate_images import arrived
 from bequest.engine.inheritance.estates import Leaving
 from bequest.engine.inheritance.retention import Retention
@@ -89,7 +88,7 @@ class Vault:
         for one in scanned.found:
             self._restore(one)
         for manifest in scanned.waiting:
-            self._retention.books.hold(segments_of(manifest), sizes_of(manifest))
+            self._retention.books.enter(manifest)
             deed = manifest.deed
             for reference in filter(None, (deed.id, deed.name)):
                 self._waiting[deed.identity.tenant, reference] = manifest
@@ -105,7 +104,7 @@ class Vault:
             keep = await self._keep()
             if keep(waiting) is None and self._waiting.pop((tenant, waiting.deed.id), None) is not None:
                 self._adopt(Found(waiting, lost=False))
-                self._retention.books.let_go(segments_of(waiting))  # which the record holds from now on
+                self._retention.books.strike(waiting)  # which the record holds from now on
         if self._shelf.is_shared:
             await self._seek_elsewhere(tenant, reference)
 
@@ -162,7 +161,7 @@ class Vault:
             self._retention.restore(one.manifest, origin, adapter, here.images, lost=one.lost, now=self._clock())
 
     def _restore_warm(self, one: Found, adapter: AdapterRef | None) -> None:
-        self._retention.books.hold(segments_of(one.manifest), sizes_of(one.manifest))
+        self._retention.books.enter(one.manifest)
         if one.lost or not self._keeps_warm:
             self._withdraw(one.manifest)
         else:
@@ -175,7 +174,7 @@ class Vault:
         segment, books = self._new_segment(record), self._retention.books
         num_blocks = len(leaving.entries) + len(leaving.states) * self._desk.rows_of_state
         try:
-            if not books.reserve(record, num_blocks):
+            if not books.reserve(record, num_blocks + self._size_of_images(record)):
                 raise _NoRoomError("files have no room for it")
             deed = leaving.deed(await self._desk.identity(record.tenant), self._desk.notes)
             blocks = tuple(await self._write(record, leaving, leaving.entries, segment))
@@ -187,7 +186,7 @@ class Vault:
         finally:
             leaving.close()
             books.settle(record)
-        books.hold([segment], {segment: num_blocks})
+        books.enter(manifest, {segment: num_blocks})
         self._warm.add(manifest, record.identity.adapter)
         books.trim()
         return None
@@ -204,7 +203,7 @@ class Vault:
         task.add_done_callback(lambda _: self._storing.pop(record, None))
 
     def _withdraw(self, manifest: Manifest) -> None:
-        free = self._retention.books.let_go(segments_of(manifest))
+        free = self._retention.books.strike(manifest)
         with suppress(RuntimeError):  # at the end of the process: the next start removes it
             self._writer.submit(self._shelf.withdraw, manifest, free)
 
@@ -318,6 +317,9 @@ class Vault:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._writer, self._shelf.share, segments, parent.stored, mark)
 
+    def _size_of_images(self, record: Record) -> int:
+        return self._retention.books.size_of_images(image.content.nbytes for image in record.identity.images)
+
     def _new_segment(self, record: Record) -> str:
         return new_segment(mark_of(record.tenant, record.id), self._retention.wall())
 
@@ -328,7 +330,7 @@ class Vault:
             leaving.close()
             return []
         num_bytes = num_blocks * self._desk.block_bytes
-        if not self._retention.books.fits(record, num_blocks):
+        if not self._retention.books.fits(record, num_blocks + self._size_of_images(record)):
             raise _NoRoomError("files have no room for it")
         if self._backlog and self._backlog + num_bytes > _MOST_BACKLOG:
             raise _NoRoomError(f"{self._shelf.name} is too slow for what is written")
@@ -344,8 +346,7 @@ class Vault:
         return [StoredBlock(segment=segment, index=i, checksum=crc) for i, crc in enumerate(sums)]
 
     async def _publish(self, record: Record, manifest: Manifest, sizes: dict[str, int]) -> str | None:
-        segments = segments_of(manifest)
-        self._retention.books.hold(segments, sizes)
+        self._retention.books.enter(manifest, sizes)
         try:
             if not record.leased:
                 raise _NoRoomError("the lease ended while it was written")

@@ -6,7 +6,7 @@ import io
 import struct
 from typing import TYPE_CHECKING, Any
 
-from bequest.engine.errors import InvalidImage
+from bequest.engine.errors import ImageTooLarge, InvalidImage
 from bequest.engine.kernels.pixels import decode_jpeg
 from bequest.engine.types.image import Rgb
 from bequest.engine.vision.borrowing import borrowed
@@ -59,7 +59,7 @@ def _pillow() -> Any:
 
 def _check_size(width: int, height: int, max_pixels: int) -> None:
     if width * height > max_pixels:
-        raise InvalidImage(
+        raise ImageTooLarge(
             f"The image has {width} × {height} pixels, at most {max_pixels} are taken.",
             reason="image_too_large",
             details={"width": width, "height": height, "max_pixels": max_pixels},

@@ -11,7 +11,7 @@ from bequest.server.wire.errors import ApiError, invalid, missing, unsupported
 from bequest.server.wire.reading import shorten
 
 IMAGE_PARTS = ("image_url", "input_image", "image")
-_DETAILS = ("auto", "low", "high")
+_DETAILS = ("auto", "low", "high", "original")
 _PIXELS = ("min_pixels", "max_pixels")
 
 
@@ -23,21 +23,24 @@ class GivenImage:
     param: str  # the field that names it
     detail: Detail = Detail()
     sizes: str = ""  # the field that has its bounds of pixels, if it has any
-    is_part: bool = True  # of a message: a `type` beside its field says that it is an image
+    part: str = ""  # the part of a message that it is, whose `type` says so; empty: it is none
 
 
 def given_image(part: Mapping[str, Any], path: str) -> dict[str, Any]:
     """The part as a conversation has it until its image is found."""
+    whole = path
     place, at = part.get("image_url"), f"{path}.image_url"
     if place is None and part.get("type") == "image":
-        place, at = part.get("image"), f"{path}.image"
+        name = "url" if part.get("image") is None and part.get("url") is not None else "image"
+        place, at = part.get(name), f"{path}.{name}"
     if isinstance(place, GivenImage):  # somebody else has read it
         return {"type": "image", "image": place}
     if place is None and part.get("file_id") is not None:
         raise unsupported(f"{path}.file_id", f"`{path}.file_id` is not taken here: send the image as a data: URL.")
     detail, sizes = part.get("detail"), _sizes(part, path)
+    detail_at = f"{path}.detail"
     if isinstance(place, Mapping):
-        detail = place.get("detail", detail)
+        detail, detail_at = (place["detail"], f"{at}.detail") if "detail" in place else (detail, detail_at)
         sizes = {**sizes, **_sizes(place, at)}
         path = at if _sizes(place, at) else path
         place, at = place.get("url"), f"{at}.url"
@@ -46,9 +49,9 @@ def given_image(part: Mapping[str, Any], path: str) -> dict[str, Any]:
     if not isinstance(place, str):
         raise ApiError(400, "invalid_type", f"`{at}` must be a string: a data: URL, for example.", param=at)
     if detail not in (None, *_DETAILS):
-        name = at.removesuffix(".url") + ".detail"
-        raise invalid(f"`{name}` must be one of {', '.join(_DETAILS)}, not {shorten(repr(detail))}.", name)
-    return {"type": "image", "image": GivenImage(place, at, Detail(low=detail == "low", **sizes), path)}
+        message = f"`{detail_at}` must be one of {', '.join(_DETAILS)}, not {shorten(repr(detail))}."
+        raise invalid(message, detail_at)
+    return {"type": "image", "image": GivenImage(place, at, Detail(low=detail == "low", **sizes), path, whole)}
 
 
 def _sizes(given: Mapping[str, Any], path: str) -> dict[str, int]:

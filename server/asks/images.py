@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from bequest.engine.errors import EngineError
 from bequest.engine.state.contents import ContentKey
@@ -19,13 +20,15 @@ from bequest.server.asks.extension import Conversation, Extension, extend
 from bequest.server.asks.image_parts import GivenImage, bounded, sizes_of_all
 from bequest.server.context import Context
 from bequest.server.stores.images import ImageStore
-from bequest.server.transport.fetching import Fetcher, NotFetched, read_below
-from bequest.server.transport.work import current_tenant, in_pool
+from bequest.server.transport.fetching import Fetcher, NotFetched, Refused, read_below
+from bequest.server.transport.work import current_tenant, hold_more, in_pool
 from bequest.server.wire.errors import ApiError, at_field, invalid
 from bequest.server.wire.reading import shorten
 
 Message = Mapping[str, Any]
 _MEGAPIXEL = 10**6
+_MEDIA = ("image/", "application/octet-stream;", ";")  # of a data: URL; that of a file that nobody knew the type of
+_PLAIN = str.maketrans("-_", "+/")  # base64 for URLs
 
 
 # --- from parts to images ------------------------------------------------------------------------------------------
@@ -52,7 +55,7 @@ def check_count(context: Context, given: Sequence[GivenImage]) -> None:
     most = context.config.max_images
     if len(given) > most:
         message = f"`{given[most].param}` is image {most + 1} of a request with {len(given)}, at most {most} are taken "
-        raise invalid(message + "(--max-images).", given[most].param)
+        raise ApiError(400, "too_many_images", message + "(--max-images).", param=given[most].param)
 
 
 def _given(messages: Sequence[Message]) -> Iterator[GivenImage]:
@@ -77,9 +80,9 @@ def _with_images(message: Message, left: Iterator[Image]) -> dict[str, Any]:
 def _store(context: Context, first: GivenImage) -> ImageStore:
     if context.images is not None:
         return context.images
-    if not first.is_part:
+    if not first.part:
         raise invalid(f"`{first.param}` cannot be used here: this model reads text alone. Leave it out.", first.param)
-    name = first.param.removesuffix(".url").removesuffix(".data").rpartition(".")[0] + ".type"
+    name = f"{first.part}.type"
     raise invalid(f"`{name}` is that of an image; this model reads text alone: send parts of type 'text'.", name)
 
 
@@ -103,6 +106,7 @@ async def _image(context: Context, store: ImageStore, given: GivenImage, detail:
         prepared = await store.pool.run(tenant, prepare)
     except EngineError as error:
         raise at_field(error, given.param) from error
+    hold_more(context, prepared.pixels.nbytes)  # a file of a few kilobytes may have millions of them
     return store.take(key, prepared)
 
 
@@ -112,7 +116,8 @@ def _scheme(url: str) -> str:
 
 async def _fetched(context: Context, given: GivenImage) -> bytes:
     """The bytes of a file that is elsewhere."""
-    scheme, url = _scheme(given.url), given.url
+    url = given.url.strip()
+    scheme = _scheme(url)
     most = int(context.config.max_image_mb * 2**20)
     try:
         if scheme == "file":
@@ -120,19 +125,22 @@ async def _fetched(context: Context, given: GivenImage) -> bytes:
         if scheme in ("http", "https"):
             return await Fetcher(context.config.allow_image_hosts, most).fetch(url)
     except NotFetched as error:
-        raise ApiError(400, "invalid_image_url", f"`{given.param}` {error}.", param=given.param) from error
-    message = f"`{given.param}` must be a data:, https: or file: URL, not {shorten(repr(url))}."
+        code = "image_url_refused" if isinstance(error, Refused) else "invalid_image_url"
+        raise ApiError(400, code, f"`{given.param}` {error}.", param=given.param) from error
+    hint = "" if ":" in url[:10] or len(url) < 100 else " Base64 alone is none: put data:image/png;base64, before it."
+    message = f"`{given.param}` must be a data:, https: or file: URL, not {shorten(repr(url))}.{hint}"
     raise ApiError(400, "invalid_image_url", message, param=given.param)
 
 
 def _inline(url: str, param: str) -> bytes:
+    """The media type is a hint: the file itself says what it is. Some write base64 for URLs, or leave its end out."""
     comma = url.find(",")
     kind = url[len("data:") : max(comma, 0)].lower()
-    if comma < 0 or not kind.endswith(";base64") or not kind.startswith("image/"):
+    if comma < 0 or not kind.endswith(";base64") or not kind.startswith(_MEDIA):
         message = f"`{param}` must be a data: URL of an image in base64, such as data:image/png;base64,iVBOR…"
         raise ApiError(400, "invalid_image_url", message, param=param)
     try:
-        return from_base64(url, comma + 1, blanks=True)
+        return _from_base64(url, comma + 1)
     except ValueError:
         message = f"`{param}` is not valid base64."
         raise ApiError(400, "invalid_image_url", message, param=param) from None
@@ -255,3 +263,13 @@ def extend_seen(
     extension = extend(tokenizer, folded, most, prompt_text, text)
     behind = images[fold.num_images(extension.at) :]
     return Extension(fold.end_of(extension.at), unfolded(context, extension.suffix_ids, behind, "messages"))
+
+
+def _from_base64(text: str, begin: int) -> bytes:
+    """Raises ValueError. What most clients write is read without a copy."""
+    try:
+        return from_base64(text, begin, blanks=True)
+    except ValueError:
+        body = text[begin:]
+        plain = "".join((unquote(body) if "%" in body else body).split()).translate(_PLAIN).rstrip("=")
+        return from_base64(plain + "=" * (-len(plain) % 4), 0)

@@ -81,7 +81,7 @@ def _message(item: object, path: str) -> dict[str, Any]:
         raise missing(f"{path}.text", f"`{path}` is empty: it must have `text`, `image` or both.")
     parts: list[dict[str, Any]] = []
     if "image" in given:
-        place = GivenImage(string_at(given, "image", path), f"{path}.image", is_part=False)
+        place = GivenImage(string_at(given, "image", path), f"{path}.image")
         parts.append({"type": "image", "image": place})
     if "text" in given:
         parts.append({"type": "text", "text": string_at(given, "text", path)})

@@ -36,6 +36,10 @@ class NotFetched(Exception):
     """Says why, to the client: a sentence that follows the name of its field."""
 
 
+class Refused(NotFetched):
+    """What this server does not fetch, whoever asks."""
+
+
 class PrivateAddress(OSError):
     """A host has an address that is not for everybody."""
 
@@ -124,7 +128,7 @@ class Fetcher:
     async def fetch(self, given: str) -> bytes:
         """Raises NotFetched."""
         if not self._hosts:
-            raise NotFetched(
+            raise Refused(
                 "is a URL, and this server fetches none: send a data: URL (or start it with --allow-image-hosts)"
             )
         connector = aiohttp.TCPConnector(resolver=self._resolver or PublicResolver(), use_dns_cache=False)
@@ -138,12 +142,12 @@ class Fetcher:
             ):  # all redirects together
                 return await self._follow(session, given)
         except PrivateAddress as error:
-            raise NotFetched("names a host with a private address") from error
+            raise Refused("names a host with a private address") from error
         except TimeoutError:
             raise NotFetched(f"could not be fetched within {_SECONDS:g} s") from None
         except aiohttp.ClientConnectorError as error:
             if isinstance(error.os_error, PrivateAddress):
-                raise NotFetched("names a host with a private address") from None
+                raise Refused("names a host with a private address") from None
             raise NotFetched("names a host that cannot be reached") from None
         except (aiohttp.ClientError, ValueError, UnicodeError, OSError) as error:
             raise NotFetched(f"could not be fetched ({type(error).__name__})") from None
@@ -162,16 +166,16 @@ class Fetcher:
     def _check(self, url: URL) -> None:
         host, port = url.host, None if url.is_default_port() else url.port
         if url.scheme not in ("http", "https") or not host:
-            raise NotFetched("must be a data:, http: or https: URL, also where it redirects to")
+            raise Refused("must be a data:, http: or https: URL, also where it redirects to")
         if url.user is not None or url.password is not None:
-            raise NotFetched("must not hold the name or the password of a user")
+            raise Refused("must not hold the name or the password of a user")
         if _is_number(host) and not is_public(host):
-            raise NotFetched("names a private address")
+            raise Refused("names a private address")
         if is_allowed(host, port, self._hosts):
             return
         if port is not None and is_allowed(host, None, self._hosts):
-            raise NotFetched(f"names port {port} of its host, and --allow-image-hosts has no {shorten(host)}:{port}")
-        raise NotFetched(f"names the host {shorten(host)}, which is not among --allow-image-hosts")
+            raise Refused(f"names port {port} of its host, and --allow-image-hosts has no {shorten(host)}:{port}")
+        raise Refused(f"names the host {shorten(host)}, which is not among --allow-image-hosts")
 
     async def _read(self, answer: aiohttp.ClientResponse) -> bytes:
         if answer.status != 200:
@@ -202,13 +206,13 @@ def _is_number(host: str) -> bool:
 async def read_below(directory: str | None, given: str, most_bytes: int) -> bytes:
     """The file of a `file:` URL, if it is below the directory. Raises NotFetched."""
     if directory is None:
-        raise NotFetched("is a file of the server, which reads none: send a data: URL (or start it with --image-dir)")
+        raise Refused("is a file of the server, which reads none: send a data: URL (or start it with --image-dir)")
     return await asyncio.to_thread(_read_below, Path(directory), given, most_bytes)
 
 
 def _read_below(directory: Path, given: str, most_bytes: int) -> bytes:
     parts = urlsplit(given)
-    refusal = NotFetched("names no file below --image-dir")
+    refusal = Refused("names no file below --image-dir")
     if parts.netloc not in ("", "localhost") or "\0" in unquote(parts.path):
         raise refusal
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe would wait for its writer

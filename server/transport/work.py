@@ -77,6 +77,16 @@ async def tokenised(context: Context, chars: int, work: Callable[[], _Result]) -
         held.grow(-needed)
 
 
+def hold_more(context: Context, num_bytes: int) -> None:
+    """Accounts for memory that the running task's request has until it ends. Raises where there is no room."""
+    request = CURRENT.get()
+    if request is None:
+        return
+    if HELD not in request:
+        request[HELD] = context.in_flight.held_by(request[TENANT])
+    request[HELD].grow(num_bytes)
+
+
 async def apart(context: Context, work: Callable[[], _Result]) -> _Result:
     """Runs `work` over what a body says, in the pool if the body is large."""
     return await off_loop(context, 0, work)

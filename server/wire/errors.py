@@ -51,6 +51,7 @@ _ENGINE_STATUS = {
     "retention_too_large": 400,
     "invalid_audio": 400,
     "invalid_image": 400,
+    "image_too_large": 400,
     "invalid_estate": 400,
     "estate_mismatch": 409,
     "answer_too_large": 400,

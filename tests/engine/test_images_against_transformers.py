@@ -15,7 +15,7 @@ import torch
 from bequest.engine.build import build_engine
 from bequest.engine.config import EngineConfig
 from bequest.engine.engine import AsyncEngine
-from bequest.engine.errors import InvalidEstate, InvalidRequest
+from bequest.engine.errors import InvalidEstate, InvalidRequest, RetentionTooLarge
 from bequest.engine.formats.estate_file import from_bytes as file_to_estate
 from bequest.engine.formats.estate_file import to_bytes as estate_to_file
 from bequest.engine.state.contents import ContentKey
@@ -302,6 +302,38 @@ async def test_leases_with_images_outlive_the_process(saved: tuple[str, Path], t
             assert eyes.engine.scheduler.images.num_runs == runs, "no tower looks again"
             eyes.engine.set_ttl("", "mine", 900.0)
             await asyncio.sleep(0.2)
+
+
+async def test_pixels_count_where_leases_are_kept(tmp_path: Path) -> None:
+    """In files, as the blocks that they would fill: promised, written, found by a later process, and given back."""
+    saved = "llava", save_seeing("llava", tmp_path / "model")
+    terms = Terms(name="mine", retain=Retain(ttl=600, durable=True))
+    fields = {"estate_dir": str(tmp_path / "estates")}
+    async with seer(*saved, **fields) as eyes:
+        books, block = eyes.engine.retention.books, eyes.engine.retention.books.block_bytes
+        ids, images = eyes.prompt(*THREE)
+        pixels = -(-sum(image.content.nbytes for image in images) // block)
+        assert pixels > 0
+        await eyes.run(ids, images, terms=terms)
+        written = -(-(len(ids) + NUM_TOKENS - 1) // 16)
+        assert books.used == written + pixels
+        whole = eyes.engine.parent("", "mine").choices[0].token_ids
+        child = Terms(name="child", retain=Retain(ttl=600, durable=True), lineage=Lineage("mine", 0, len(whole)))
+        await eyes.run((*whole, *eyes.prompt(" and so on")[0]), images, terms=child)
+        both = books.used
+        assert written + 2 * pixels < both < 2 * (written + pixels), "blocks are shared, manifests are not"
+    async with seer(*saved, **fields) as eyes:
+        books = eyes.engine.retention.books
+        assert books.used == both
+        for name in ("mine", "child"):
+            eyes.engine.forget("", name)
+        assert books.used == 0
+    room = (written + pixels - 0.5) * block / 2**30  # for all of it but the last pixels
+    async with seer(*saved, estate_dir=str(tmp_path / "others"), estate_gb=room) as eyes:
+        with pytest.raises(RetentionTooLarge):
+            await eyes.run(*eyes.prompt(*THREE), terms=terms)
+        assert eyes.engine.retention.books.used == 0
+        await eyes.run(eyes.prompt("no image here")[0], (), terms=terms)
 
 
 async def child_equals(eyes: Seer, parent: str, name: str, directory: Path) -> None:

@@ -201,8 +201,8 @@ def change(directory: Path, **values: object) -> Path:
     ("values", "said"),
     [
         ({"is_encoder_decoder": True}, "it is an encoder-decoder model"),
-        ({"vision_config": {"depth": 2}}, r"it has a part for images \(vision_config\)"),
-        ({"audio_config": {"depth": 2}}, r"it has a part for sound \(audio_config\)"),
+        ({"vision_config": {"depth": 2}}, r"has a part for images \(vision_config\).*Qwen3VLMoeFor"),
+        ({"audio_config": {"depth": 2}}, r"has a part for sound \(audio_config\), and only text is served$"),
         ({"quantization_config": {"quant_method": "gptq"}}, "its weights are quantised"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types has linear_attention"),
     ],

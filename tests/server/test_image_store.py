@@ -9,7 +9,7 @@ import pytest
 
 from bequest.engine.errors import InvalidRequest
 from bequest.engine.state.contents import ContentKey, Contents
-from bequest.engine.types.image import FIRST_ID, LAST_ID, Detail, PreparedImage, VisionInfo, image_spans
+from bequest.engine.types.image import FIRST_ID, LAST_ID, Detail, Image, PreparedImage, VisionInfo, image_spans
 from bequest.server.stores.images import ImageStore, RecentContents
 from tests.server.fakes import ByteTokenizer
 
@@ -59,6 +59,26 @@ def test_ids_begin_again_behind_those_in_use() -> None:
     assert last.first_id + last.num_rows - 1 <= LAST_ID
     again = images.take(ContentKey.of("a", b"again", Detail()), prepared())
     assert again.first_id == held.first_id + held.num_rows
+
+
+def test_ids_of_many_laps_are_never_shared() -> None:
+    """Some are held for long, others for a moment; half of the ids that there are pass with each image."""
+    contents, random = Contents(), np.random.default_rng(4)
+    held: dict[int, Image] = {}
+    for number in range(400):
+        contents._next_id = min(contents._next_id + int(random.integers(0, 1 << 29)), LAST_ID)
+        rows = int(random.integers(1, 9))
+        key = ContentKey.of("a", str(number).encode(), Detail())
+        image = contents.take(
+            key,
+            rows,
+            lambda first, rows=rows: Image.of_rows(np.zeros((rows, 2), np.float32), first),  # type: ignore[misc]
+        )
+        spans = [range(other.first_id, other.first_id + other.num_rows) for other in held.values()]
+        assert not any(image.first_id < span.stop and span.start < image.first_id + rows for span in spans)
+        assert image.first_id >= FIRST_ID and image.first_id + rows - 1 <= LAST_ID
+        held[number] = image
+        held.pop(int(random.integers(0, number + 1)), None)
 
 
 def test_spans() -> None:

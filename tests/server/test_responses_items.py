@@ -125,7 +125,7 @@ def test_images_are_kept_as_they_came() -> None:
     assert part == {
         "type": "image",
         "image": GivenImage(
-            image["image_url"], "input[0].content[1].image_url", Detail(low=True), "input[0].content[1]"
+            image["image_url"], "input[0].content[1].image_url", Detail(low=True), *["input[0].content[1]"] * 2
         ),
     }
     with pytest.raises(ApiError) as caught:

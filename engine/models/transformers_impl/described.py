@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Mapping
 
 from bequest.engine.errors import ModelError
+from bequest.engine.models.towers.hf_towers import SEEING
 
 INSTALL_COMMAND = "pip install 'bequest[transformers]'"
 
@@ -28,7 +29,7 @@ def check_described(values: Mapping[str, object], source: str, *, trust_remote_c
     if values.get("is_encoder_decoder"):
         raise refusal(source, "it is an encoder-decoder model, and only Bequest's own families of these are served")
     if found := [name for name in _OTHER_PARTS if values.get(name)]:
-        raise refusal(source, f"it has a part for {_OTHER_PARTS[found[0]]} ({found[0]}), and only text is served")
+        raise refusal(source, _of_part(found[0], values))
     if values.get("quantization_config"):
         raise refusal(source, "its weights are quantised (quantization_config); take the model's original weights")
     _check_layer_kinds(values, source)
@@ -36,6 +37,14 @@ def check_described(values: Mapping[str, object], source: str, *, trust_remote_c
         raise needs_trust(source)
     if importlib.util.find_spec("transformers") is None:
         raise ModelError(f"{source}: this architecture needs the transformers library: {INSTALL_COMMAND}")
+
+
+def _of_part(field: str, values: Mapping[str, object]) -> str:
+    """By the name of the architecture, with those that see."""
+    names = values.get("architectures")
+    named = str(names[0]) if isinstance(names, list) and names else "it"
+    said = f"{named} has a part for {_OTHER_PARTS[field]} ({field}), and only text is served"
+    return f"{said}. Images are seen by {', '.join(SEEING)}" if _OTHER_PARTS[field] == "images" else said
 
 
 def refusal(source: str, reason: str) -> ModelError:

@@ -20,7 +20,7 @@ def image_part(block: Mapping[str, Any], path: str) -> dict[str, Any]:
         raise wrong_type(at, "an object with `type`")
     kind = string_at(source, "type", at)
     if kind == "url":
-        return _part(string_at(source, "url", at), f"{at}.url")
+        return _part(string_at(source, "url", at), f"{at}.url", path)
     if kind != "base64":
         message = f"`{at}.type` must be 'base64' or 'url', not {shorten(repr(kind))}."
         raise invalid(message, f"{at}.type")
@@ -28,8 +28,8 @@ def image_part(block: Mapping[str, Any], path: str) -> dict[str, Any]:
     if media not in _TYPES:
         message = f"`{at}.media_type` must be one of {', '.join(_TYPES)}, not {shorten(repr(media))}."
         raise invalid(message, f"{at}.media_type")
-    return _part(f"data:{media};base64,{string_at(source, 'data', at)}", f"{at}.data")
+    return _part(f"data:{media};base64,{string_at(source, 'data', at)}", f"{at}.data", path)
 
 
-def _part(url: str, param: str) -> dict[str, Any]:
-    return {"type": "image", "image": GivenImage(url, param)}
+def _part(url: str, param: str, path: str) -> dict[str, Any]:
+    return {"type": "image", "image": GivenImage(url, param, part=path)}
