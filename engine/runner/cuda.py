@@ -200,6 +200,7 @@ class CudaRunner:
                 self._host_cache.swap_out(moves.swaps_out)
             if len(moves.swaps_in):
                 self._host_cache.swap_in(moves.swaps_in)
+            self._transfers.move_states(moves.states)
             if len(moves.copies):
                 kernels.copy_blocks(self._kv_cache, buffers.on_device("copies")[: len(moves.copies)])
             if plan.encoders:
@@ -246,7 +247,7 @@ class CudaRunner:
         """Whether it is a small graph, without anything beside it that may take a while or is the first of its kind."""
         if plan.num_tokens > self._small.max_tokens or not self._graphs:
             return False
-        moves = len(plan.moves.swaps_out) + len(plan.moves.swaps_in)
+        moves = len(plan.moves.swaps_out) + len(plan.moves.swaps_in) + len(plan.moves.states)
         if moves or plan.encoders or plan.images is not None or plan.prompt_logprobs or plan.rows.open:
             return False
         if plan.samples.masks is not None or plan.taps is not None:
@@ -472,7 +473,8 @@ class CudaRunner:
 
 def _is_plain(plan: StepPlan) -> bool:
     """A step that is its graph and nothing else."""
-    moves = len(plan.moves.swaps_out) + len(plan.moves.swaps_in) + len(plan.moves.copies)
+    swaps = len(plan.moves.swaps_out) + len(plan.moves.swaps_in) + len(plan.moves.states)
+    moves = swaps + len(plan.moves.copies)
     rows = len(plan.rows.open) + len(plan.rows.close)
     told = plan.samples.num_logprobs is not None or plan.prompt_logprobs or plan.beams or plan.taps is not None
     return not (moves or rows or told or plan.encoders or plan.images is not None)

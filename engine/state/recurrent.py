@@ -28,6 +28,7 @@ class State:
     salt: bytes  # divides those who may go on from it
     lasting: bool = False  # stays findable when nobody holds it
     holders: int = 1
+    parked: int = 0  # of the holders, those that only keep it: leases, and sequences that are going to have one
 
     def hold(self) -> State:
         self.holders += 1
