@@ -281,7 +281,8 @@ class RecurrentStates:
         held = self._of[sequence]
         if held.beams:
             read: list[State | None] = [*held.beams]
-            self._spent += held.beams
+            self.settle_beams(sequence)
+            held.left = held.beams
             held.beams = [self._new(sequence, end, listed=False) for _ in held.beams]
             return read, held.beams
         start = held.walk if chunk.read_only else held.current
@@ -415,6 +416,11 @@ class RecurrentStates:
         assert held.current is not None, "a search begins behind its prompt"
         held.beams = [held.current.hold()]
 
+    def settle_beams(self, leader: running.Sequence) -> None:
+        held = self._of[leader]
+        self.drop(held.left)
+        held.left = []
+
     def reorder_beams(self, leader: running.Sequence, parents: IntArray) -> None:
         held = self._of[leader]
         before, held.beams = held.beams, [held.beams[parent].hold() for parent in parents.tolist()]
@@ -422,8 +428,9 @@ class RecurrentStates:
 
     def end_beams(self, leader: running.Sequence, rows: IntArray, first_place: int) -> None:
         held = self._of[leader]
+        running_ones = held.left or held.beams  # of a search that is cut, where it stood before the step under way
         for place, row in enumerate(rows.tolist(), first_place):
-            held.ended[place] = held.beams[row].hold()
+            held.ended[place] = running_ones[row].hold()
 
     def take_ended(self, leader: running.Sequence, place: int, choice: running.Sequence | None) -> None:
         state = self._of[leader].ended.pop(place)

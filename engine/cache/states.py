@@ -70,6 +70,9 @@ class States(Protocol):
     def begin_beams(self, leader: running.Sequence) -> None:
         """The leader stands for one beam from now on."""
 
+    def settle_beams(self, leader: running.Sequence) -> None:
+        """The last step of its beams has its result."""
+
     def reorder_beams(self, leader: running.Sequence, parents: IntArray) -> None:
         """Beam i goes on from where beam parents[i] stands."""
 
@@ -164,6 +167,9 @@ class Stateless:
     most_beams = 1 << 30
 
     def begin_beams(self, leader: running.Sequence) -> None:
+        return
+
+    def settle_beams(self, leader: running.Sequence) -> None:
         return
 
     def reorder_beams(self, leader: running.Sequence, parents: IntArray) -> None:
