@@ -39,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("images")
     (folder / "here.png").write_bytes(encoded(PICTURES[0]))
     (folder / "out.png").symlink_to("/etc/hostname")
+    (folder / "loop.png").symlink_to("loop.png")
     os.mkfifo(folder / "pipe.png")
     return folder
 
@@ -47,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[Server]:
     directory = save_seeing("smolvlm", tmp_path_factory.mktemp("seeing"))
     flags = ("--image-dir", str(folder), "--max-images", "8", "--max-image-megapixels", "1", "--kv-cache-gb", "0.02")
-    server = Server(str(directory), *flags, *(f"--allow-image-hosts={host}" for host in ("127.0.0.1", "localhost")))
+    server = Server(str(directory), *flags, *(f"--allow-image-hosts={host}" for host in ("127.0.0.1", "localhost:9")))
     yield server
     assert server.stop() == 0
 
@@ -275,6 +276,8 @@ def test_a_model_that_reads_text_alone(blind: Server) -> None:
     refused = chat(blind, text_part("look "), image_part(PICTURES[0]))
     assert refused["status"] == 400 and refused["param"] == "messages[0].content[1].type"
     assert "reads text alone" in refused["message"]
+    vector = post(blind, "/v1/embeddings", {"input": [{"text": "look", "image": data_url(encoded(PICTURES[0]))}]})
+    assert vector["status"] == 400 and vector["param"] == "input[0].image", vector
 
 
 # --- bad input -----------------------------------------------------------------------------------------------------
@@ -306,13 +309,16 @@ def bad_urls() -> dict[str, tuple[str, str]]:
         "long and thin": (data_url(encoded(picture(1, 500))), "one side may be"),
         "private address": ("http://127.0.0.1:9/x.png", "private address"),
         "private name": ("http://localhost:9/x.png", "private address"),
-        "address of a cloud": ("http://169.254.169.254/latest/meta-data", "not among --allow-image-hosts"),
+        "address of a cloud": ("http://169.254.169.254/latest/meta-data", "private address"),
+        "number": ("http://2130706433:9/x.png", "private address"),
+        "port": ("http://localhost:22/x.png", "not among --allow-image-hosts"),
         "other host": ("https://example.com/x.png", "not among --allow-image-hosts"),
         "other scheme": ("ftp://example.com/x.png", "must be a data:, https: or file: URL"),
         "nothing": ("", "must be a data:, https: or file: URL"),
         "file above": ("file:../../etc/passwd", "no file below --image-dir"),
         "file elsewhere": ("file:///etc/passwd", "no file below --image-dir"),
         "link that leads out": ("file:out.png", "no file below --image-dir"),
+        "link to itself": ("file:loop.png", "no file below --image-dir"),
         "pipe": ("file:pipe.png", "no file below --image-dir"),
         "missing": ("file:missing.png", "no file below --image-dir"),
     }

@@ -31,15 +31,19 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
     SiglipVisionConfig,
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
 )
 
 from bequest.engine.types.image import Rgb
-from tests.tiny_models import CORPUS, LINEAR_LAYERS, SHAPE, VOCAB_SIZE, randomised
+from tests.tiny_models import CORPUS, EXPERTS, LINEAR_LAYERS, SHAPE, VOCAB_SIZE, randomised
 
 IMAGE, BEGIN, END = "<image>", "<start_of_image>", "<end_of_image>"
 AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
@@ -144,12 +148,18 @@ def _qwen3() -> Any:
     return Qwen3VLForConditionalGeneration(config)
 
 
-def _qwen3_5() -> Any:
+def _qwen3_moe() -> Any:
+    experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "mlp_only_layers": [1]}
+    text = {**SHAPE, **experts, "head_dim": 16, "rope_parameters": {**_ROPE3, "mrope_section": [3, 3, 2]}}
+    vision = {**_VISION3, "deepstack_visual_indexes": [0, 2]}
+    config = Qwen3VLMoeConfig(text_config=text, vision_config=vision, image_token_id=IMAGE_ID)
+    return Qwen3VLMoeForConditionalGeneration(config)
+
+
+def _qwen3_5(config: type[Any], model: type[Any], **fields: Any) -> Any:
     rope = {**_ROPE3, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25}
-    text = {**SHAPE, **LINEAR_LAYERS, "head_dim": 32, "rope_parameters": rope, "pad_token_id": 1}
-    return Qwen3_5ForConditionalGeneration(
-        Qwen3_5Config(text_config=text, vision_config=_VISION3, image_token_id=IMAGE_ID)
-    )
+    text = {**SHAPE, **LINEAR_LAYERS, "head_dim": 32, "rope_parameters": rope, "pad_token_id": 1, **fields}
+    return model(config(text_config=text, vision_config=_VISION3, image_token_id=IMAGE_ID))
 
 
 MAKERS: dict[str, Any] = {
@@ -162,8 +172,11 @@ MAKERS: dict[str, Any] = {
     "qwen2.5-vl": _qwen2_5,
     "gemma3": _gemma3,
     "qwen3-vl": _qwen3,
-    "qwen3.5": _qwen3_5,
+    "qwen3-vl-moe": _qwen3_moe,
+    "qwen3.5": lambda: _qwen3_5(Qwen3_5Config, Qwen3_5ForConditionalGeneration),
+    "qwen3.5-moe": lambda: _qwen3_5(Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration, **EXPERTS),
 }
+WITH_EXPERTS = ("qwen3-vl-moe", "qwen3.5-moe")  # otherwise as a model that is here, too
 _TILED = {"size": {"longest_edge": 96}, "max_image_size": {"longest_edge": 32}, "image_mean": _HALF, "image_std": _HALF}
 _GRID = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 256, "longest_edge": 2400}}
 PROCESSORS: dict[str, dict[str, Any]] = {
@@ -187,8 +200,10 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "smolvlm": {"image_processor_type": "SmolVLMImageProcessor", **_TILED},
     "qwen2-vl": {"image_processor_type": "Qwen2VLImageProcessor", **_GRID},
     "qwen2.5-vl": {"image_processor_type": "Qwen2VLImageProcessor", **_GRID},
-    "qwen3-vl": {"image_processor_type": "Qwen2VLImageProcessor", **_GRID, "image_mean": _HALF, "image_std": _HALF},
-    "qwen3.5": {"image_processor_type": "Qwen2VLImageProcessor", **_GRID, "image_mean": _HALF, "image_std": _HALF},
+    **{
+        name: {"image_processor_type": "Qwen2VLImageProcessor", **_GRID, "image_mean": _HALF, "image_std": _HALF}
+        for name in ("qwen3-vl", "qwen3.5", *WITH_EXPERTS)
+    },
 }
 
 

@@ -87,6 +87,40 @@ void bind_cuda_experts(py::module_& m) {
       },
       py::arg("x"), py::arg("matrices"), py::arg("choice"), py::arg("products"), py::arg("out"),
       py::arg("stream"));
+  m.def(
+      "cuda_expert_products",
+      [](Address x, const cuda::ExpertMatrices& matrices, const ChoicePlaces& choice, bool shares_rows,
+         Address out, Address stream) {
+        cuda::expert_products({.x = pointer<void>(x),
+                               .matrices = matrices,
+                               .choice = choice,
+                               .shares_rows = shares_rows,
+                               .out = pointer<void>(out)},
+                              stream_of(stream));
+      },
+      py::arg("x"), py::arg("matrices"), py::arg("choice"), py::arg("shares_rows"), py::arg("out"),
+      py::arg("stream"));
+  m.def(
+      "cuda_sum_expert_products",
+      [](Address products, int64_t columns, int dtype, const ChoicePlaces& choice, Address out,
+         Address stream) {
+        cuda::sum_expert_products({.products = pointer<void>(products),
+                                   .columns = columns,
+                                   .dtype = DType(dtype),
+                                   .choice = choice,
+                                   .out = pointer<void>(out)},
+                                  stream_of(stream));
+      },
+      py::arg("products"), py::arg("columns"), py::arg("dtype"), py::arg("choice"), py::arg("out"),
+      py::arg("stream"));
+  m.def(
+      "cuda_fine_expert_linear",
+      [](const FineRows& rows, const cuda::FineMatrices& matrices, Address bias, const ChoicePlaces& choice,
+         bool shared, Address stream) {
+        cuda::fine_expert_linear(rows.with(matrices, bias), choice, shared, stream_of(stream));
+      },
+      py::arg("rows"), py::arg("matrices"), py::arg("bias"), py::arg("choice"), py::arg("shared"),
+      py::arg("stream"));
 }
 
 }  // namespace bequest

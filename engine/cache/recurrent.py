@@ -428,9 +428,9 @@ class RecurrentStates:
 
     def end_beams(self, leader: running.Sequence, rows: IntArray, first_place: int) -> None:
         held = self._of[leader]
-        running_ones = held.left or held.beams  # of a search that is cut, where it stood before the step under way
+        standing = [*held.left, *held.beams]  # of a search that is cut, where it stood before the step under way
         for place, row in enumerate(rows.tolist(), first_place):
-            held.ended[place] = running_ones[row].hold()
+            held.ended[place] = standing[row].hold()
 
     def take_ended(self, leader: running.Sequence, place: int, choice: running.Sequence | None) -> None:
         state = self._of[leader].ended.pop(place)

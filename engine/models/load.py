@@ -162,7 +162,7 @@ def _sight(path: Path, checkpoint: Checkpoint, backend: Backend, dtype: torch.dt
 
 def _in_layers(matrices: Mapping[str, Matrix], model: Decoder | EncoderDecoder) -> dict[str, Matrix]:
     sites = {weight.site for layer in model.layers for weight in layer.weights}
-    return {name: matrix for name, matrix in matrices.items() if matrix.site in sites}
+    return {name: matrix for name, matrix in matrices.items() if matrix.num_experts or matrix.site in sites}
 
 
 def _weight_files(path: Path) -> list[Path]:

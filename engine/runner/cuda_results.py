@@ -43,12 +43,13 @@ class PendingResults:
         "_beams",
         "_began",
         "_copied",
+        "_drafted",
         "_experts",
         "_num_logprobs",
         "_num_samples",
         "_prompt",
-        "_states",
         "_step",
+        "states",
     )
 
     def __init__(
@@ -61,12 +62,13 @@ class PendingResults:
         num_logprobs: int | None,
         prompt: tuple[LogprobArrays, ...],
         beams: PendingCandidates | None,
-        states: PendingStates | None,
+        drafted: bool,
         experts: ExpertsRead,
     ) -> None:
         self._step = step
         self._experts = experts
-        self._states = states
+        self.states: PendingStates | None = None  # which may be queued behind the results
+        self._drafted = drafted
         self._beams = beams
         self._began = began
         self._copied = copied
@@ -77,7 +79,7 @@ class PendingResults:
 
     @property
     def slow_to_read(self) -> bool:
-        return self._states is not None
+        return self.states is not None
 
     @property
     def done(self) -> bool:
@@ -101,7 +103,7 @@ class PendingResults:
         # Between two events of one stream: waiting for the step before it does not count.
         seconds = self._began.elapsed_time(self._copied) / 1e3
         beams = () if self._beams is None else self._beams.read()
-        states = () if self._states is None else self._states.read()
+        states = () if self.states is None else self.states.read()
         return StepResult(
             step=self._step,
             tokens=tokens,
@@ -111,6 +113,7 @@ class PendingResults:
             beams=beams,
             device_seconds=seconds,
             states=states,
+            drafts=self._arrays["drafts"][:num].copy() if self._drafted else None,
             experts=self._experts.of_step(int(self._arrays["experts"][0])),
         )
 
@@ -124,6 +127,7 @@ class ResultBuffers:
                 Field("experts", (1,), torch.int64),
                 Field("tokens", (max_samples,), torch.int32),
                 Field("bad", (max_samples,), torch.bool),
+                Field("drafts", (max_samples,), torch.int32),
                 Field("chosen", (max_samples,), torch.float32),
                 Field("rank", (max_samples,), torch.int32),
                 Field("top_ids", (max_samples * MOST_LOGPROBS,), torch.int32),
@@ -142,15 +146,12 @@ class ResultBuffers:
         self._copied = [torch.cuda.Event(enable_timing=True) for _ in range(_TURNS)]
         self._turn = 0
         self._experts = ExpertsRead()
+        self._is_first = True
 
     def count_experts(self, model: Model) -> None:
         """Those that a model reads come back with its steps."""
         if isinstance(model, Decoder):
             self._experts.num_experts = model.count_experts(self._view("experts"))
-
-    def forget_experts(self) -> None:
-        """That steps before the first one have read."""
-        self._view("experts").zero_()
 
     @property
     def tokens(self) -> Tensor:
@@ -159,6 +160,11 @@ class ResultBuffers:
     @property
     def bad(self) -> Tensor:
         return self._view("bad")
+
+    @property
+    def drafts(self) -> Tensor:
+        """Those that the device made."""
+        return self._view("drafts")
 
     def logprobs(self, num: int, top: int) -> DeviceLogprobs:
         return DeviceLogprobs(
@@ -170,6 +176,9 @@ class ResultBuffers:
 
     def begin(self) -> None:
         """A step begins on the current stream."""
+        if self._is_first:  # what was captured and timed before has read experts, too
+            self._is_first = False
+            self._view("experts").zero_()
         record(self._began[self._turn])
 
     def send(
@@ -179,18 +188,19 @@ class ResultBuffers:
         num_logprobs: int | None,
         prompt: tuple[LogprobArrays, ...],
         beams: PendingCandidates | None,
-        states: PendingStates | None,
+        *,
+        drafted: bool = False,
     ) -> PendingResults:
         """Queues the copy back on the current stream."""
         turn, self._turn = self._turn, (self._turn + 1) % _TURNS
-        last = "bad" if num_logprobs is None else "top"
+        last = "top" if num_logprobs is not None else "drafts" if drafted else "bad"
         offset, field = self._layout.places[last]
         used = offset + field.shape[0] * field.dtype.itemsize
         copy_bytes(self._addresses[turn], self._device_address, used)
         began, copied = self._began[turn], self._copied[turn]
         record(copied)
         return PendingResults(
-            step, began, copied, self._arrays[turn], num_samples, num_logprobs, prompt, beams, states, self._experts
+            step, began, copied, self._arrays[turn], num_samples, num_logprobs, prompt, beams, drafted, self._experts
         )
 
     def _view(self, name: str) -> Tensor:

@@ -6,10 +6,10 @@ import io
 import struct
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from bequest.engine.errors import InvalidImage
 from bequest.engine.types.image import Rgb
+from bequest.engine.vision.borrowing import borrowed
+from bequest.engine.vision.parts import check_parts
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
@@ -17,14 +17,19 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MOST_ELONGATED = 100  # times that one side may be longer than the other: a line would be blown up to a huge canvas
 # What Pillow raises for a file that is broken, by its format.
-_BROKEN = (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, struct.error, OverflowError)
+_BROKEN = (OSError, ValueError, SyntaxError, EOFError, LookupError, TypeError, struct.error, ArithmeticError)
+_ORIENTATION = 0x0112
+# Pillow's numbers of transpositions (Image.Transpose) that turn an image as its file says, by what the file says.
+_TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 
 
 def decode(data: bytes | bytearray | memoryview, max_pixels: int) -> Rgb:
-    """[height, width, 3], turned as the file says; of an animation the first frame. Raises InvalidImage."""
+    """[height, width, 3], turned as the file says; of an animation the first frame. There may be a byte between pixels.
+    Raises InvalidImage."""
     pillow = _pillow()
     if not data:
         raise InvalidImage("The image is empty: it has no bytes.", reason="image_empty")
+    check_parts(bytes(data))
     try:
         with pillow.open(io.BytesIO(data), formats=FORMATS) as file:
             _check_size(file.width, file.height, max_pixels)
@@ -66,7 +71,19 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
 
 
 def _pixels(file: PillowImage) -> Rgb:
-    from PIL import ImageOps
+    """As ImageOps.exif_transpose has it, which also writes what is left of the file's notes anew."""
+    from PIL.Image import Transpose
 
-    ImageOps.exif_transpose(file, in_place=True)
-    return np.asarray(file if file.mode == "RGB" else file.convert("RGB"))
+    file.load()  # the notes of a PNG may come behind its pixels
+    turn = _TURNS.get(_orientation(file))
+    turned = file if turn is None else file.transpose(Transpose(turn))
+    return borrowed(turned if turned.mode == "RGB" else turned.convert("RGB"))
+
+
+def _orientation(file: PillowImage) -> int:
+    """1: as it is, also where notes are broken, which say nothing of the pixels."""
+    try:
+        said = file.getexif().get(_ORIENTATION, 1)
+    except Exception:  # whatever a parser of TIFF may raise
+        return 1
+    return said if isinstance(said, int) else 1

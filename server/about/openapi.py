@@ -57,7 +57,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/hidden_states"): Operation(
         "Hidden states of a prompt or of a parent.", answer_types.HiddenStates, bodies.HiddenStatesBody, files=True
     ),
-    ("POST", "/v1/embeddings"): Operation("Vectors of texts.", answer_types.Embeddings, bodies.EmbeddingsBody),
+    ("POST", "/v1/embeddings"): Operation(
+        "Vectors of texts and images.", answer_types.Embeddings, bodies.EmbeddingsBody
+    ),
     ("POST", "/v1/responses"): Operation(
         "Answers items, and keeps them.", answer_types.Response, bodies.ResponseBody, streams=True
     ),

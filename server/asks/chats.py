@@ -86,7 +86,7 @@ def template_use(
     """How the messages are to be rendered, the last of which is `last_role`'s. A conversation that goes on is rendered
     as it was `before`, unless the client says otherwise."""
     if not source.only_counts:
-        check_converses(context, "messages")
+        check_converses(context, source.field)
     written, kwargs = source.template, template_kwargs(source.template_kwargs)
     tools: Sequence[Mapping[str, Any]] | None = None if source.tools is None else source.tools.for_template()
     if before is not None:
@@ -94,7 +94,7 @@ def template_use(
         written, kwargs = written or before.template, {**before.template_kwargs, **kwargs}
     template = context.text.chat_template if written is None else _foreign(context, written)
     if template is None:
-        raise _no_template()
+        raise _no_template(source.field)
     opened = not source.continues if source.opens is None else source.opens
     _check_last(source.continues, opened, last_role)
     return TemplateUse(template, written, kwargs, opened, source.continues, tools, spelling_of_images(context))
@@ -122,9 +122,9 @@ def _check_last(continued: bool, opened: bool, last_role: str) -> None:
         raise invalid("`continue_final_message` needs a last message of the assistant.", "continue_final_message")
 
 
-def _no_template() -> ApiError:
+def _no_template(param: str) -> ApiError:
     message = "this model has no chat template: send chat_template with the request, or use /v1/completions"
-    return invalid(message, "messages")
+    return invalid(message, param)
 
 
 def check_converses(context: Context, param: str) -> None:

@@ -56,15 +56,16 @@ async def chat_prompt(
 ) -> Prompt:
     """The prompt of a conversation, or of its continuation."""
     if wanted is None:
-        return await _plain_chat(context, source)
+        return await plain_chat(context, source)
     begin = await cut(context, terms, wanted)
     if begin is not None:
         return await _continued_chat(context, source, wanted, begin)
     whole = replace(source, given=fallback, field="continuation_fallback")
-    return _fallen_back(await _plain_chat(context, whole), wanted)
+    return _fallen_back(await plain_chat(context, whole), wanted)
 
 
-async def _plain_chat(context: Context, source: ChatSource) -> Prompt:
+async def plain_chat(context: Context, source: ChatSource) -> Prompt:
+    """The prompt of a whole conversation."""
     rendered = await rendered_chat(context, source)
     kept = source.truncation.of_prompt(rendered.token_ids, context.engine.info.max_model_len)
     return check_not_empty(Prompt(kept, origin=rendered.conversation, images=rendered.images), source.field)

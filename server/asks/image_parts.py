@@ -23,6 +23,7 @@ class GivenImage:
     param: str  # the field that names it
     detail: Detail = Detail()
     sizes: str = ""  # the field that has its bounds of pixels, if it has any
+    is_part: bool = True  # of a message: a `type` beside its field says that it is an image
 
 
 def given_image(part: Mapping[str, Any], path: str) -> dict[str, Any]:

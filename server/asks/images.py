@@ -6,13 +6,12 @@ unfolding lead from one to the other, so that texts and tokens can be laid besid
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bequest.engine.errors import EngineError
 from bequest.engine.state.contents import ContentKey
+from bequest.engine.text.base64 import from_base64
 from bequest.engine.types import ParentChoice
 from bequest.engine.types.image import FIRST_ID, Detail, Image, PreparedImage
 from bequest.engine.vision.decode import decode
@@ -40,15 +39,20 @@ async def look_at(
     given, of_all = list(_given(messages)), sizes_of_all(kwargs)
     if not given:
         return [dict(message) for message in messages], ()
-    store = _store(context, given[0].param)
-    if len(given) > context.config.max_images:
-        most = context.config.max_images
-        message = f"`{given[most].param}` is image {most + 1} of a request with {len(given)}, at most {most} are taken "
-        raise invalid(message + "(--max-images).", given[most].param)
+    store = _store(context, given[0])
+    check_count(context, given)
     details = [bounded(one, of_all, store.vision.pixels) for one in given]
     images = [await _image(context, store, one, detail) for one, detail in zip(given, details, strict=True)]
     left = iter(images)
     return [_with_images(message, left) for message in messages], tuple(images)
+
+
+def check_count(context: Context, given: Sequence[GivenImage]) -> None:
+    """Of the images of one request."""
+    most = context.config.max_images
+    if len(given) > most:
+        message = f"`{given[most].param}` is image {most + 1} of a request with {len(given)}, at most {most} are taken "
+        raise invalid(message + "(--max-images).", given[most].param)
 
 
 def _given(messages: Sequence[Message]) -> Iterator[GivenImage]:
@@ -70,17 +74,24 @@ def _with_images(message: Message, left: Iterator[Image]) -> dict[str, Any]:
     return {**message, "content": parts}
 
 
-def _store(context: Context, param: str) -> ImageStore:
-    if context.images is None:
-        name = param.removesuffix(".url").removesuffix(".data").rpartition(".")[0] + ".type"
-        raise invalid(f"`{name}` is that of an image; this model reads text alone: send parts of type 'text'.", name)
-    return context.images
+def _store(context: Context, first: GivenImage) -> ImageStore:
+    if context.images is not None:
+        return context.images
+    if not first.is_part:
+        raise invalid(f"`{first.param}` cannot be used here: this model reads text alone. Leave it out.", first.param)
+    name = first.param.removesuffix(".url").removesuffix(".data").rpartition(".")[0] + ".type"
+    raise invalid(f"`{name}` is that of an image; this model reads text alone: send parts of type 'text'.", name)
 
 
 async def _image(context: Context, store: ImageStore, given: GivenImage, detail: Detail) -> Image:
     tenant = current_tenant()
-    data = await _data(context, given)
-    key = await in_pool(context, lambda: ContentKey.of(tenant, data, detail, store.vision.settings))
+    fetched = None if _scheme(given.url) == "data" else await _fetched(context, given)
+
+    def look() -> tuple[bytes, ContentKey]:
+        data = _inline(given.url, given.param) if fetched is None else fetched
+        return data, ContentKey.of(tenant, data, detail, store.vision.settings)
+
+    data, key = await in_pool(context, look)
     if (known := store.find(key)) is not None:
         return known
     most = int(context.config.max_image_megapixels * _MEGAPIXEL)
@@ -89,18 +100,20 @@ async def _image(context: Context, store: ImageStore, given: GivenImage, detail:
         return store.vision.prepare(decode(data, most), detail)
 
     try:
-        prepared = await in_pool(context, prepare)
+        prepared = await store.pool.run(tenant, prepare)
     except EngineError as error:
         raise at_field(error, given.param) from error
     return store.take(key, prepared)
 
 
-async def _data(context: Context, given: GivenImage) -> bytes:
-    """The bytes of the file."""
-    scheme, url = given.url.partition(":")[0].lower(), given.url
+def _scheme(url: str) -> str:
+    return url[: max(url.find(":"), 0)].lower()
+
+
+async def _fetched(context: Context, given: GivenImage) -> bytes:
+    """The bytes of a file that is elsewhere."""
+    scheme, url = _scheme(given.url), given.url
     most = int(context.config.max_image_mb * 2**20)
-    if scheme == "data":
-        return await in_pool(context, lambda: _inline(url, given.param))
     try:
         if scheme == "file":
             return await read_below(context.config.image_dir, url, most)
@@ -113,14 +126,14 @@ async def _data(context: Context, given: GivenImage) -> bytes:
 
 
 def _inline(url: str, param: str) -> bytes:
-    head, comma, body = url.partition(",")
-    kind = head[len("data:") :].lower()
-    if not comma or not kind.endswith(";base64") or not kind.startswith("image/"):
+    comma = url.find(",")
+    kind = url[len("data:") : max(comma, 0)].lower()
+    if comma < 0 or not kind.endswith(";base64") or not kind.startswith("image/"):
         message = f"`{param}` must be a data: URL of an image in base64, such as data:image/png;base64,iVBOR…"
         raise ApiError(400, "invalid_image_url", message, param=param)
     try:
-        return base64.b64decode("".join(body.split()), validate=True)
-    except (binascii.Error, ValueError):
+        return from_base64(url, comma + 1, blanks=True)
+    except ValueError:
         message = f"`{param}` is not valid base64."
         raise ApiError(400, "invalid_image_url", message, param=param) from None
 

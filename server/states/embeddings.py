@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -15,12 +15,14 @@ from bequest.server.answers.encoding import GAP, Assembled, JsonBody, States
 from bequest.server.answers.extraction import extracted, is_small
 from bequest.server.asks.ask import Ask, ask_of
 from bequest.server.asks.call import Call, begin
+from bequest.server.asks.chats import ChatSource
+from bequest.server.asks.continued import plain_chat
 from bequest.server.asks.prompts import TextSource, plain_prompts
 from bequest.server.asks.sampling import NOTHING_SAMPLED
 from bequest.server.asks.terms import AskTerms, input_terms
 from bequest.server.asks.wish import JSON_ENCODINGS, JsonEncoding, StatesWish, one_of
 from bequest.server.context import Context
-from bequest.server.states.inputs import check_count, input_source
+from bequest.server.states.inputs import chat_sources, check_count, input_source
 from bequest.server.transport.sending import joined, send_body
 from bequest.server.transport.work import apart
 from bequest.server.wire.bodies import EmbeddingsBody
@@ -68,14 +70,15 @@ async def _embedded(call: Call[EmbeddingsBody]) -> AsyncIterator[tuple[JsonBody,
 async def embeddings_ask(call: Call[EmbeddingsBody], encoding: JsonEncoding = "float") -> Ask:
     body = call.body
     check_count(body.input)
-    source = input_source(body, body.input, _FOREIGN_IDS)
+    chats = await apart(call.context, lambda: chat_sources(call.context, body))
+    source = input_source(body, body.input, _FOREIGN_IDS) if chats is None else chats
     return await pooled_ask(call.context, call.id, source, input_terms(call), body.pooling, encoding)
 
 
 async def pooled_ask(
     context: Context,
     answer_id: str,
-    source: TextSource,
+    source: TextSource | Sequence[ChatSource],
     terms: AskTerms,
     pooling: str | None = None,
     encoding: JsonEncoding = "float",
@@ -87,7 +90,10 @@ async def pooled_ask(
     positions: Positions = "last" if chosen == "last" else "all"
     layers = (info.num_layers_of(stack),)
     wish = StatesWish(HiddenStatesParams(layers, positions, chosen, "float32", stack=stack), encoding)
-    prompts = await plain_prompts(context, source)
+    if isinstance(source, TextSource):
+        prompts = await plain_prompts(context, source)
+    else:
+        prompts = [await plain_chat(context, chat) for chat in source]
     return await apart(context, lambda: ask_of(context, answer_id, prompts, NOTHING_SAMPLED, terms, wish))
 
 

@@ -216,11 +216,19 @@ class HiddenStatesBody(InputBody, frozen=True, kw_only=True):
 
 
 class EmbeddingsBody(InputBody, frozen=True, kw_only=True):
-    input: InputField | None = None
+    input: PromptField | None = None  # objects are texts with images (server/states/inputs.py)
     encoding_format: str | None = None
     dimensions: int | None = None
     pooling: str | None = None
     normalize: bool | None = None
+
+    # In place of `input`: one conversation
+    messages: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    mm_processor_kwargs: dict[str, Any] | None = None
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -101,7 +101,7 @@ _ELSEWHERE: dict[type[msgspec.Struct], dict[str, tuple[tuple[Any, ...], str]]] =
         "normalize": ((False,), "it belongs to /v1/embeddings"),
     },
     bodies.EmbeddingsBody: {
-        **_NO_GENERATION,
+        **{name: rule for name, rule in _NO_GENERATION.items() if name != "messages"},
         **dict.fromkeys(("continuation_of", "dtype", "layers", "positions"), ((), "it belongs to /v1/hidden_states")),
         "retain": ((False,), "embeddings leave no record"),
     },

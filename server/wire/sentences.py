@@ -43,6 +43,7 @@ SENTENCES = {
     "image_empty": "`{param}` is an image without a byte.",
     "image_format": "`{param}` is no image that this server reads: send one of {formats}.",
     "image_broken": "`{param}` is an image that is broken or cut short ({why}).",
+    "image_in_parts": "`{param}` is an image of more than {most} {kind}: save it anew.",
     "image_too_large": "`{param}` is an image of {width} × {height} pixels, at most {max_pixels} are taken "
     "(--max-image-megapixels): send a smaller one.",
     "image_too_long": "`{param}` is an image of {width} × {height} pixels: one side may be {most} times the other at "

@@ -21,7 +21,7 @@ from tests.tiny_seeing import PICTURES, picture, save_seeing
 
 pytestmark = pytest.mark.gpu
 
-NAMES = ["llava", "llava-siglip", "smolvlm", "qwen2.5-vl", "qwen3-vl", "qwen3.5", "gemma3"]
+NAMES = ["llava", "llava-siglip", "smolvlm", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "qwen3.5", "gemma3"]
 # Those of the first two need no Pillow.
 SQUARES = [picture(28, 28, seed) for seed in range(3)]
 

@@ -270,6 +270,20 @@ def test_parts_of_prepare_qkv(dtype: torch.dtype) -> None:
     assert (cache[0, 0, :, :, 1] == 0).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens,heads", [(1, 16), (7, 3), (300, 16)])
+@pytest.mark.parametrize("head_dim", [80, 48, 72])
+def test_rotation_of_heads_that_no_warp_divides(dtype: torch.dtype, num_tokens: int, heads: int, head_dim: int) -> None:
+    fused = randn(num_tokens, 3, heads, head_dim, dtype=dtype)
+    before = fused.clone()
+    positions = torch.randint(0, 50, (num_tokens,), dtype=torch.int32, device=DEVICE)
+    cos_sin = randn(50, head_dim)
+    ops.rotary(fused[:, 0], fused[:, 1], positions, cos_sin)
+    for part in range(2):
+        assert_close(fused[:, part], reference_rotary(before[:, part], positions, cos_sin))
+    assert torch.equal(fused[:, 2], before[:, 2])
+
+
 # --- activations, embedding ----------------------------------------------------------------------------------------
 
 

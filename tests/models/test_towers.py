@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from bequest.engine.errors import ModelError
-from bequest.engine.models.load import LoadedModel, load_model
+from bequest.engine.models.any_config import parse_config, read_config
+from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.load import LoadedModel, load_model, open_files
+from bequest.engine.models.naming import as_families_name
 from bequest.engine.types.image import Detail
 from tests.tiny_seeing import MAKERS, PICTURES, make_seeing, picture, reference_pixels, save_seeing
 
@@ -99,3 +104,20 @@ def test_a_processor_that_makes_what_the_tower_does_not_take_is_refused(tmp_path
     (tmp_path / "preprocessor_config.json").write_text('{"size": {"shortest_edge": 14}, "crop_size": 14}')
     with pytest.raises(ModelError, match="the tower takes 28 × 28"):
         load_model(tmp_path)
+
+
+def test_experts_may_be_stored_the_other_way_round(tmp_path: Path) -> None:
+    """As published files of Qwen3-VL have them: columns before rows."""
+    written, turned = save_seeing("qwen3-vl-moe", tmp_path / "written"), tmp_path / "turned"
+    shutil.copytree(written, turned)
+    tensors = load_file(written / "model.safetensors")
+    fused = [name for name in tensors if ".experts." in name]
+    assert len(fused) == 4, "two layers have experts"
+    tensors |= {name: tensors[name].transpose(1, 2).contiguous() for name in fused}
+    save_file(tensors, turned / "model.safetensors")
+    config = parse_config(read_config(turned), "config.json")
+    assert isinstance(config, DecoderConfig)
+    ours, theirs = (as_families_name(open_files(folder, config), config) for folder in (turned, written))
+    assert set(ours.names()) == set(theirs.names())
+    for name in (name for name in ours.names() if ".experts." in name):
+        assert ours.shape(name) == theirs.shape(name) and torch.equal(ours.load(name), theirs.load(name))

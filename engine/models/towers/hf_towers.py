@@ -32,6 +32,7 @@ _TEXT_ARCHITECTURES = {
     "qwen2_5_vl": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
+    "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
@@ -55,7 +56,10 @@ _TEXT_DEFAULTS: dict[str, dict[str, object]] = {
         "vocab_size": 32000,
         "sliding_window": 4096,
     },
+    "qwen3_vl_moe_text": {"moe_intermediate_size": 1408, "num_local_experts": 60, "num_experts_per_tok": 4},
 }
+# What the library does whatever config.json says.
+_TEXT_IMPLIED: dict[str, dict[str, object]] = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
 
 
 def text_values(values: Mapping[str, object], source: str) -> dict[str, object]:
@@ -68,9 +72,11 @@ def text_values(values: Mapping[str, object], source: str) -> dict[str, object]:
     if kind not in _TEXT_ARCHITECTURES:
         known = ", ".join(_TEXT_ARCHITECTURES)
         raise ModelError(f"{source}: a text model of type {kind!r} behind a vision tower is not supported; {known} are")
+    # Of the whole model: it says so last, for its section has the defaults of a text model that stands alone.
     shared = {name: fields.raw(name) for name in ("quantization_config", "tie_word_embeddings") if fields.has(name)}
     given = {name: value for name, value in text.values.items() if value is not None} | _plain_ropes(text)
-    return {**_TEXT_DEFAULTS.get(kind, {}), **shared, **given, "architectures": [_TEXT_ARCHITECTURES[kind]]}
+    implied = {**_TEXT_IMPLIED.get(kind, {}), "architectures": [_TEXT_ARCHITECTURES[kind]]}
+    return {**_TEXT_DEFAULTS.get(kind, {}), **given, **shared, **implied}
 
 
 def _plain_ropes(text: Fields) -> dict[str, object]:
@@ -263,6 +269,7 @@ SEEING: Mapping[str, Callable[[Fields, str, int], VisionConfig]] = {
     "Qwen2VLForConditionalGeneration": _qwen2,
     "Qwen2_5_VLForConditionalGeneration": _qwen2_5,
     "Qwen3VLForConditionalGeneration": _qwen3,
+    "Qwen3VLMoeForConditionalGeneration": _qwen3,
     "Qwen3_5ForConditionalGeneration": _qwen3_5,
     "Qwen3_5MoeForConditionalGeneration": _qwen3_5,
 }
