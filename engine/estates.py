@@ -127,7 +127,7 @@ class EstateDesk:
     async def read_state(self, state: State) -> BlockBytes:
         """In rows of the size of a block. REQUIRES: it is held"""
         layout = self._device.block_layout
-        content = await self._transfer(StateRead(slots=_ints([state.slot])))
+        content = await self._transfer(StateRead(slots=_ints([state.slot]), moves=self._cache.states.take_moves()))
         rows = np.zeros((layout.rows_of_state, layout.num_bytes), np.uint8)
         rows.reshape(-1)[: layout.state_bytes] = content[0]
         return rows
@@ -185,7 +185,8 @@ class EstateDesk:
     async def _write_states(self, coming: Coming, content: BlockBytes) -> None:
         for slot, rows in zip(coming.slots, coming.state_rows, strict=True):
             state = self.state_in(content[list(rows)])
-            await self._transfer(StateWrite(slots=_ints([slot]), content=state[None]))
+            moves = self._cache.states.take_moves()
+            await self._transfer(StateWrite(slots=_ints([slot]), content=state[None], moves=moves))
 
     async def _transfer(self, move: BytesMove) -> BlockBytes:
         if self._closed is not None:

@@ -156,7 +156,7 @@ class Sleep:
         out, into = cache.take_swaps()
         pairs = [np.asarray(moves, np.int32).reshape(-1, 2) for moves in (out, into, [])]
         return KeptMemory(
-            moves=StepMoves(swaps_out=pairs[0], swaps_in=pairs[1], copies=pairs[2]),
+            moves=StepMoves(swaps_out=pairs[0], swaps_in=pairs[1], copies=pairs[2], states=cache.states.take_moves()),
             blocks=_ints(b for b in range(1, cache.pool.num_blocks) if cache.pool.ref_count(b)),
             host=_ints(b for b in range(1, cache.host.num_blocks) if cache.host.ref_count(b)),
             slots=_slots(retention),

@@ -149,7 +149,10 @@ class Filed:
 
     def take_states(self) -> list[StateWrite]:
         slots, self._slots = self._slots, []
-        return [StateWrite(slots=np.asarray([slot], np.int32), content=content[None]) for slot, content in slots]
+        return [
+            StateWrite(slots=np.asarray([slot], np.int32), content=content[None], moves=self._states.take_moves())
+            for slot, content in slots
+        ]
 
 
 def _held(sequence: Sequence, choice: EstateChoice) -> KeptChoice | None:

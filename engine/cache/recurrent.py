@@ -2,7 +2,8 @@
 
 A state stands for all tokens before it, so a sequence can start only where one was kept: at the last whole block of a
 prompt, at each multiple of the interval, and at the end. Those that nobody holds any more stay findable, by their
-tokens, which are compared; the least recently used one makes room. Leases hold theirs.
+tokens, which are compared; the least recently used one makes room. Leases hold theirs, and what they have beyond their
+share of the slots moves to the host, the least recently used first, until somebody goes on from it.
 
 Steps run in order, so a slot may be read by one step and written by the next. Within a step no slot is both: what a
 sequence reads it holds, and what it writes was free.
@@ -37,6 +38,9 @@ class RecurrentStates:
         self._sizes = sizes
         self._block_size = block_size
         self._free = list(range(sizes.num_slots))
+        self._host_free = list(range(sizes.num_slots, sizes.num_slots + sizes.num_host_slots))
+        self._parked: OrderedDict[State, None] = OrderedDict()  # least recently used first
+        self._moves: list[tuple[int, int]] = []  # (slot, slot), which the next step carries out in order
         self._idle: OrderedDict[State, None] = OrderedDict()  # findable and held by nobody, least recently used first
         self._findable: dict[bytes, dict[State, None]] = {}  # by salt
         self._of: defaultdict[running.Sequence, SequenceStates] = defaultdict(SequenceStates)  # that run
@@ -78,7 +82,7 @@ class RecurrentStates:
             return
         found = self._nearest(sequence.group.salt, sequence.tokens, position)
         assert found is not None and found.position == position, "a state was counted on that is gone"
-        held.current = self._held(found)
+        held.current = self._at_hand(found)
 
     def find(self, salt: bytes, tokens: TokenList, position: int) -> State | None:
         found = self._nearest(salt, tokens, position)
@@ -126,7 +130,7 @@ class RecurrentStates:
             return held.walk.position
         if held.walk is not None:
             self.drop([held.walk])
-        held.walk = None if found is None else self._held(found)
+        held.walk = None if found is None else self._at_hand(found)
         return begin
 
     def let_go(self, sequence: running.Sequence) -> None:
@@ -135,7 +139,13 @@ class RecurrentStates:
             return
         if held.current is not None:
             held.current.lasting = True
+        self._drop_all(held)
+
+    def _drop_all(self, held: SequenceStates) -> None:
+        for state in held.marks:
+            self.unpark(state)
         self.drop(held.all())
+        self._move_out()
 
     def distrust(self, sequence: running.Sequence) -> None:
         """Whatever is findable by its tokens came from it, or from somebody who met the same."""
@@ -154,24 +164,69 @@ class RecurrentStates:
         for state in ways:
             if state is not None and state.position > computed:
                 state.lasting = False  # of a step past the end, or of drafts behind it
-        self.drop(held.all())
+        self._drop_all(held)
         return kept
+
+    # --- who only keeps it ---------------------------------------------------------------------------------------
+
+    def park(self, state: State) -> None:
+        state.parked += 1
+        self._parked[state] = None
+
+    def unpark(self, state: State) -> None:
+        state.parked -= 1
+        if not state.parked:
+            del self._parked[state]
+
+    def _move_out(self) -> None:
+        """What leases have on the device beyond their share goes to the host: running sequences count on the rest."""
+        if not self._host_free:
+            return
+        over = sum(self._is_here(state) for state in self._parked) - self._sizes.num_lease_slots
+        alone = [state for state in self._parked if self._is_here(state) and state.holders == state.parked]
+        for state in alone[: max(0, min(over, len(self._host_free)))]:
+            self._move(state, self._host_free.pop())
+
+    def _at_hand(self, state: State) -> State:
+        """Held for the caller, on the device."""
+        self._held(state)
+        if state in self._parked:
+            self._parked.move_to_end(state)
+        if not self._is_here(state):
+            self._move(state, self._slot())
+        return state
+
+    def _move(self, state: State, slot: int) -> None:
+        self._moves.append((state.slot, slot))
+        self._give_back(state)
+        state.slot = slot
+
+    def _give_back(self, state: State) -> None:
+        (self._free if self._is_here(state) else self._host_free).append(state.slot)
+
+    def _is_here(self, state: State) -> bool:
+        return state.slot < self._sizes.num_slots
+
+    def take_moves(self) -> IntArray:
+        moves, self._moves = self._moves, []
+        return np.asarray(moves, np.int32).reshape(-1, 2)
 
     def drop(self, states: Iterable[State]) -> None:
         for state in states:
             state.holders -= 1
             if state.holders:
                 continue
-            if state.lasting and state in self._findable.get(state.salt, ()):
+            if state.lasting and self._is_here(state) and state in self._findable.get(state.salt, ()):
                 self._idle[state] = None
                 self._idle.move_to_end(state)
             else:
                 self._hide(state)
-                self._free.append(state.slot)
+                self._give_back(state)
 
     def load(self) -> StateLoad:
         total, warm = self._sizes.num_slots, len(self._idle)
-        return StateLoad(total, held=total - len(self._free) - warm, warm=warm)
+        on_host = self._sizes.num_host_slots - len(self._host_free)
+        return StateLoad(total, held=total - len(self._free) - warm + on_host, warm=warm, on_host=on_host)
 
     def check_only(self, num_held: int) -> None:
         held = self.load().held
@@ -213,10 +268,12 @@ class RecurrentStates:
                 slots[begin + state.position - chunk.begin - 1] = state.slot
                 self._spent.append(state)
             begin += chunk.num_tokens
+        moves = self.take_moves()  # those of what this step writes come with the next one
         # Not before: what this step reads or writes makes no room for what it writes.
         self.drop(self._spent)
         self._spent.clear()
-        return StatePlan(np.asarray(starts, np.int32), slots)
+        self._move_out()
+        return StatePlan(np.asarray(starts, np.int32), slots, moves)
 
     def _move_on(self, chunk: Chunk) -> tuple[list[State | None], list[State]]:
         """What each row of a chunk reads and writes."""
@@ -224,7 +281,8 @@ class RecurrentStates:
         held = self._of[sequence]
         if held.beams:
             read: list[State | None] = [*held.beams]
-            self._spent += held.beams
+            self.settle_beams(sequence)
+            held.left = held.beams
             held.beams = [self._new(sequence, end, listed=False) for _ in held.beams]
             return read, held.beams
         start = held.walk if chunk.read_only else held.current
@@ -258,6 +316,7 @@ class RecurrentStates:
         state.lasting = state.position % self._sizes.interval == 0 or state.position == self._last_block(sequence)
         if state.lasting and _leased(sequence):
             self._of[sequence].marks.append(state.hold())
+            self.park(state)
 
     def _marks(self, chunk: Chunk) -> Iterator[State]:
         """States behind tokens inside a chunk that are kept, as far as there are slots; the caller drops them."""
@@ -273,6 +332,7 @@ class RecurrentStates:
                 held.kept = state.hold()
             if _leased(sequence):
                 held.marks.append(state.hold())
+                self.park(state)
             yield state
 
     def _last_block(self, sequence: running.Sequence) -> int:
@@ -291,6 +351,8 @@ class RecurrentStates:
         self._findable.setdefault(state.salt, {})[state] = None
 
     def _slot(self) -> int:
+        if not self._free and not self._idle:
+            self._move_out()
         if not self._free:
             assert self._idle, "slots of states were counted"
             self._hide(next(iter(self._idle)))
@@ -311,8 +373,9 @@ class RecurrentStates:
     def forget_warm(self) -> None:
         self.forget(list(self._idle))
 
-    def bring(self, salt: bytes, tokens: TokenList, position: int) -> State:
-        state = State(self._slot(), position, tokens, salt, lasting=True)
+    def bring(self, salt: bytes, tokens: TokenList, position: int, *, for_lease: bool = False) -> State:
+        slot = self._host_free.pop() if for_lease and self._host_free else self._slot()
+        state = State(slot, position, tokens, salt, lasting=True)
         self._list(state)
         return state
 
@@ -353,6 +416,11 @@ class RecurrentStates:
         assert held.current is not None, "a search begins behind its prompt"
         held.beams = [held.current.hold()]
 
+    def settle_beams(self, leader: running.Sequence) -> None:
+        held = self._of[leader]
+        self.drop(held.left)
+        held.left = []
+
     def reorder_beams(self, leader: running.Sequence, parents: IntArray) -> None:
         held = self._of[leader]
         before, held.beams = held.beams, [held.beams[parent].hold() for parent in parents.tolist()]
@@ -360,8 +428,9 @@ class RecurrentStates:
 
     def end_beams(self, leader: running.Sequence, rows: IntArray, first_place: int) -> None:
         held = self._of[leader]
+        standing = [*held.left, *held.beams]  # of a search that is cut, where it stood before the step under way
         for place, row in enumerate(rows.tolist(), first_place):
-            held.ended[place] = held.beams[row].hold()
+            held.ended[place] = standing[row].hold()
 
     def take_ended(self, leader: running.Sequence, place: int, choice: running.Sequence | None) -> None:
         state = self._of[leader].ended.pop(place)

@@ -11,6 +11,7 @@ from bequest.engine.state import sequence as running
 from bequest.engine.state.draft import Chunk
 from bequest.engine.state.recurrent import State
 from bequest.engine.types import IntArray
+from bequest.engine.types.plan import no_pairs
 from bequest.engine.types.recurrent import StateLoad
 
 
@@ -20,6 +21,7 @@ class StatePlan:
 
     starts: IntArray  # [S]
     slots: IntArray  # [T]
+    moves: IntArray  # [C, 2] (slot, slot), before it reads and writes any
 
 
 class States(Protocol):
@@ -68,6 +70,9 @@ class States(Protocol):
     def begin_beams(self, leader: running.Sequence) -> None:
         """The leader stands for one beam from now on."""
 
+    def settle_beams(self, leader: running.Sequence) -> None:
+        """The last step of its beams has its result."""
+
     def reorder_beams(self, leader: running.Sequence, parents: IntArray) -> None:
         """Beam i goes on from where beam parents[i] stands."""
 
@@ -83,8 +88,18 @@ class States(Protocol):
     def before(self, salt: bytes, tokens: TokenList, position: int) -> list[State]:
         """Those of fewer tokens, held for the caller."""
 
-    def bring(self, salt: bytes, tokens: TokenList, position: int) -> State:
-        """One that comes from elsewhere, held for the caller, who has its bytes written to its slot."""
+    def bring(self, salt: bytes, tokens: TokenList, position: int, *, for_lease: bool = False) -> State:
+        """One that comes from elsewhere, held for the caller, who has its bytes written to its slot. `for_lease`: none
+        goes on from it yet, and the host may have it."""
+
+    def park(self, state: State) -> None:
+        """One of its holders is a lease, or will be: it only keeps it."""
+
+    def unpark(self, state: State) -> None:
+        """The same is no more. The caller drops it next."""
+
+    def take_moves(self) -> IntArray:
+        """[C, 2] moves between slots that whoever reaches for states next carries out first."""
 
     def forget(self, states: Iterable[State]) -> None:
         """Nobody finds them any more. Whoever holds them still does."""
@@ -154,6 +169,9 @@ class Stateless:
     def begin_beams(self, leader: running.Sequence) -> None:
         return
 
+    def settle_beams(self, leader: running.Sequence) -> None:
+        return
+
     def reorder_beams(self, leader: running.Sequence, parents: IntArray) -> None:
         return
 
@@ -169,7 +187,16 @@ class Stateless:
     def before(self, salt: bytes, tokens: TokenList, position: int) -> list[State]:
         return []
 
-    def bring(self, salt: bytes, tokens: TokenList, position: int) -> State:
+    def park(self, state: State) -> None:
+        return
+
+    def unpark(self, state: State) -> None:
+        return
+
+    def take_moves(self) -> IntArray:
+        return no_pairs()
+
+    def bring(self, salt: bytes, tokens: TokenList, position: int, *, for_lease: bool = False) -> State:
         raise AssertionError("a model without recurrent layers has no states")
 
     def forget(self, states: Iterable[State]) -> None:

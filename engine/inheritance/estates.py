@@ -169,8 +169,9 @@ class Coming:
             for kept in choice.states:
                 if kept.rows not in brought:
                     self.state_rows.append(kept.rows)
-                    brought[kept.rows] = states.bring(self._identity.salt, self._tokens[choice.index], kept.position)
-        self.slots = [state.slot for state in brought.values()]  # of the device, that they go to
+                    tokens = self._tokens[choice.index]
+                    brought[kept.rows] = states.bring(self._identity.salt, tokens, kept.position, for_lease=True)
+        self.slots = [state.slot for state in brought.values()]  # that they go to
         return list(brought.values())
 
     def _table(self, rows: tuple[int, ...], length: int, front: _Front | None, before: list[BlockTable]) -> BlockTable:

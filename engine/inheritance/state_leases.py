@@ -38,19 +38,19 @@ class StateLeases:
         length = prompt + min(params.max_tokens, group.charged_output)
         before = prompt // sizes.interval
         whole = 1 + before + params.n * (1 + length // sizes.interval - before)
-        if whole > sizes.num_lease_slots:
+        if whole > sizes.num_leasable:
             raise RetentionTooLarge(
-                f"A lease of up to {whole} recurrent states is more than leases may hold: {sizes.num_lease_slots}.",
+                f"A lease of up to {whole} recurrent states is more than leases may hold: {sizes.num_leasable}.",
                 reason="lease_of_states_too_large",
                 field="retain",
-                details={"budget": sizes.num_lease_slots, "needed": whole},
+                details={"budget": sizes.num_leasable, "needed": whole},
             )
         more = whole - (0 if record is None else record.lease.states)
         self.check_more(more)
         return more
 
     def check_more(self, num_states: int) -> None:
-        limit = 0 if self._sizes is None else self._sizes.num_lease_slots
+        limit = 0 if self._sizes is None else self._sizes.num_leasable
         taken = self._promised + self.num_held
         if num_states and taken + num_states > limit:
             raise InsufficientRetention(
@@ -83,9 +83,12 @@ class StateLeases:
         record.lease.states -= paid
         self._held.update(states)
         record.states += states
+        for state in states:
+            self._states.park(state)
 
     def release(self, record: Record) -> None:
         for state in record.states:
+            self._states.unpark(state)
             self._held[state] -= 1
             if not self._held[state]:
                 del self._held[state]

@@ -24,6 +24,15 @@ T5_MAX_LEN = 4096
 FRAMES_PER_STATE = 2  # the stride of Whisper's second convolution
 
 
+# That change what decoder-only models compute, or how weights are stored; here nobody reads them.
+_UNSUPPORTED = ("quantization_config", "layer_types", "num_key_value_heads", "head_dim")
+
+
+def _refuse_unsupported(fields: Fields) -> None:
+    if found := [f"{name} = {fields.raw(name)!r}" for name in _UNSUPPORTED if fields.has(name)]:
+        raise ModelError(f"{fields.source} asks for what encoder-decoder models do not have: {'; '.join(found)}")
+
+
 def parse_bart(fields: Fields, architecture: str, *, pre_norm: bool) -> BartConfig:
     hidden_size = fields.integer("d_model")
     max_position = fields.integer("max_position_embeddings")
@@ -38,6 +47,8 @@ def parse_bart(fields: Fields, architecture: str, *, pre_norm: bool) -> BartConf
 
 
 def parse_whisper(fields: Fields, architecture: str) -> WhisperConfig:
+    if not fields.boolean("tie_word_embeddings", True):
+        raise ModelError(f"{fields.source}: tie_word_embeddings must be true: Whisper's output is its embedding")
     return WhisperConfig(
         **_decoder_sizes(fields, architecture),
         max_position=fields.integer("max_target_positions"),
@@ -47,6 +58,7 @@ def parse_whisper(fields: Fields, architecture: str) -> WhisperConfig:
 
 def parse_t5(fields: Fields, architecture: str, *, multilingual: bool = False) -> T5Config:
     """`multilingual`: mT5, which is version 1.1 whatever its files leave out."""
+    _refuse_unsupported(fields)
     hidden_size = fields.integer("d_model")
     num_layers, num_heads, head_dim = (fields.integer(name) for name in ("num_layers", "num_heads", "d_kv"))
     intermediate_size = fields.integer("d_ff")
@@ -80,7 +92,13 @@ def _t5_activation(fields: Fields, default: str) -> tuple[bool, Activation]:
     name = fields.string("feed_forward_proj", default)
     gated = name.startswith("gated-")
     kind = "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
-    return gated, parse_activation(kind, fields.source)
+    activation = parse_activation(kind, fields.source)
+    # Newer files say it twice, and readers differ in which of them they go by.
+    if parse_activation(fields.string("dense_act_fn", kind), fields.source) != activation:
+        raise ModelError(f"{fields.source}: dense_act_fn is not what feed_forward_proj = {name!r} says")
+    if fields.boolean("is_gated_act", gated) != gated:
+        raise ModelError(f"{fields.source}: is_gated_act is not what feed_forward_proj = {name!r} says")
+    return gated, activation
 
 
 class _DecoderSizes(TypedDict):
@@ -100,6 +118,7 @@ class _DecoderSizes(TypedDict):
 
 
 def _decoder_sizes(fields: Fields, architecture: str) -> _DecoderSizes:
+    _refuse_unsupported(fields)
     hidden_size, num_heads = fields.integer("d_model"), fields.integer("decoder_attention_heads")
     head_dim = _head_dim(fields, "decoder_attention_heads")
     return {

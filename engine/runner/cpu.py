@@ -71,7 +71,7 @@ class CpuRunner:
         self._drafts = drafts
         # A head may want what is behind the last layer of every token.
         self._reads_all = drafts is not None and model.config.num_layers in drafts.layers
-        self._states = states  # [NS, LR, E] float32 of a model with recurrent layers
+        self._states = states  # [NS, LR, E] float32 of a model with recurrent layers, those of the host among them
         self._bfloat16 = dtype is torch.bfloat16
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
         self._attend = CpuAttention(model.config, kv_cache, bfloat16=self._bfloat16)
@@ -176,6 +176,7 @@ class CpuRunner:
 
     def _move(self, moves: StepMoves) -> None:
         move_blocks(self._kv_cache, self._host_cache, moves)
+        self._move_states(moves.states)
         if self._drafts is not None:
             self._drafts.move(moves)
 
@@ -193,11 +194,19 @@ class CpuRunner:
 
     def read_states(self, read: StateRead) -> BlockBytes:
         assert self._states is not None, "the model has no recurrent layers"
+        self._move_states(read.moves)
         return bytes_of(self._states)[read.slots]
 
     def write_states(self, write: StateWrite) -> None:
         assert self._states is not None, "the model has no recurrent layers"
+        self._move_states(write.moves)
         bytes_of(self._states)[write.slots] = write.content
+
+    def _move_states(self, moves: IntArray) -> None:
+        """One after the other: a slot may be left and taken again."""
+        for source, destination in moves.tolist():
+            assert self._states is not None, "the model has no recurrent layers"
+            self._states[destination] = self._states[source]
 
     @torch.inference_mode()
     def cross_weights(self, asked: CrossHeads) -> FloatRows:

@@ -214,6 +214,7 @@ class CudaRunner:
             self._host_cache.swap_out(moves.swaps_out)
         if len(moves.swaps_in):
             self._host_cache.swap_in(moves.swaps_in)
+        self._transfers.move_states(moves.states)
         copies = buffers.on_device("copies")
         if len(moves.copies):
             kernels.copy_blocks(self._kv_cache, copies[: len(moves.copies)])
@@ -258,7 +259,7 @@ class CudaRunner:
         """Whether it is a small graph, without anything beside it that may take a while or is the first of its kind."""
         if plan.num_tokens > self._small.max_tokens or not self._graphs:
             return False
-        moves = len(plan.moves.swaps_out) + len(plan.moves.swaps_in)
+        moves = len(plan.moves.swaps_out) + len(plan.moves.swaps_in) + len(plan.moves.states)
         if moves or plan.encoders or plan.images is not None or plan.prompt_logprobs or plan.rows.open:
             return False
         if plan.samples.masks is not None or plan.taps is not None:
@@ -318,7 +319,6 @@ class CudaRunner:
                 self._graphs[size] = _Graph(graph, outputs)
             if self._drafts is not None:
                 self._drafts.capture(pool)
-            self._results.forget_experts()
         torch.cuda.synchronize(self._device)
         return len(self._graphs)
 

@@ -10,6 +10,7 @@ from bequest.engine.kernels import cuda as kernels
 from bequest.engine.kernels.streams import record
 from bequest.engine.runner.block_bytes import bytes_of, layout_of
 from bequest.engine.runner.host_cache import PinnedHostCache
+from bequest.engine.runner.host_states import TieredStates
 from bequest.engine.types import IntArray, StepMoves
 from bequest.engine.types.blocks import BlockBytes, BlockRead, BlockWrite, StateRead, StateWrite
 
@@ -88,7 +89,7 @@ class BlockTransfers:
     ) -> None:
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
         self._host_cache = host_cache
-        self._states = states  # [NS, LR, E]
+        self._tiered = None if states is None else TieredStates(states)
         self._ring = _Ring(kv_cache)
         self.layout = layout_of(kv_cache, windows, states)
 
@@ -112,22 +113,24 @@ class BlockTransfers:
 
     def read_states(self, read: StateRead) -> PendingRead:
         """On the current stream. They are few, and each is one copy."""
-        states, pinned = self._pinned_states(len(read.slots))
-        for place, slot in enumerate(read.slots.tolist()):
-            pinned[place].copy_(states[slot], non_blocking=True)
-        return PendingRead(pinned, _recorded(), None, read.slots[:0])
+        self.move_states(read.moves)
+        return PendingRead(self._states.read(read.slots), _recorded(), None, read.slots[:0])
 
     def write_states(self, write: StateWrite) -> PendingWrite:
         """On the current stream."""
-        states, pinned = self._pinned_states(len(write.slots))
-        bytes_of(pinned)[:] = write.content
-        for place, slot in enumerate(write.slots.tolist()):
-            states[slot].copy_(pinned[place], non_blocking=True)
+        self.move_states(write.moves)
+        pinned = self._states.write(write.slots, write.content)
         return PendingWrite(_recorded(), pinned)
 
-    def _pinned_states(self, count: int) -> tuple[Tensor, Tensor]:
-        assert self._states is not None, "the model has no recurrent layers"
-        return self._states, torch.empty((count, *self._states.shape[1:]), dtype=self._states.dtype, pin_memory=True)
+    def move_states(self, moves: IntArray) -> None:
+        """On the current stream."""
+        if len(moves):
+            self._states.move(moves)
+
+    @property
+    def _states(self) -> TieredStates:
+        assert self._tiered is not None, "the model has no recurrent layers"
+        return self._tiered
 
     def _swap(self, moves: StepMoves) -> None:
         assert not len(moves.copies), "only a step copies"
@@ -135,6 +138,7 @@ class BlockTransfers:
             self._host_cache.swap_out(moves.swaps_out)
         if len(moves.swaps_in):
             self._host_cache.swap_in(moves.swaps_in)
+        self.move_states(moves.states)
 
     def _pin(self, num_blocks: int) -> Tensor:
         shape = (num_blocks, *self._kv_cache.shape[1:])

@@ -146,15 +146,12 @@ class ResultBuffers:
         self._copied = [torch.cuda.Event(enable_timing=True) for _ in range(_TURNS)]
         self._turn = 0
         self._experts = ExpertsRead()
+        self._is_first = True
 
     def count_experts(self, model: Model) -> None:
         """Those that a model reads come back with its steps."""
         if isinstance(model, Decoder):
             self._experts.num_experts = model.count_experts(self._view("experts"))
-
-    def forget_experts(self) -> None:
-        """That steps before the first one have read."""
-        self._view("experts").zero_()
 
     @property
     def tokens(self) -> Tensor:
@@ -179,6 +176,9 @@ class ResultBuffers:
 
     def begin(self) -> None:
         """A step begins on the current stream."""
+        if self._is_first:  # what was captured and timed before has read experts, too
+            self._is_first = False
+            self._view("experts").zero_()
         record(self._began[self._turn])
 
     def send(

@@ -96,7 +96,8 @@ class Ladder:
 
 def is_plain(plan: StepPlan) -> bool:
     """A step that is its graph and nothing else."""
-    moves = len(plan.moves.swaps_out) + len(plan.moves.swaps_in) + len(plan.moves.copies)
+    swaps = len(plan.moves.swaps_out) + len(plan.moves.swaps_in) + len(plan.moves.states)
+    moves = swaps + len(plan.moves.copies)
     rows = len(plan.rows.open) + len(plan.rows.close)
     told = plan.samples.num_logprobs is not None or plan.prompt_logprobs or plan.beams or plan.taps is not None
     return not (moves or rows or told or plan.encoders or plan.images is not None)

@@ -131,9 +131,9 @@ def _lease_blocks(wish: CacheWish, usable: int) -> int:
     return wanted
 
 
-def plan_host_blocks(wish: CacheWish, available: int) -> int:
-    """Blocks of the host pool: as many as asked for, and not more than `available` bytes hold."""
-    return min(int(wish.host_cache_gb * GIB), max(0, available)) // wish.block_bytes
+def host_bytes(wish: CacheWish, available: int) -> int:
+    """Of the host's memory, for blocks and states: as many as asked for, and not more than `available`."""
+    return min(int(wish.host_cache_gb * GIB), max(0, available))
 
 
 def table(shares: list[Share]) -> str:

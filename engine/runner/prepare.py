@@ -38,9 +38,9 @@ from bequest.engine.runner.memory import (
     CacheWish,
     Share,
     gib,
+    host_bytes,
     host_memory,
     plan_cache,
-    plan_host_blocks,
     table,
 )
 from bequest.engine.runner.model_info import check_embeds, drafts_on_cpu, drafts_on_gpu, dtype_name, model_info
@@ -89,6 +89,8 @@ _CPU_MOST = 4 * GIB
 # What it has pages for soon after the start. Later ones come as they are written to, 2 MiB at a time, in a fifth of a
 # millisecond each: that is not worth a gigabyte of a machine that may have other uses for it.
 _CPU_PAGES_AT_START = GIB // 8
+_HOST_STATES = 0.5  # of the host's share, for states of leases; blocks have the rest
+
 # Graphs keep memory of their own beside the activations.
 _GRAPH_BYTES = GIB // 2
 
@@ -166,7 +168,9 @@ def _prepare_cpu(config: EngineConfig, path: Path, ranks: Ranks) -> Prepared:
         kv_cache = torch.empty((plan.num_blocks, *shape), dtype=loaded.kv_dtype)
         kv_cache[0] = 0  # the null block stands for what slid out of windows: no kernel may meet a NaN beside them
         # Pages that nothing is written to take no memory.
-        num_host = 1 + plan_host_blocks(wish, (available - ranks.size * kv_cache.nbytes) // 2)
+        on_host = host_bytes(wish, (available - ranks.size * kv_cache.nbytes) // 2)
+        states = states.with_host(int(on_host * _HOST_STATES))
+        num_host = 1 + (on_host - states.host_bytes) // wish.block_bytes
         host_cache = torch.empty((num_host, *shape), dtype=loaded.kv_dtype)
         # A block is first written in the middle of a step, which should not wait for its pages.
         kernels.advise_large_pages(kv_cache)
@@ -234,7 +238,9 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None,
         plan = plan_cache(wish, available, available, shares)
         # Not empty: rows of padding read the null block, and NaN there would be spread by nobody but is hard to debug.
         kv_cache = torch.zeros((plan.num_blocks, *shape), dtype=loaded.kv_dtype, device=device)
-    num_host = 1 + plan_host_blocks(wish, ranks.least(host_memory()) // 2)
+    on_host = host_bytes(wish, ranks.least(host_memory()) // 2)
+    memory_of_states = memory_of_states.with_host(int(on_host * _HOST_STATES))
+    num_host = 1 + (on_host - memory_of_states.host_bytes) // wish.block_bytes
     _log_memory(wish, plan, num_host, loaded, shares)
     log.info("device: %s; %s", torch.cuda.get_device_name(device), _storage(loaded))
     _log_notes(loaded)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -52,10 +52,23 @@ class StateMemory:
         return 0 if self.sizes is None else self.sizes.num_slots * self.state_bytes
 
     def allocate(self, device: torch.device | None = None) -> torch.Tensor | None:
-        """[NS, LR, E] float32"""
+        """[NS, LR, E] float32; on a CPU with those that lie on the host else."""
         if self.sizes is None:
             return None
-        return torch.zeros((self.sizes.num_slots, *self.shape), dtype=torch.float32, device=device)
+        count = self.sizes.num_slots + (self.sizes.num_host_slots if device is None else 0)
+        return torch.zeros((count, *self.shape), dtype=torch.float32, device=device)
+
+    def with_host(self, num_bytes: int) -> StateMemory:
+        """With as many more for leases as so many bytes of the host's memory hold."""
+        if self.sizes is None or num_bytes < self.state_bytes:
+            return self
+        count = num_bytes // self.state_bytes
+        log.info("recurrent states: %d more in host memory, for leases", count)
+        return replace(self, sizes=replace(self.sizes, num_host_slots=count))
+
+    @property
+    def host_bytes(self) -> int:
+        return 0 if self.sizes is None else self.sizes.num_host_slots * self.state_bytes
 
 
 def state_wish(config: EngineConfig, loaded: LoadedModel, cache: CacheWish, num_ranks: int = 1) -> StateWish:

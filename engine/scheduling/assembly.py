@@ -58,7 +58,7 @@ def assemble(
     return StepPlan(
         step=step,
         batch=_batch(batch, chunks, states),
-        moves=_moves(moves),
+        moves=_moves(moves, states),
         rows=StepRows(close=closing, open=tuple(outcome.opened)),
         samples=_samples(step, outcome),
         prompt_logprobs=tuple(outcome.scored),
@@ -129,8 +129,13 @@ def _adapters(chunks: list[Chunk]) -> IntArray | None:
 _NO_PAIRS = np.empty((0, 2), np.int32)
 
 
-def _moves(moves: BlockMoves) -> StepMoves:
-    return StepMoves(swaps_out=_pairs(moves.swaps_out), swaps_in=_pairs(moves.swaps_in), copies=_all_copies(moves))
+def _moves(moves: BlockMoves, states: StatePlan | None) -> StepMoves:
+    return StepMoves(
+        swaps_out=_pairs(moves.swaps_out),
+        swaps_in=_pairs(moves.swaps_in),
+        copies=_all_copies(moves),
+        states=_NO_PAIRS if states is None else states.moves,
+    )
 
 
 def _pairs(pairs: BlockPairs) -> IntArray:

@@ -28,6 +28,7 @@ class State:
     salt: bytes  # divides those who may go on from it
     lasting: bool = False  # stays findable when nobody holds it
     holders: int = 1
+    parked: int = 0  # of the holders, those that only keep it: leases, and sequences that are going to have one
 
     def hold(self) -> State:
         self.holders += 1
@@ -46,9 +47,10 @@ class SequenceStates:
     kept: State | None = None
     walk: State | None = None  # where it has come to while it passes tokens again
     beams: list[State] = field(default_factory=list)  # of a search, from its first result on: one for each beam
+    left: list[State] = field(default_factory=list)  # by beams, with a step whose result has not come
     ended: dict[int, State] = field(default_factory=dict)  # by the place of a beam that has ended
 
     def all(self) -> list[State]:
         alone = (self.previous, self.current, self.kept, self.walk)
-        several = (*self.drafted, *self.marks, *self.beams, *self.ended.values())
+        several = (*self.drafted, *self.marks, *self.beams, *self.left, *self.ended.values())
         return [state for state in (*alone, *several) if state is not None]

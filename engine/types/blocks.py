@@ -5,7 +5,7 @@ Data (engine/types/data.py). Dims: N blocks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from bequest.engine.types.arrays import IntArray
 from bequest.engine.types.data import Data
-from bequest.engine.types.plan import StepMoves
+from bequest.engine.types.plan import StepMoves, no_pairs
 
 BlockBytes = npt.NDArray[np.uint8]  # [N, bytes of a block]
 
@@ -57,6 +57,7 @@ class StateRead(Data):
     """Asks for the bytes of states of recurrent layers."""
 
     slots: IntArray
+    moves: IntArray = field(default_factory=no_pairs)  # [C, 2] of states, which come first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,6 +66,7 @@ class StateWrite(Data):
 
     slots: IntArray  # [N]
     content: BlockBytes  # [N, bytes of a state]
+    moves: IntArray = field(default_factory=no_pairs)  # [C, 2] of states, which come first
 
 
 BytesWrite = BlockWrite | StateWrite

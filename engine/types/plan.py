@@ -9,7 +9,7 @@ Dims: T tokens of the step, S sequences of the step, N samples, MB blocks per ro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,10 @@ class StepBatch(Data):
     state_slots: IntArray | None = None  # [T] slots that get the state behind a token; -1: nobody wants it
 
 
+def no_pairs() -> IntArray:
+    return np.empty((0, 2), np.int32)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepMoves(Data):
     """What happens to blocks before anything is computed, in this order."""
@@ -56,6 +60,7 @@ class StepMoves(Data):
     swaps_out: IntArray  # [C, 2] (device block, host block)
     swaps_in: IntArray  # [C, 2] (host block, device block)
     copies: IntArray  # [C, 2] (source, destination) in the device pool, copy on write
+    states: IntArray = field(default_factory=no_pairs)  # [C, 2] (slot, slot), one after the other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

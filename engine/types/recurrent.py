@@ -46,12 +46,18 @@ class StateSizes:
     num_slots: int
     num_lease_slots: int  # of these, that leases may hold
     interval: int  # tokens between two states that are kept on the way
+    num_host_slots: int = 0  # in the host's memory, for leases alone; they are numbered behind the others
+
+    @property
+    def num_leasable(self) -> int:
+        return self.num_lease_slots + self.num_host_slots
 
 
 @dataclass(frozen=True, slots=True)
 class StateLoad:
     """How the slots of states are used."""
 
-    total: int
-    held: int  # by running sequences and by leases
+    total: int  # on the device
+    held: int  # by running sequences and by leases, on the device and on the host
     warm: int  # findable, and held by nobody
+    on_host: int = 0  # of those that are held

@@ -245,6 +245,7 @@ class Search(Kind):
         if self.beams is None:  # from now on the leader's blocks are those of the first beam
             self.beams = BeamTables(self.group.sequences[0].table)
             self._desk.states.begin_beams(self.group.sequences[0])
+        self._desk.states.settle_beams(self.group.sequences[0])
         self._take_turn(self.search, self.search.advance(candidates, tops))
 
     def distrust(self) -> None:

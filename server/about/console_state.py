@@ -117,7 +117,12 @@ def _of_all(context: Context, snapshot: Snapshot) -> dict[str, Any]:
         {
             "kind": "state",
             "bytes_each": snapshot.state_bytes,
-            "device": {"running": states.held - leased, "leased": leased, "warm": states.warm},
+            "device": {
+                "running": states.held - leased,
+                "leased": leased - states.on_host,
+                "warm": states.warm,
+            },
+            "host": {"leased": states.on_host},
         }
     ]
     return {

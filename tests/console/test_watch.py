@@ -35,7 +35,7 @@ async def test_the_map_says_what_a_block_is_and_whose(
         [
             "all tokens100111.0 KB3.0 KBguest 3",
             "the last 8 tokens011011.0 KB3.0 KBboss 2, guest 1",
-            "one state for all before3021070 KB420 KB",
+            "one state for all before3011170 KB420 KB",
         ]
     )
     # Pointing at a tenant leaves its blocks alone in full colour.

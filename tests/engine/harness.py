@@ -72,7 +72,7 @@ class Answer:
 
 
 def make_engine(setup: Setup) -> tuple[AsyncEngine, PagedFakeRunner]:
-    num_states = 0 if setup.states is None else setup.states.num_slots
+    num_states = 0 if setup.states is None else setup.states.num_slots + setup.states.num_host_slots
     runner = PagedFakeRunner(
         setup.num_blocks, setup.block_size, setup.num_host_blocks, num_states=num_states, windows=setup.windows
     )

@@ -38,3 +38,36 @@ async def check_leases_survive(config: EngineConfig) -> None:
     finally:
         await engine.stop()
     engine.scheduler.check_idle()
+
+
+async def check_states_survive(config: EngineConfig) -> None:
+    """Leases of a hybrid whose states go to the host and come back, ten times over: children equal fresh requests.
+
+    REQUIRES: a model with recurrent layers, two sequences at once and a host pool"""
+    engine = (await build_engine(config)).engine
+    try:
+        prompts = [[5 + (7 * i + j) % 80 for j in range(20 + 3 * i)] for i in range(6)]
+        parents = [await ask(engine, request(prompt, GREEDY, retain=Retain(600))) for prompt in prompts]
+        states = engine.snapshot().states
+        assert states is not None and states.total == 8 and states.on_host >= 4
+        for turn in range(10):
+            flood = [[6 + turn + k, *[9 + (turn + j) % 70 for j in range(60)]] for k in range(2)]
+            await ask_all(engine, [request(prompt, FLOOD) for prompt in flood])
+            # The one that was used last, and the one that waited longest.
+            for number in (turn % len(parents), (turn + 1) % len(parents)):
+                prompt, parent = prompts[number], parents[number]
+                whole = [*prompt, *parent.token_ids[0], 11 + turn, 12, 13]
+                child = await ask(engine, request(whole, GREEDY, lineage=Lineage(parent.id, 0, len(whole) - 3)))
+                fresh = await ask(engine, request(whole, GREEDY, cache_salt=f"apart {turn}"))
+                assert child.inheritance is not None and child.inheritance.computed_tokens == 4
+                assert child.inheritance.source in ("blocks", "host")
+                assert child.token_ids == fresh.token_ids
+                assert max(abs(a - b) for a, b in zip(child.logprobs, fresh.logprobs, strict=True)) < 1e-3
+        for parent in parents:
+            engine.forget("t", parent.id)
+        states = engine.snapshot().states
+        assert states is not None and states.held == states.on_host == 0
+        assert await engine.drain(10)
+    finally:
+        await engine.stop()
+    engine.scheduler.check_idle()

@@ -179,6 +179,7 @@ class PagedFakeRunner:
         self.most_encoded = 0  # in one step
         self.num_tokens = 0
         self.num_states = 0
+        self.num_moved_states = 0
         self.num_read = self.num_written = 0  # blocks
         self.scored: list[tuple[tuple[int, ...], int]] = []  # histories, and the tokens behind them
         self.closed = False
@@ -290,6 +291,7 @@ class PagedFakeRunner:
 
     def read_states(self, read: StateRead) -> BlockBytes:
         """A state is a length and its tokens, as many as fit."""
+        self._move_states(read.moves)
         content = np.zeros((len(read.slots), _STATE_BYTES // 4), np.int32)
         for row, slot in zip(content, read.slots.tolist(), strict=True):
             history = self.states[slot]
@@ -298,6 +300,7 @@ class PagedFakeRunner:
         return content.view(np.uint8)
 
     def write_states(self, write: StateWrite) -> None:
+        self._move_states(write.moves)
         for slot, content in zip(write.slots.tolist(), write.content, strict=True):
             length, *tokens = np.ascontiguousarray(content).view(np.int32).tolist()
             self.states[slot] = tuple(tokens[:length])
@@ -328,7 +331,14 @@ class PagedFakeRunner:
         self._swap(self.host_slots, self.slots, moves.swaps_in)
         self.num_swapped_out += len(moves.swaps_out)
         self.num_swapped_in += len(moves.swaps_in)
+        self._move_states(moves.states)
         self._copy_blocks(moves.copies)
+
+    def _move_states(self, moves: np.ndarray) -> None:
+        for source, destination in moves.tolist():
+            assert self.states[source] is not None, "a state that nobody has left"
+            self.states[destination], self.states[source] = self.states[source], None
+        self.num_moved_states += len(moves)
 
     def _copy_blocks(self, pairs: np.ndarray) -> None:
         self.num_copies += len(pairs)

@@ -28,6 +28,7 @@ from bequest.engine.types import (
     NO_DRAFT,
     NO_ROW,
     BeamParams,
+    IntArray,
     Lineage,
     ModelInfo,
     OutputMode,
@@ -138,7 +139,7 @@ class World:
         )
         self.retention = self.scheduler.retention
         self.pool, self.host = self.scheduler.pool, self.scheduler.cache.host
-        num_states = 0 if self.states is None else self.states.num_slots
+        num_states = 0 if self.states is None else self.states.num_slots + self.states.num_host_slots
         self.runner = PagedFakeRunner(
             shape.num_blocks, shape.block_size, shape.num_host_blocks, num_states=num_states, windows=shape.windows
         )
@@ -167,6 +168,7 @@ class World:
             num_slots=least + leases + self.draw.choice([0, 5, 60]),
             num_lease_slots=leases,
             interval=self.draw.choice([1, 7, 16, 50]),
+            num_host_slots=self.draw.choice([0, 3, 40]),
         )
 
     # --- moves ---------------------------------------------------------------------------------------------------
@@ -331,6 +333,7 @@ class World:
         self.seen["drafted with states"] += drafts is not None and any(s in tapped for s in samples.sequences)
         self.seen["swapped out"] += len(launch.plan.moves.swaps_out)
         self.seen["swapped in"] += len(launch.plan.moves.swaps_in)
+        self.note_moved_states(launch.plan.moves.states)
         self.check_encoders(launch.plan)
         self.launched.append(launch)
         return True
@@ -432,6 +435,13 @@ class World:
         for suffix in group.request.suffixes:
             assert all(((*before, *suffix[:i]), token) in read for i, token in enumerate(suffix))
         self.seen["scored"] += len(group.request.suffixes)
+
+    def note_moved_states(self, moves: IntArray) -> None:
+        for source, destination in moves.tolist():
+            assert self.states is not None
+            is_here = [slot < self.states.num_slots for slot in (source, destination)]
+            assert is_here[0] != is_here[1], "between the device and the host"
+            self.seen["states out" if is_here[0] else "states in"] += 1
 
     def check_states(self, group: Group) -> None:
         """Exactly the rows that were asked for."""

@@ -12,7 +12,7 @@ import torch
 from bequest.engine.config import EngineConfig
 from bequest.engine.types import BeamParams, SamplingParams
 from tests.engine.direct import LLM, Completion
-from tests.engine.model_leases import check_leases_survive
+from tests.engine.model_leases import check_leases_survive, check_states_survive
 from tests.engine.test_against_transformers import PARAMS, Judge, check, prompts
 from tests.engine.test_beams_against_transformers import check_searches
 from tests.engine.test_experts_read import check_experts_read
@@ -183,3 +183,8 @@ def test_a_group_wider_than_all_graphs(tiny_model: Callable[[str], Path]) -> Non
 def test_experts_read(name: str, dtype: str, enforce_eager: bool, tiny_model: Callable[[str], Path]) -> None:
     fields = {"device": "cuda", "dtype": dtype, "enforce_eager": enforce_eager}
     check_experts_read(name, tiny_model(name), is_exact=dtype == "float32", **fields)
+
+
+async def test_states_go_to_the_host_and_come_back(tiny_model: Callable[[str], Path]) -> None:
+    fields = {"dtype": "float32", "num_blocks": 40, "max_num_seqs": 2, "state_interval": 64, "host_cache_gb": 0.05}
+    await check_states_survive(config(tiny_model("qwen3.5"), **fields))

@@ -99,6 +99,11 @@ def test_mt5_is_version_1_1_whatever_its_file_leaves_out(tmp_path: Path) -> None
     ("name", "changes", "message"),
     [
         ("t5", {"architectures": ["T5EncoderModel"]}, "T5EncoderModel is an encoder without a decoder"),
+        ("t5", {"feed_forward_proj": "gelu"}, "dense_act_fn is not what feed_forward_proj = 'gelu' says"),
+        ("t5", {"is_gated_act": True}, "is_gated_act is not what feed_forward_proj = 'relu' says"),
+        ("bart", {"quantization_config": {"quant_method": "hqq"}}, "do not have: quantization_config"),
+        ("whisper", {"num_key_value_heads": 1}, "do not have: num_key_value_heads = 1"),
+        ("whisper", {"tie_word_embeddings": False}, "tie_word_embeddings must be true"),
         ("t5", {"d_kv": 0}, "head_dim must be positive"),
         ("t5", {"d_model": None}, "config.json lacks d_model"),
         ("t5", {"feed_forward_proj": "gated-tanh"}, "activation 'tanh' is not supported"),

@@ -102,7 +102,7 @@ class TwoTenants(FakeEngine):
         groups = np.array([1, 0, 0, 1, NO_GROUP, NO_GROUP], np.int8)
         device, host = BlockField(kinds, owners, groups), BlockField(kinds[:2], owners[:2], groups[:2])
         blocks = BlockMap(("boss", "guest"), (0, 8), device, host)
-        return Snapshot(16, blocks, requests, StateLoad(9, 5, 1), 2, block_bytes=1000, state_bytes=70_000)
+        return Snapshot(16, blocks, requests, StateLoad(9, 5, 1, on_host=1), 2, block_bytes=1000, state_bytes=70_000)
 
 
 async def test_a_tenant_sees_its_own_alone(start: Starter, tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ async def test_a_tenant_sees_its_own_alone(start: Starter, tmp_path: Path) -> No
     assert window["kind"] == "window" and window["window"] == 8 and window["tenants"] == [2, 1]
     assert window["device"] == {"warm": 0, "running": 0, "shared": 1, "leased": 1, "stored": 0}
     assert window["host"] == {"warm": 0, "running": 0, "shared": 0, "leased": 1, "stored": 0}
-    held = {"running": 3, "leased": 2, "warm": 1}
-    assert states == {"kind": "state", "bytes_each": 70_000, "device": held}
+    held = {"device": {"running": 3, "leased": 1, "warm": 1}, "host": {"leased": 1}}
+    assert states == {"kind": "state", "bytes_each": 70_000, **held}
     answer, own = await front.get("/console/state", headers=bearer("g"))
     assert [group["tenants"] for group in own["groups"]] == [[3], [1]]
     assert own["groups"][1]["device"]["leased"] == 0 and own["blocks"]["groups"] == ".001.."
