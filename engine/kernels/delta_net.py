@@ -26,8 +26,8 @@ class DeltaRule:
 class RecurrentStep:
     """Where recurrent layers find what is left of a sequence's tokens, and where they leave it.
 
-    The last token of a sequence has a slot. That may be the one that the sequence goes on from; else no slot is both
-    read and written in a step, and none is written twice."""
+    The last token of a sequence has a slot. No slot is both read and written in a step, and none is written twice; on
+    a CPU the last token's may be the one that the sequence goes on from."""
 
     states: Tensor  # [NS, LR, E] float32: slots, recurrent layers, floats of a layer's state
     query_start: Tensor  # [S + 1] int32

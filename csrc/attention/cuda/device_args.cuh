@@ -120,7 +120,7 @@ template <Scores kScores>
 __device__ inline float score_in_log2(float dot, const AttentionArgs& a) {
   if constexpr (kScores == Scores::kSoftCap) {
     // tanh(x) = 1 - 2 / (1 + e^2x), right at both infinities; the chip's own tanh has only 11 bits.
-    const float e = exp2f(2.0f * 1.44269504f * a.score_factor * dot);
+    const float e = exp2f(2.0f * kLog2E * a.score_factor * dot);
     return a.cap_factor * (1.0f - __fdividef(2.0f, 1.0f + e));
   } else {
     return dot * a.score_factor;
@@ -138,7 +138,7 @@ class BiasRow {
   // score + bias, both in powers of two; positions as in the list.
   __device__ float add(float score, int key, int position) const {
     const int distance = max(-reach_, min(reach_, key - (position - shift_)));
-    return fmaf(__ldg(middle_ + distance), 1.44269504f, score);
+    return fmaf(__ldg(middle_ + distance), kLog2E, score);
   }
 
  private:
