@@ -129,7 +129,10 @@ def fake_loader(graph_seconds: float) -> Callable[..., Any]:
     heads = {"num_heads": 16, "num_kv_heads": 8, "head_dim": 128}
     model = SimpleNamespace(config=SimpleNamespace(vocab_size=vocab, hidden_size=64, strips=divide((0,)), **heads))
     kv_cache = torch.zeros(4000, 1, 2, 8, 16, 8, dtype=torch.bfloat16)
-    limits, adapters = RunnerLimits(256, 8192, 2560 // 16, 1024), CudaAdapters({}, 0, 16, kv_cache.device, torch.bfloat16)
+    limits, adapters = (
+        RunnerLimits(256, 8192, 2560 // 16, 1024),
+        CudaAdapters({}, 0, 16, kv_cache.device, torch.bfloat16),
+    )
     runner = CudaRunner(model, kv_cache, torch.bfloat16, 16, limits, adapters)  # type: ignore[arg-type]
     logits = torch.zeros(2048, vocab, dtype=torch.bfloat16)
     for size in runner._ladder.sizes():
