@@ -91,7 +91,7 @@ def of_layers(bits: int, name: str, shape: Shape) -> list[dict[str, float | str]
     return results
 
 
-def tiles(x: Tensor, weights: list[DenseWeight | Int4Weight], plan: tuple[int, int] | None) -> Callable[[], None]:
+def tiles(x: Tensor, weights: list[DenseWeight | Int4Weight], plan: tuple[int, int]) -> Callable[[], None]:
     """One product after the other; x in float8 is rounded before."""
     num_tokens, depth = x.shape
     out = torch.empty(num_tokens, weights[0].out_features, dtype=torch.bfloat16, device=DEVICE)
@@ -106,7 +106,7 @@ def tiles(x: Tensor, weights: list[DenseWeight | Int4Weight], plan: tuple[int, i
                 codes = 0 if each.scales is None else each.scales.data_ptr()
                 product = (each.matrix.data_ptr(), 0, each.out_features, depth, codes, 0)
             x_scales = 0 if scales is None else scales.data_ptr()
-            _C.cuda_tile_linear(matrix, x_scales, product, out.data_ptr(), (0, 0), None, current_stream(), plan)
+            _C.cuda_planned_tile_linear(matrix, x_scales, product, out.data_ptr(), plan, current_stream())
 
     return run
 
@@ -121,7 +121,7 @@ def sweep(format: TileFormat, name: str, shape: Shape) -> None:
         for rows in SWEPT[format]:
             x = torch.randn(rows, depth, device=DEVICE)
             x = x if format is TileFormat.FLOAT8_ROWS else x.bfloat16()
-            planned = timed(tiles(x, weights, None)) / count
+            planned = timed(tiles(x, weights, _C.cuda_tile_plan(rows, outputs, depth, format))) / count
             found = []
             for plan in ((groups, splits) for groups in (1, 2, 4) for splits in range(1, 9)):
                 ctas = -(-outputs // (64 * plan[0])) * plan[1]

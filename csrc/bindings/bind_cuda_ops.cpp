@@ -165,18 +165,56 @@ void skinny_linear(const Matrix& x, const cuda::ChainProduct& product, Address o
   cuda::skinny_linear(skinny_params(x, product, out, finish, norm), stream_of(stream));
 }
 
-// `x_scales`: of x in e4m3, else 0; `plan`: groups of rows and parts of k, for sweeps
-void tile_linear(const Matrix& x, Address x_scales, const cuda::ChainProduct& product, Address out,
-                 const std::pair<int, int>& finish, const std::optional<TappedNorm>& norm, Address stream,
-                 const std::optional<std::pair<int, int>>& plan) {
-  cuda::SkinnyLinearParams params = skinny_params(x, product, out, finish, norm);
-  params.x_scales = pointer<const float>(x_scales);
-  check((x.dtype == DType::kF8E4M3) == (x_scales != 0), "tile_linear: scales are for x in e4m3");
-  const cuda::TileFormat format = cuda::tile_format(params);
-  cuda::tile_linear(params,
-                    plan ? cuda::TilePlan{plan->first, plan->second}
-                         : cuda::tile_plan(x.rows, product.out_features, product.in_features, format),
+// In tiles, divided as is best.
+void tile_linear(const cuda::SkinnyLinearParams& p, Address stream) {
+  const auto format = cuda::tile_format(p);
+  cuda::tile_linear(p, cuda::tile_plan(p.num_tokens, p.out_features, p.in_features, format),
                     stream_of(stream));
+}
+
+void bind_tiles(py::module_& m) {
+  m.def(
+      "cuda_tile_linear",
+      [](const Matrix& x, const cuda::ChainProduct& product, Address out, const std::pair<int, int>& finish,
+         const std::optional<TappedNorm>& norm,
+         Address stream) { tile_linear(skinny_params(x, product, out, finish, norm), stream); },
+      py::arg("x"), py::arg("product"), py::arg("out"), py::arg("finish"), py::arg("norm"),
+      py::arg("stream"));
+  m.def(
+      "cuda_float8_tile_linear",
+      [](const Matrix& x, Address x_scales, const cuda::ChainProduct& product, Address out,
+         const std::pair<int, int>& finish, Address stream) {
+        cuda::SkinnyLinearParams params = skinny_params(x, product, out, finish, std::nullopt);
+        params.x_scales = pointer<const float>(x_scales);
+        tile_linear(params, stream);
+      },
+      py::arg("x"), py::arg("x_scales"), py::arg("product"), py::arg("out"), py::arg("finish"),
+      py::arg("stream"));
+  // For sweeps. `x_scales`: of x in e4m3, else 0; `plan`: groups of rows and parts of k
+  m.def(
+      "cuda_planned_tile_linear",
+      [](const Matrix& x, Address x_scales, const cuda::ChainProduct& product, Address out,
+         const std::pair<int, int>& plan, Address stream) {
+        cuda::SkinnyLinearParams params = skinny_params(x, product, out, {0, 0}, std::nullopt);
+        params.x_scales = pointer<const float>(x_scales);
+        cuda::tile_linear(params, {plan.first, plan.second}, stream_of(stream));
+      },
+      py::arg("x"), py::arg("x_scales"), py::arg("product"), py::arg("out"), py::arg("plan"),
+      py::arg("stream"));
+  m.def(
+      "cuda_tile_plan",
+      [](int64_t num_tokens, int64_t out_features, int64_t in_features, int format) {
+        const auto plan = cuda::tile_plan(num_tokens, out_features, in_features, cuda::TileFormat(format));
+        return std::pair(plan.row_groups, plan.splits);
+      },
+      py::arg("num_tokens"), py::arg("out_features"), py::arg("in_features"), py::arg("format"));
+  m.def(
+      "cuda_is_tile_product",
+      [](int64_t num_tokens, int64_t out_features, int64_t in_features, int format, bool normed) {
+        return cuda::is_tile_product(num_tokens, out_features, in_features, cuda::TileFormat(format), normed);
+      },
+      py::arg("num_tokens"), py::arg("out_features"), py::arg("in_features"), py::arg("format"),
+      py::arg("normed"));
 }
 
 void skinny_chain(const Matrix& attended, Address residual, const ChainTail& tail,
@@ -249,15 +287,6 @@ void bind_products(py::module_& m) {
       py::arg("x"), py::arg("codes"), py::arg("scales"), py::arg("stream"));
   m.def("cuda_skinny_linear", &skinny_linear, py::arg("x"), py::arg("product"), py::arg("out"),
         py::arg("finish"), py::arg("norm"), py::arg("stream"));
-  m.def("cuda_tile_linear", &tile_linear, py::arg("x"), py::arg("x_scales"), py::arg("product"),
-        py::arg("out"), py::arg("finish"), py::arg("norm"), py::arg("stream"), py::arg("plan") = py::none());
-  m.def(
-      "cuda_is_tile_product",
-      [](int64_t num_tokens, int64_t out_features, int64_t in_features, int format, bool normed) {
-        return cuda::is_tile_product(num_tokens, out_features, in_features, cuda::TileFormat(format), normed);
-      },
-      py::arg("num_tokens"), py::arg("out_features"), py::arg("in_features"), py::arg("format"),
-      py::arg("normed"));
   m.def("cuda_is_skinny_product", &cuda::is_skinny_product, py::arg("num_tokens"), py::arg("out_features"),
         py::arg("in_features"));
   m.def("cuda_is_fused_product", &cuda::is_fused_product, py::arg("num_tokens"), py::arg("out_features"),
@@ -444,6 +473,7 @@ void bind_cuda_ops(py::module_& m) {
   bind_norms(m);
   bind_values(m);
   bind_products(m);
+  bind_tiles(m);
   bind_fine_products(m);
   bind_blocks(m);
   bind_late_copy(m);

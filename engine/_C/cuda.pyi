@@ -50,15 +50,15 @@ def cuda_skinny_linear(
     x: Matrix, product: Product, out: int, finish: tuple[int, int], norm: TappedNorm | None, stream: int
 ) -> None: ...  # `finish`: a SkinnyResult (csrc/ops/cuda/skinny_linear.h) and its activation
 def cuda_tile_linear(
-    x: Matrix,
-    x_scales: int,
-    product: Product,
-    out: int,
-    finish: tuple[int, int],
-    norm: TappedNorm | None,
-    stream: int,
-    plan: tuple[int, int] | None = None,
-) -> None: ...  # `x_scales`: of x in float8, else 0; `plan`: other than the best one (csrc/ops/cuda/tile_linear.h)
+    x: Matrix, product: Product, out: int, finish: tuple[int, int], norm: TappedNorm | None, stream: int
+) -> None: ...
+def cuda_float8_tile_linear(
+    x: Matrix, x_scales: int, product: Product, out: int, finish: tuple[int, int], stream: int
+) -> None: ...
+def cuda_planned_tile_linear(
+    x: Matrix, x_scales: int, product: Product, out: int, plan: tuple[int, int], stream: int
+) -> None: ...  # `x_scales`: of x in float8, else 0
+def cuda_tile_plan(num_tokens: int, out_features: int, in_features: int, format: int) -> tuple[int, int]: ...
 def cuda_is_tile_product(num_tokens: int, out_features: int, in_features: int, format: int, normed: bool) -> bool: ...
 def cuda_float8_rows(x: Matrix, codes: int, scales: int, stream: int) -> None: ...
 def cuda_can_chain(attended: int, hidden: int, inner: int, bits: int, fine: bool = ...) -> bool: ...

@@ -154,10 +154,10 @@ def _multiply(
     if tiles is TileFormat.FLOAT8_ROWS:
         codes, row_scales = float8_rows(x)
         rows = (codes.data_ptr(), num_tokens, depth, _FP8_CODE)
-        _C.cuda_tile_linear(rows, row_scales.data_ptr(), product, to, finish, None, current_stream())
+        _C.cuda_float8_tile_linear(rows, row_scales.data_ptr(), product, to, finish, current_stream())
         return
     rows = (cuda.address_of(x, _BF16, num_tokens, depth), num_tokens, depth, _BF16_CODE)
     if tiles is not None:
-        _C.cuda_tile_linear(rows, 0, product, to, finish, normed, current_stream())
+        _C.cuda_tile_linear(rows, product, to, finish, normed, current_stream())
     else:
         _C.cuda_skinny_linear(rows, product, to, finish, normed, current_stream())
