@@ -242,14 +242,12 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None,
     memory_of_states = memory_of_states.with_host(int(on_host * _HOST_STATES))
     num_host = 1 + (on_host - memory_of_states.host_bytes) // wish.block_bytes
     _log_memory(wish, plan, num_host, loaded, shares)
-    log.info("device: %s; %s", torch.cuda.get_device_name(device), _storage(loaded))
-    _log_notes(loaded)
+    _log_device(loaded, device)
     drafting = place_on_gpu(draft, plan.num_blocks, num_host, config.block_size, limits)
     runner = CudaRunner(
         loaded.model, kv_cache, loaded.dtype, num_host, limits, adapters, recurrent, loaded.tower, drafting
     )
     _capture(runner, config, loaded)
-    extracting = _tokens_extracting(loaded, tokens)
     drafts = drafts_on_gpu(loaded.config, _measured(runner.time_drafts(), draft))
     return Prepared(
         as_whole(runner, loaded.cutting, ranks),
@@ -260,7 +258,7 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None,
         loaded.config.strips.windows_below(plan.max_model_len),
         tokens,
         _CUDA_PROMPT_PACE,
-        ExtractingSteps(states, extracting, tuple(size for size in mixed_ladder(tokens) if size < extracting)),
+        _extracting(loaded, states, tokens),
         max_num_encoder_tokens=encoder_tokens,
         max_num_seqs=memory_of_states.max_num_seqs,
         states=memory_of_states.sizes,
@@ -283,6 +281,17 @@ def _capture(runner: CudaRunner, config: EngineConfig, loaded: LoadedModel) -> N
         log.info("graphs: %d sizes", count)
     elif loaded.without_graphs is not None:
         log.info("graphs: none, because %s", loaded.without_graphs)
+
+
+def _log_device(loaded: LoadedModel, device: torch.device) -> None:
+    log.info("device: %s; %s", torch.cuda.get_device_name(device), _storage(loaded))
+    _log_notes(loaded)
+
+
+def _extracting(loaded: LoadedModel, rows: int, most: int) -> ExtractingSteps:
+    work = int(_CUDA_WORK_EXTRACTING / loaded.num_active_parameters)
+    tokens = min(max(work // _CUDA_STEP_OF_LADDER * _CUDA_STEP_OF_LADDER, _CUDA_LEAST_EXTRACTING), most)
+    return ExtractingSteps(rows, tokens, tuple(size for size in mixed_ladder(most) if size < tokens))
 
 
 def _tokens_beyond(loaded: LoadedModel) -> int:
@@ -419,11 +428,6 @@ def _weight_shares(loaded: LoadedModel) -> list[Share]:
 
 def _takes_graphs(config: EngineConfig, loaded: LoadedModel) -> bool:
     return not config.enforce_eager and loaded.without_graphs is None
-
-
-def _tokens_extracting(loaded: LoadedModel, most: int) -> int:
-    tokens = int(_CUDA_WORK_EXTRACTING / loaded.num_active_parameters) // _CUDA_STEP_OF_LADDER * _CUDA_STEP_OF_LADDER
-    return min(max(tokens, _CUDA_LEAST_EXTRACTING), most)
 
 
 def _wish(config: EngineConfig, loaded: LoadedModel, ranks: Ranks, draft_bytes: int = 0) -> CacheWish:
