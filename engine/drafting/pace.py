@@ -2,7 +2,7 @@
 
 A step that checks k drafts costs a little more than one that samples once (`DraftCosts`, by the device), and brings as
 many tokens as the drafts were right, and one. On a GPU the cost is that of the rows for which there are kernels, so
-one more draft may cost nothing, or a third of a step. Where drafts do not pay the sequence rests for a while, and each
+one more draft may cost nothing, or a part of a step. Where drafts do not pay the sequence rests for a while, and each
 time for longer.
 
 Beside others a draft costs a step more. The step behind the sequence's own is planned for the others before its tokens
