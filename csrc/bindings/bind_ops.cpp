@@ -7,7 +7,6 @@
 #include "ops/cpu/feed_forward.h"
 #include "ops/cpu/gather.h"
 #include "ops/cpu/hidden_tap.h"
-#include "ops/cpu/jpeg.h"
 #include "ops/cpu/linear.h"
 #include "ops/cpu/norm.h"
 #include "ops/cpu/quantised.h"
@@ -177,16 +176,6 @@ void bind_pixels(py::module_& m) {
       },
       Unlocked(), py::arg("in_"), py::arg("in_size"), py::arg("in_pixel"), py::arg("out"),
       py::arg("out_size"), py::arg("filter"));
-  m.def(
-      "decode_jpeg",
-      [](const py::buffer& file, Size size, Address out) {
-        const py::buffer_info bytes = file.request();
-        check(bytes.ndim == 1 && bytes.itemsize == 1 && bytes.strides[0] == 1, "a file is bytes");
-        const py::gil_scoped_release unlocked;
-        return decode_jpeg({static_cast<const uint8_t*>(bytes.ptr), bytes.size, size.first, size.second,
-                            pointer<uint8_t>(out)});
-      },
-      py::arg("file"), py::arg("size"), py::arg("out"));
 }
 
 // Bytes, or None for text that decode_base64 does not take.

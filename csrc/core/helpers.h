@@ -14,8 +14,8 @@ int num_helpers();
 using PartFn = void (*)(void* context, int part);
 void run_parts_erased(int num_parts, PartFn fn, void* context);
 
-// f(part) for each part in [0, num_parts), begun in this order, by the caller and by whoever is free; returns
-// when all have ended. A part may wait for one before it. f must not throw.
+// f(part) for each part in [0, num_parts), by the caller and by whoever is free; returns when all have ended.
+// f must not throw.
 template <class F>
 void run_parts(int num_parts, F&& f) {
   using Fn = std::remove_reference_t<F>;

@@ -1,4 +1,4 @@
-"""Pixels on the host: csrc/ops/cpu/resize.h and jpeg.h. No torch."""
+"""Pixels on the host: csrc/ops/cpu/resize.h. No torch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,3 @@ def resize(image: Rgb, size: tuple[int, int], filter_: int) -> Rgb:
     given, made = image if pixel == 4 else np.ascontiguousarray(image), np.empty((*size, 3), np.uint8)
     _C.resize_pixels(given.ctypes.data, (height, width), pixel, made.ctypes.data, size, filter_)
     return made
-
-
-def decode_jpeg(file: bytes | bytearray | memoryview, size: tuple[int, int]) -> Rgb | None:
-    """[*size, 3], a view of pixels that have a fourth byte each. None: the file is broken, or of a kind that is left to
-    Pillow. REQUIRES: `size` is what Pillow reads of it"""
-    made = np.empty((*size, 4), np.uint8)
-    return made[:, :, :3] if _C.decode_jpeg(file, size, made.ctypes.data) else None

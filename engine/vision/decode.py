@@ -7,10 +7,9 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from bequest.engine.errors import ImageTooLarge, InvalidImage
-from bequest.engine.kernels.pixels import decode_jpeg
 from bequest.engine.types.image import Rgb
 from bequest.engine.vision.borrowing import borrowed
-from bequest.engine.vision.parts import check_parts, check_scans
+from bequest.engine.vision.parts import check_parts
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
@@ -19,7 +18,6 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MOST_ELONGATED = 100  # times that one side may be longer than the other: a line would be blown up to a huge canvas
 # What Pillow raises for a file that is broken, by its format.
 _BROKEN = (OSError, ValueError, SyntaxError, EOFError, LookupError, TypeError, struct.error, ArithmeticError)
-_JPEG = b"\xff\xd8"  # how such a file begins
 _ORIENTATION = 0x0112
 # Pillow's numbers of transpositions (Image.Transpose) that turn an image as its file says, by what the file says.
 _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
@@ -31,12 +29,11 @@ def decode(data: bytes | bytearray | memoryview, max_pixels: int) -> Rgb:
     pillow = _pillow()
     if not data:
         raise InvalidImage("The image is empty: it has no bytes.", reason="image_empty")
-    data = bytes(data)
-    check_parts(data)
+    check_parts(bytes(data))
     try:
         with pillow.open(io.BytesIO(data), formats=FORMATS) as file:
             _check_size(file.width, file.height, max_pixels)
-            return _pixels(file, data)
+            return _pixels(file)
     except pillow.UnidentifiedImageError:
         message = f"The image is in no format that is read: {', '.join(FORMATS)}."
         raise InvalidImage(message, reason="image_format", formats=", ".join(FORMATS)) from None
@@ -73,16 +70,10 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
         )
 
 
-def _pixels(file: PillowImage, data: bytes) -> Rgb:
+def _pixels(file: PillowImage) -> Rgb:
     """As ImageOps.exif_transpose has it, which also writes what is left of the file's notes anew."""
     from PIL.Image import Transpose
 
-    if data.startswith(_JPEG):
-        if file.mode == "RGB" and _orientation(file) not in _TURNS:
-            pixels = decode_jpeg(data, (file.height, file.width))
-            if pixels is not None:
-                return pixels
-        check_scans(data)
     file.load()  # the notes of a PNG may come behind its pixels
     turn = _TURNS.get(_orientation(file))
     turned = file if turn is None else file.transpose(Transpose(turn))

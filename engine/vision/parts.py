@@ -24,11 +24,7 @@ def check_parts(data: bytes) -> None:
     for number, _ in enumerate(walk(data)):
         if number >= MOST_PARTS:
             raise _too_many("chunks", MOST_PARTS)
-
-
-def check_scans(data: bytes) -> None:
-    """Raises InvalidImage for a JPEG of too many scans."""
-    if data.count(_SCAN, _first_scan(data)) > MOST_SCANS:
+    if walk is _segments and data.count(_SCAN, _first_scan(data)) > MOST_SCANS:
         raise _too_many("scans", MOST_SCANS)
 
 
