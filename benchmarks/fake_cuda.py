@@ -97,7 +97,7 @@ class _Idle:
     def __init__(self, *args: object) -> None:
         pass
 
-    queue = wait = update = sample = _nothing
+    queue = wait = update = sample = guess = _nothing
 
 
 def install() -> None:

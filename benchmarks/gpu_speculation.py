@@ -32,7 +32,7 @@ from bequest.engine.drafting.ngrams import NgramGuesses
 from bequest.engine.state.sequence import Sequence as Choice
 from bequest.engine.types import OutputMode, Request, SamplingParams
 from bequest.engine.types.catalogue import Catalogue
-from bequest.engine.types.speculation import MOST_DRAFTED, ON_GPU, DraftMethod, Speculation
+from bequest.engine.types.speculation import MOST_DRAFTED, DraftCosts, DraftMethod, Speculation
 from bequest.engine.watching.observation import StepStats
 
 _numbers = itertools.count()
@@ -59,19 +59,20 @@ class Drafted:
 class KnownAnswers:
     """A Drafter that knows what is going to be said, by request, and tells it or something else."""
 
-    def __init__(self, answer: Sequence[int], *, right: bool, most: int = MOST_DRAFTED) -> None:
+    def __init__(self, answer: Sequence[int], costs: DraftCosts, *, right: bool, most: int = MOST_DRAFTED) -> None:
         self._answer = [token if right else token ^ 1 for token in answer]
+        self._costs = costs
         self._most = most
 
     def guesses_of(self, sequence: Choice) -> KnownGuesses | None:
         if sequence.group.request.speculation.method == "off":
             return None
-        return KnownGuesses(self._answer, sequence.num_prompt, self._most)
+        return KnownGuesses(self._answer, sequence.num_prompt, self._most, self._costs)
 
 
 class KnownGuesses(NgramGuesses):
-    def __init__(self, answer: Sequence[int], num_prompt: int, most: int) -> None:
-        super().__init__(num_prompt, (), most, ON_GPU)
+    def __init__(self, answer: Sequence[int], num_prompt: int, most: int, costs: DraftCosts) -> None:
+        super().__init__(num_prompt, (), most, costs)
         self._answer, self._num_prompt = answer, num_prompt
 
     def _find(self, tokens: TokenList, most: int) -> tuple[int, ...]:
@@ -199,13 +200,17 @@ async def measure(shape: str, num_tokens: int, rounds: int) -> dict[str, float]:
     async def note(name: str, trial: Trial) -> None:
         ratios[name] = await compare(built, watcher, name, trial, rounds)
 
+    costs = built.engine.info.drafts
+    assert costs is not None
+    print(f"a step that waits for its drafts takes {costs.check:.2f} more; one that checks 0, 1, …:", end=" ")
+    print(" ".join(f"{cost:.2f}" for cost in costs.steps), flush=True)
     print(f"{'trial':>24} {'without':>9} {'with':>9}  ratio   (tokens per second)", flush=True)
     drafter = built.engine.scheduler.drafter
     doubles: dict[str, Callable[[], KnownAnswers]] = {
-        "right, k = 4": lambda: KnownAnswers(answer, right=True, most=4),
-        "right, k = 7": lambda: KnownAnswers(answer, right=True, most=7),
-        "right, k = 15": lambda: KnownAnswers(answer, right=True, most=15),
-        "wrong": lambda: KnownAnswers(answer, right=False),
+        "right, k = 4": lambda: KnownAnswers(answer, costs, right=True, most=4),
+        "right, k = 7": lambda: KnownAnswers(answer, costs, right=True, most=7),
+        "right, k = 15": lambda: KnownAnswers(answer, costs, right=True, most=15),
+        "wrong": lambda: KnownAnswers(answer, costs, right=False),
     }
     for name, double in doubles.items():
         built.engine.scheduler.drafter = double()

@@ -1,25 +1,30 @@
 """From process start to the first token of a server that loads real files: random weights on the local disk.
 
     python -m benchmarks.start_up [--shape qwen3-0.6b] [--layers N] [--folder /tmp] [--rounds 2] [--cold]
+                                  [--beside TREE]
 
 A checkpoint has the names and sizes of a published one, in files of about four gigabytes. `--layers` takes the first
 ones alone, for a disk that has no room for all. `--cold` drops the files from the page cache before the first start.
+`--beside` starts the server of another tree by turns with this one's. What the log says of each phase is shown.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -96,26 +101,52 @@ def drop_from_cache(directory: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def seconds_to_first_token(directory: Path) -> float:
+def start(directory: Path, tree: Path) -> tuple[float, str]:
+    """Seconds to the first token, and what the log says of the phases."""
     began = time.perf_counter()
     command = [sys.executable, "-m", "bequest", "serve", str(directory), "--port", str(PORT)]
-    process = subprocess.Popen([*command, "--max-model-len", "2048"], stderr=sys.stderr)
+    process = subprocess.Popen(
+        [*command, "--max-model-len", "2048"],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tree,
+        env=os.environ | {"PYTHONPATH": str(tree)},
+    )
+    assert process.stderr is not None
+    log = list[str]()
+    reader = threading.Thread(target=log.extend, args=(process.stderr,))
+    reader.start()
+    try:
+        return _first_token(process) - began, _phases(log)
+    except SystemExit:
+        print("".join(log), file=sys.stderr)
+        raise
+    finally:
+        process.terminate()
+        process.wait()
+        reader.join()
+
+
+def _phases(log: Sequence[str]) -> str:
+    """Lines as `weights: 3.21 s`."""
+    found = [match for line in log if (match := re.search(r"(\w[\w ]*): (\d+\.\d+) s$", line.strip()))]
+    return ", ".join(f"{match[1]} {match[2]}" for match in found)
+
+
+def _first_token(process: subprocess.Popen[str]) -> float:
+    """When it came."""
     body = json.dumps({"prompt": [1000, 1001], "max_tokens": 1, "temperature": 0}).encode()
     request = urllib.request.Request(
         f"http://127.0.0.1:{PORT}/v1/completions", body, {"Content-Type": "application/json"}
     )
-    try:
-        while process.poll() is None:
-            try:
-                with urllib.request.urlopen(request) as answer:
-                    answer.read()
-                return time.perf_counter() - began
-            except (urllib.error.URLError, ConnectionError):
-                time.sleep(0.02)
-        raise SystemExit("the server ended")
-    finally:
-        process.terminate()
-        process.wait()
+    while process.poll() is None:
+        try:
+            with urllib.request.urlopen(request) as answer:
+                answer.read()
+            return time.perf_counter()
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.02)
+    raise SystemExit("the server ended")
 
 
 def main() -> None:
@@ -125,18 +156,21 @@ def main() -> None:
     parser.add_argument("--folder", help="where the checkpoint is written; that of temporary files")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--cold", action="store_true", help="drop the files from the page cache before the first start")
+    parser.add_argument("--beside", type=Path, help="the root of another built tree")
     options = parser.parse_args()
+    trees = [Path(__file__).parents[1]] + ([] if options.beside is None else [options.beside])
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         began = time.perf_counter()
         directory = write_checkpoint(options.shape, Path(folder) / options.shape, options.layers)
         gigabytes = sum(path.stat().st_size for path in directory.glob("*.safetensors")) / 1e9
         print(f"{options.shape}: {gigabytes:.1f} GB written in {time.perf_counter() - began:.1f} s", flush=True)
-        for number in range(options.rounds):
+        for number, tree in itertools.product(range(options.rounds), trees):
             cold = options.cold and number == 0
             if cold:
                 drop_from_cache(directory)
-            seconds, where = seconds_to_first_token(directory), "the disk" if cold else "the page cache"
-            print(f"{options.shape}: first token after {seconds:.2f} s, {gigabytes:.1f} GB in {where}", flush=True)
+            where = f"{gigabytes:.1f} GB in {'the disk' if cold else 'the page cache'}, {tree.name}"
+            seconds, phases = start(directory, tree)
+            print(f"{options.shape}: first token after {seconds:.2f} s, {where}: {phases}", flush=True)
 
 
 if __name__ == "__main__":

@@ -218,14 +218,16 @@ class EngineConfig:
     )
     draft_model: str | None = option(
         None,
-        "a smaller model with the same tokens, or a head of EAGLE-3, which drafts for this one on a CPU; named as "
-        "--model is",
+        "a smaller model with the same tokens, or a head of EAGLE-3, which drafts for this one; named as --model is",
     )
     lora: list[str] = option(
         [], "a LoRA adapter as NAME=PATH, a directory that PEFT has saved; requests name it as `model`; may be repeated"
     )
     max_loras: int = option(64, "most adapters that are loaded at once")
     max_lora_rank: int = option(64, "largest rank of an adapter")
+    lora_experts: bool = option(
+        False, "on a GPU: slots have memory for adapters of experts, too; true where one of --lora is of experts"
+    )
     lora_slots: int | None = option(
         None, "on a GPU: adapters that a step can have, each with memory for the largest rank; default: those of --lora"
     )

@@ -199,7 +199,7 @@ class AsyncEngine(Keeper):
         return len(self._groups)
 
     def snapshot(self) -> Snapshot:
-        return take_snapshot(self.scheduler, self._groups.values(), self._clock())
+        return take_snapshot(self.scheduler, self._groups.values(), self._clock(), self.block_layout)
 
     def expect_tenants(self, count: int) -> None:
         """So many may come: slots are kept for those who have not yet."""

@@ -179,7 +179,8 @@ def make_context(
 
 def close_context(context: Context) -> None:
     hearing = [] if context.speech is None else [context.speech.pool]
-    for pool in (context.pool, context.builder):
+    seeing = [] if context.images is None else [context.images.pool]
+    for pool in (context.pool, context.builder, *seeing):
         pool.shutdown()
     for threads in (context.encoder, *hearing):
         threads.shutdown(wait=False, cancel_futures=True)

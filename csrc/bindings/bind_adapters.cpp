@@ -6,8 +6,9 @@
 #include <vector>
 
 #include "bindings/adapters.h"
+#include "bindings/expert_structs.h"
 #include "bindings/tensors.h"
-#include "model/cpu/adapters.h"
+#include "model/cpu/adapted_experts.h"
 
 namespace py = pybind11;
 
@@ -33,7 +34,7 @@ StepAdapters step_adapters(const std::vector<Rows>& rows) {
 void bind_adapters(pybind11::module_& m) {
   py::class_<Adapter>(m, "Adapter")
       .def(py::init(
-          [](const std::unordered_map<int64_t, std::vector<LoraPart>>& sites) { return Adapter{sites}; }));
+          [](const std::unordered_map<int64_t, std::vector<LoraPart>>& sites) { return Adapter(sites); }));
   py::class_<StepAdapters>(m, "StepAdapters")
       .def(py::init(&step_adapters))
       .def("rows_at",
@@ -43,6 +44,17 @@ void bind_adapters(pybind11::module_& m) {
                rows.insert(rows.end(), group.rows, group.rows + group.num_rows);
              return rows;
            })
+      .def("is_among", [](const StepAdapters& adapters, int64_t first_up,
+                          int64_t first_down) { return !adapters.among(first_up, first_down).empty(); })
+      .def(
+          "experts",
+          [](const StepAdapters& adapters, const std::pair<ExpertMatrices, ExpertMatrices>& up_and_down,
+             const ChosenExperts& chosen, Address x, int activation, Address out) {
+            experts_with_adapters({pointer<const float>(x), up_and_down.first, Activation(activation),
+                                   up_and_down.second, chosen, pointer<float>(out)},
+                                  adapters);
+          },
+          py::call_guard<py::gil_scoped_release>())
       .def(
           "add",
           [](const StepAdapters& adapters, int64_t site, Address x, int64_t in_features, Address y,

@@ -157,12 +157,14 @@ double usage(const BlockPool& pool) {
 }
 
 // Those whose content the prefix index finds, held or not.
+// [N, 2]: blocks of the prefix index, and the strip of each.
 py::array_t<int32_t> indexed_blocks(const BlockPool& pool) {
   std::vector<int32_t> found;
   for (int32_t block = 1; block < pool.num_blocks(); ++block) {
-    if (pool.indexed(block)) found.push_back(block);
+    if (pool.indexed(block)) found.insert(found.end(), {block, pool.indexed_strip(block)});
   }
-  return py::array_t<int32_t>(static_cast<py::ssize_t>(found.size()), found.data());
+  const auto count = static_cast<py::ssize_t>(found.size() / 2);
+  return py::array_t<int32_t>({count, py::ssize_t{2}}, found.data());
 }
 
 // Blocks of all strips that a lease of `num_tokens` tokens may hold, beside those of strips that keep them

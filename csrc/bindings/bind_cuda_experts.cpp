@@ -48,17 +48,19 @@ void bind_cuda_experts(py::module_& m) {
   m.def(
       "cuda_route_experts",
       [](Address logits, int dtype, const cuda::ExpertRouting& routing, const ChoicePlaces& choice,
-         Address stream) {
+         Address num_read, Address stream) {
         cuda::route_experts({.logits = pointer<void>(logits),
                              .dtype = DType(dtype),
                              .sizes = choice.sizes,
                              .routing = routing,
                              .ids = choice.ids,
                              .weights = choice.weights,
-                             .plan = choice.plan},
+                             .plan = choice.plan,
+                             .num_read = pointer<uint64_t>(num_read)},
                             stream_of(stream));
       },
-      py::arg("logits"), py::arg("dtype"), py::arg("routing"), py::arg("choice"), py::arg("stream"));
+      py::arg("logits"), py::arg("dtype"), py::arg("routing"), py::arg("choice"), py::arg("num_read"),
+      py::arg("stream"));
   m.def(
       "cuda_expert_gated",
       [](Address x, const cuda::ExpertMatrices& matrices, const ChoicePlaces& choice, int activation,
@@ -84,6 +86,40 @@ void bind_cuda_experts(py::module_& m) {
                             stream_of(stream));
       },
       py::arg("x"), py::arg("matrices"), py::arg("choice"), py::arg("products"), py::arg("out"),
+      py::arg("stream"));
+  m.def(
+      "cuda_expert_products",
+      [](Address x, const cuda::ExpertMatrices& matrices, const ChoicePlaces& choice, bool shares_rows,
+         Address out, Address stream) {
+        cuda::expert_products({.x = pointer<void>(x),
+                               .matrices = matrices,
+                               .choice = choice,
+                               .shares_rows = shares_rows,
+                               .out = pointer<void>(out)},
+                              stream_of(stream));
+      },
+      py::arg("x"), py::arg("matrices"), py::arg("choice"), py::arg("shares_rows"), py::arg("out"),
+      py::arg("stream"));
+  m.def(
+      "cuda_sum_expert_products",
+      [](Address products, int64_t columns, int dtype, const ChoicePlaces& choice, Address out,
+         Address stream) {
+        cuda::sum_expert_products({.products = pointer<void>(products),
+                                   .columns = columns,
+                                   .dtype = DType(dtype),
+                                   .choice = choice,
+                                   .out = pointer<void>(out)},
+                                  stream_of(stream));
+      },
+      py::arg("products"), py::arg("columns"), py::arg("dtype"), py::arg("choice"), py::arg("out"),
+      py::arg("stream"));
+  m.def(
+      "cuda_fine_expert_linear",
+      [](const FineRows& rows, const cuda::FineMatrices& matrices, Address bias, const ChoicePlaces& choice,
+         bool shared, Address stream) {
+        cuda::fine_expert_linear(rows.with(matrices, bias), choice, shared, stream_of(stream));
+      },
+      py::arg("rows"), py::arg("matrices"), py::arg("bias"), py::arg("choice"), py::arg("shared"),
       py::arg("stream"));
 }
 

@@ -9,6 +9,7 @@
 #include "ops/cuda/activation.h"
 #include "ops/cuda/coded_linear.h"
 #include "ops/cuda/coded_rows.h"
+#include "ops/cuda/fine_rows.h"
 #include "ops/cuda/float8_rows.h"
 #include "ops/cuda/gather.h"
 #include "ops/cuda/late_copy.h"
@@ -17,6 +18,7 @@
 #include "ops/cuda/product_choice.h"
 #include "ops/cuda/sampling.h"
 #include "ops/cuda/skinny_linear.h"
+#include "ops/cuda/tile_linear.h"
 
 namespace py = pybind11;
 
@@ -138,23 +140,43 @@ void bind_values(py::module_& m) {
 }
 
 // `finish`: the code of a SkinnyResult and that of its activation.
+cuda::SkinnyLinearParams skinny_params(const Matrix& x, const cuda::ChainProduct& product, Address out,
+                                       const std::pair<int, int>& finish,
+                                       const std::optional<TappedNorm>& norm) {
+  const TappedNorm normed = norm.value_or(TappedNorm{});
+  return {.x = x.data,
+          .weight = product.weight,
+          .bias = product.bias,
+          .out = pointer<void>(out),
+          .num_tokens = static_cast<int>(x.rows),
+          .out_features = product.out_features,
+          .in_features = product.in_features,
+          .result = cuda::SkinnyResult(finish.first),
+          .activation = Activation(finish.second),
+          .norm_weight = normed.weight,
+          .eps = normed.eps,
+          .tap = normed.tap.value_or(HiddenTap{}),
+          .scales = product.scales,
+          .groups = product.groups};
+}
+
 void skinny_linear(const Matrix& x, const cuda::ChainProduct& product, Address out,
                    const std::pair<int, int>& finish, const std::optional<TappedNorm>& norm, Address stream) {
-  const TappedNorm normed = norm.value_or(TappedNorm{});
-  cuda::skinny_linear({.x = x.data,
-                       .weight = product.weight,
-                       .bias = product.bias,
-                       .out = pointer<void>(out),
-                       .num_tokens = static_cast<int>(x.rows),
-                       .out_features = product.out_features,
-                       .in_features = product.in_features,
-                       .result = cuda::SkinnyResult(finish.first),
-                       .activation = Activation(finish.second),
-                       .norm_weight = normed.weight,
-                       .eps = normed.eps,
-                       .tap = normed.tap.value_or(HiddenTap{}),
-                       .scales = product.scales},
-                      stream_of(stream));
+  cuda::skinny_linear(skinny_params(x, product, out, finish, norm), stream_of(stream));
+}
+
+// `x_scales`: of x in e4m3, else 0; `plan`: groups of rows and parts of k, for sweeps
+void tile_linear(const Matrix& x, Address x_scales, const cuda::ChainProduct& product, Address out,
+                 const std::pair<int, int>& finish, const std::optional<TappedNorm>& norm, Address stream,
+                 const std::optional<std::pair<int, int>>& plan) {
+  cuda::SkinnyLinearParams params = skinny_params(x, product, out, finish, norm);
+  params.x_scales = pointer<const float>(x_scales);
+  check((x.dtype == DType::kF8E4M3) == (x_scales != 0), "tile_linear: scales are for x in e4m3");
+  const cuda::TileFormat format = cuda::tile_format(params);
+  cuda::tile_linear(params,
+                    plan ? cuda::TilePlan{plan->first, plan->second}
+                         : cuda::tile_plan(x.rows, product.out_features, product.in_features, format),
+                    stream_of(stream));
 }
 
 void skinny_chain(const Matrix& attended, Address residual, const ChainTail& tail,
@@ -227,6 +249,15 @@ void bind_products(py::module_& m) {
       py::arg("x"), py::arg("codes"), py::arg("scales"), py::arg("stream"));
   m.def("cuda_skinny_linear", &skinny_linear, py::arg("x"), py::arg("product"), py::arg("out"),
         py::arg("finish"), py::arg("norm"), py::arg("stream"));
+  m.def("cuda_tile_linear", &tile_linear, py::arg("x"), py::arg("x_scales"), py::arg("product"),
+        py::arg("out"), py::arg("finish"), py::arg("norm"), py::arg("stream"), py::arg("plan") = py::none());
+  m.def(
+      "cuda_is_tile_product",
+      [](int64_t num_tokens, int64_t out_features, int64_t in_features, int format, bool normed) {
+        return cuda::is_tile_product(num_tokens, out_features, in_features, cuda::TileFormat(format), normed);
+      },
+      py::arg("num_tokens"), py::arg("out_features"), py::arg("in_features"), py::arg("format"),
+      py::arg("normed"));
   m.def("cuda_is_skinny_product", &cuda::is_skinny_product, py::arg("num_tokens"), py::arg("out_features"),
         py::arg("in_features"));
   m.def("cuda_is_fused_product", &cuda::is_fused_product, py::arg("num_tokens"), py::arg("out_features"),
@@ -234,12 +265,13 @@ void bind_products(py::module_& m) {
   m.def("cuda_skinny_chain", &skinny_chain, py::arg("attended"), py::arg("residual"), py::arg("tail"),
         py::arg("head"), py::arg("scratch"), py::arg("stream"));
   m.def("cuda_can_chain", &cuda::can_chain, py::arg("attended"), py::arg("hidden"), py::arg("inner"),
-        py::arg("bits"));
+        py::arg("bits"), py::arg("fine") = false);
   m.def("cuda_can_chain_experts", &cuda::can_chain_experts, py::arg("attended"), py::arg("hidden"),
         py::arg("inner"), py::arg("num_experts"), py::arg("num_chosen"), py::arg("has_shared"));
   m.def("cuda_can_chain_deltas", &cuda::can_chain_deltas, py::arg("attended"), py::arg("hidden"),
         py::arg("inner"), py::arg("most_rank"));
-  m.def("cuda_can_chain_linear", &cuda::can_chain_linear, py::arg("in_features"), py::arg("bits"));
+  m.def("cuda_can_chain_linear", &cuda::can_chain_linear, py::arg("in_features"), py::arg("bits"),
+        py::arg("fine") = false);
   m.def("cuda_chained_linear", &chained_linear, py::arg("x"), py::arg("product"), py::arg("out"),
         py::arg("finish"), py::arg("scratch"), py::arg("stream"));
   m.def("cuda_can_multiply_codes", &cuda::can_multiply_codes, py::arg("out_features"),
@@ -250,6 +282,23 @@ void bind_products(py::module_& m) {
   m.def("cuda_coded_rows", &coded_rows, py::arg("product"), py::arg("pitch"), py::arg("out"),
         py::arg("stream"));
   m.attr("cuda_chain_scratch_bytes") = cuda::kChainScratchBytes;
+}
+
+// Weights in codes with fine scales.
+void bind_fine_products(py::module_& m) {
+  m.def("cuda_fine_splits", &cuda::fine_splits, py::arg("out_features"), py::arg("in_features"));
+  m.def(
+      "cuda_fine_linear",
+      [](const FineRows& rows, const cuda::FineMatrices& matrices, Address bias, Address stream) {
+        cuda::fine_linear(rows.with(matrices, bias), stream_of(stream));
+      },
+      py::arg("rows"), py::arg("matrices"), py::arg("bias"), py::arg("stream"));
+  m.def(
+      "cuda_fine_rows",
+      [](const cuda::FineMatrices& matrices, Address out, Address stream) {
+        cuda::fine_rows(matrices, pointer<void>(out), stream_of(stream));
+      },
+      py::arg("matrices"), py::arg("out"), py::arg("stream"));
 }
 
 void bind_blocks(py::module_& m) {
@@ -316,6 +365,25 @@ struct SamplerRows {
   int64_t num_rows;
 };
 
+cuda::SampleParams sample_params(const SamplerRows& rows, const Logits& logits, const SampledRows& by,
+                                 const SampledTokens& out) {
+  return {.logits = logits.data,
+          .dtype = logits.dtype,
+          .stride = logits.stride,
+          .row_ids = by.rows,
+          .positions = by.positions,
+          .drafts = by.drafts,
+          .num = logits.num,
+          .vocab_size = logits.vocab_size,
+          .num_rows = rows.num_rows,
+          .rows = rows.rows,
+          .last_tokens = rows.last_tokens,
+          .masks = nullptr,
+          .tokens = out.tokens,
+          .bad = out.bad,
+          .guesses = false};
+}
+
 void bind_sampler(py::module_& m) {
   m.attr("cuda_sampler_row_bytes") = sizeof(cuda::SamplerRow);
   m.attr("cuda_row_update_bytes") = sizeof(cuda::RowUpdate);
@@ -336,23 +404,21 @@ void bind_sampler(py::module_& m) {
           "sample",
           [](const SamplerRows& self, const Logits& logits, const SampledRows& by, Address masks,
              const SampledTokens& out, Address stream) {
-            cuda::sample({.logits = logits.data,
-                          .dtype = logits.dtype,
-                          .stride = logits.stride,
-                          .row_ids = by.rows,
-                          .positions = by.positions,
-                          .drafts = by.drafts,
-                          .num = logits.num,
-                          .vocab_size = logits.vocab_size,
-                          .num_rows = self.num_rows,
-                          .rows = self.rows,
-                          .last_tokens = self.last_tokens,
-                          .masks = pointer<int32_t>(masks),
-                          .tokens = out.tokens,
-                          .bad = out.bad},
-                         stream_of(stream));
+            cuda::SampleParams params = sample_params(self, logits, by, out);
+            params.masks = pointer<int32_t>(masks);
+            cuda::sample(params, stream_of(stream));
           },
-          py::arg("logits"), py::arg("by"), py::arg("masks"), py::arg("out"), py::arg("stream"));
+          py::arg("logits"), py::arg("by"), py::arg("masks"), py::arg("out"), py::arg("stream"))
+      .def(
+          "guess",
+          [](const SamplerRows& self, const Logits& logits, const SampledRows& by, Address guessed,
+             const SampledTokens& out, Address stream) {
+            cuda::SampleParams params = sample_params(self, logits, by, out);
+            params.last_tokens = pointer<int32_t>(guessed);
+            params.guesses = true;
+            cuda::sample(params, stream_of(stream));
+          },
+          py::arg("logits"), py::arg("by"), py::arg("guessed"), py::arg("out"), py::arg("stream"));
   m.def(
       "cuda_logprobs",
       [](const Logits& logits, Address chosen, int64_t top, const LogprobOutput& out, Address stream) {
@@ -378,6 +444,7 @@ void bind_cuda_ops(py::module_& m) {
   bind_norms(m);
   bind_values(m);
   bind_products(m);
+  bind_fine_products(m);
   bind_blocks(m);
   bind_late_copy(m);
   bind_sampler(m);

@@ -25,7 +25,8 @@ void bind_experts(py::module_& m) {
                                    first.out_features,
                                    first.in_features};
            }),
-           py::arg("first"), py::arg("stride"), py::arg("num_experts"), py::arg("bias"));
+           py::arg("first"), py::arg("stride"), py::arg("num_experts"), py::arg("bias"))
+      .def_readwrite("site", &ExpertMatrices::site);
   m.def(
       "route_experts",
       [](const Rows& logits, const RoutingRule& rule, Address ids, Address weights) {

@@ -3,6 +3,7 @@
 
 #include "bindings/tensors.h"
 #include "ops/cpu/activation.h"
+#include "ops/cpu/base64.h"
 #include "ops/cpu/feed_forward.h"
 #include "ops/cpu/gather.h"
 #include "ops/cpu/hidden_tap.h"
@@ -169,11 +170,31 @@ using Size = std::pair<int64_t, int64_t>;
 void bind_pixels(py::module_& m) {
   m.def(
       "resize_pixels",
-      [](Address in, Size in_size, Address out, Size out_size, int filter) {
-        resize({pointer<const uint8_t>(in), pointer<uint8_t>(out), in_size.first, in_size.second,
+      [](Address in, Size in_size, int in_pixel, Address out, Size out_size, int filter) {
+        resize({pointer<const uint8_t>(in), pointer<uint8_t>(out), in_size.first, in_size.second, in_pixel,
                 out_size.first, out_size.second, ResizeFilter(filter)});
       },
-      Unlocked(), py::arg("in_"), py::arg("in_size"), py::arg("out"), py::arg("out_size"), py::arg("filter"));
+      Unlocked(), py::arg("in_"), py::arg("in_size"), py::arg("in_pixel"), py::arg("out"),
+      py::arg("out_size"), py::arg("filter"));
+}
+
+// Bytes, or None for text that decode_base64 does not take.
+py::object from_base64(const py::str& text, py::ssize_t begin) {
+  if (!PyUnicode_IS_ASCII(text.ptr())) return py::none();
+  const auto* const chars = reinterpret_cast<const char*>(PyUnicode_1BYTE_DATA(text.ptr()));
+  const py::ssize_t size = PyUnicode_GET_LENGTH(text.ptr());
+  check(0 <= begin && begin <= size, "the text begins within itself");
+  const int64_t num_bytes = base64_size(chars + begin, size - begin);
+  if (num_bytes < 0) return py::none();
+  auto bytes = py::reinterpret_steal<py::object>(PyBytes_FromStringAndSize(nullptr, num_bytes));
+  if (!bytes) throw py::error_already_set();
+  auto* const out = reinterpret_cast<uint8_t*>(PyBytes_AS_STRING(bytes.ptr()));
+  bool fits = false;
+  {
+    const py::gil_scoped_release unlocked;
+    fits = decode_base64(chars + begin, size - begin, out);
+  }
+  return fits ? bytes : py::none();
 }
 
 }  // namespace
@@ -184,6 +205,7 @@ void bind_ops(py::module_& m) {
   bind_norms(m);
   bind_rows(m);
   bind_pixels(m);
+  m.def("decode_base64", &from_base64, py::arg("text"), py::arg("begin"));
 }
 
 }  // namespace bequest

@@ -5,6 +5,7 @@
 
 #include "bindings/tensors.h"
 #include "model/cuda/skinny_chain.h"
+#include "ops/cuda/fine_linear.h"
 #include "ops/cuda/rope.h"
 
 namespace bequest {
@@ -102,15 +103,47 @@ inline constexpr auto fields_of<TappedNorm> =
 template <>
 inline constexpr auto fields_of<cuda::ChainProduct> =
     std::tuple(&cuda::ChainProduct::weight, &cuda::ChainProduct::bias, &cuda::ChainProduct::out_features,
-               &cuda::ChainProduct::in_features, &cuda::ChainProduct::scales, &cuda::ChainProduct::groups);
+               &cuda::ChainProduct::in_features, &cuda::ChainProduct::scales, &cuda::ChainProduct::groups,
+               &cuda::ChainProduct::fine_codec);
+template <>
+inline constexpr ssize_t optional_fields<cuda::ChainProduct> = 1;
+
+template <>
+inline constexpr auto fields_of<cuda::FineMatrices> =
+    std::tuple(&cuda::FineMatrices::codes, &cuda::FineMatrices::words, &cuda::FineMatrices::scales,
+               &cuda::FineMatrices::num_matrices, &cuda::FineMatrices::out_features,
+               &cuda::FineMatrices::in_features, &cuda::FineMatrices::codec);
+
+// What a product of such matrices reads and writes: see FineLinearParams.
+struct FineRows {
+  const void* x;
+  void* halves;
+  void* out;
+  float* parts;
+  int64_t num_rows;
+
+  cuda::FineLinearParams with(const cuda::FineMatrices& matrices, Address bias) const {
+    return {.x = x,
+            .halves = halves,
+            .matrices = matrices,
+            .bias = pointer<void>(bias),
+            .out = out,
+            .parts = parts,
+            .num_rows = num_rows};
+  }
+};
+template <>
+inline constexpr auto fields_of<FineRows> =
+    std::tuple(&FineRows::x, &FineRows::halves, &FineRows::out, &FineRows::parts, &FineRows::num_rows);
 template <>
 inline constexpr auto fields_of<cuda::ChainNorm> =
     std::tuple(&cuda::ChainNorm::weight, &cuda::ChainNorm::eps, &cuda::ChainNorm::offset);
 
 template <>
-inline constexpr auto fields_of<cuda::ChainExperts> = std::tuple(
-    &cuda::ChainExperts::router, &cuda::ChainExperts::num_chosen, &cuda::ChainExperts::renormalises,
-    &cuda::ChainExperts::factor, &cuda::ChainExperts::shared_up, &cuda::ChainExperts::shared_down);
+inline constexpr auto fields_of<cuda::ChainExperts> =
+    std::tuple(&cuda::ChainExperts::router, &cuda::ChainExperts::num_chosen,
+               &cuda::ChainExperts::renormalises, &cuda::ChainExperts::factor, &cuda::ChainExperts::shared_up,
+               &cuda::ChainExperts::shared_down, &cuda::ChainExperts::num_read);
 
 // The slots of tokens, and what they hold for each product; None: nothing.
 struct ChainDeltas {

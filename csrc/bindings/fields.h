@@ -20,6 +20,10 @@ inline constexpr auto fields_of = nullptr;
 template <class T>
 concept HasFields = !std::is_null_pointer_v<std::remove_cv_t<decltype(fields_of<T>)>>;
 
+// How many of the last fields may be left out; they are then zero.
+template <class T>
+inline constexpr ssize_t optional_fields = 0;
+
 // A field is a number, an address (0: null), the code of an enum, an object, or a struct again.
 template <class T>
 bool load_field(pybind11::handle source, bool convert, T& field) {
@@ -59,9 +63,14 @@ class type_caster<T> {
  private:
   template <class... Fields>
   bool load_all(PyObject* tuple, bool convert, Fields... fields) {
-    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != sizeof...(fields)) return false;
+    if (!PyTuple_Check(tuple)) return false;
+    const ssize_t size = PyTuple_GET_SIZE(tuple), most = sizeof...(fields);
+    if (size > most || size < most - bequest::optional_fields<T>) return false;
     ssize_t i = 0;
-    return (bequest::load_field(PyTuple_GET_ITEM(tuple, i++), convert, value_.*fields) && ...);
+    const auto load = [&](auto field) {
+      return i == size || bequest::load_field(PyTuple_GET_ITEM(tuple, i++), convert, value_.*field);
+    };
+    return (load(fields) && ...);
   }
 
   T value_{};

@@ -69,6 +69,8 @@ class BlockPool {
   // Null in a pool made without one.
   PrefixIndex* index() const { return index_.get(); }
   bool indexed(BlockId block) const { return index_ && index_->contains(block); }
+  // REQUIRES: indexed(block)
+  int32_t indexed_strip(BlockId block) const { return index_->strip_of(block); }
   void clear_index();
 
   // Throws Error, naming the first invariant that does not hold.

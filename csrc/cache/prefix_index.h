@@ -55,6 +55,12 @@ class PrefixIndex {
   bool is_full() const { return free_nodes_.empty() && num_made_ == static_cast<NodeId>(nodes_.size()); }
   // The block of a node's tokens in a strip, or kNullBlock.
   BlockId block(NodeId node, int32_t strip) const { return blocks_[size_t(node) * strips_.count() + strip]; }
+  // REQUIRES: contains(block)
+  int32_t strip_of(BlockId of) const {
+    int32_t strip = 0;
+    while (block(node_of_[of], strip) != of) ++strip;
+    return strip;
+  }
   int32_t num_roots() const { return static_cast<int32_t>(roots_by_salt_.size()); }
 
   // The root of `salt`, or kNoParent if nothing is indexed below it.

@@ -58,7 +58,7 @@ class BlockPool:  # block 0, the null block, is never handed out; a freed one st
     usage: Final[float]  # num_used as a part of what is usable
     num_indexed: Final[int]  # nodes of the prefix index: of a row of blocks each
     num_roots: Final[int]  # salts that have blocks there
-    def indexed_blocks(self) -> Ints: ...  # the blocks in the prefix index; O(num_blocks)
+    def indexed_blocks(self) -> Ints: ...  # [N, 2]: blocks in the prefix index, and the strip of each; O(num_blocks)
     def ref_count(self, block: int) -> int: ...
     def epoch(self, block: int) -> int: ...  # counts how often the block's content was replaced
     # Leading slots that a copy of the open plan may read: its forward and its copies leave them alone.

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from .experts import PackedExperts, RoutingRule
+from .experts import ChosenExperts, PackedExperts, RoutingRule
 from .ops import PackedMatrix
 from .structs import KvSizes
 from .tensors import AttentionPlan
@@ -67,6 +67,15 @@ class Adapter:  # parts are a, b, rank, first column, columns, scale
 class StepAdapters:
     def __init__(self, groups: Sequence[tuple[Adapter, Sequence[int]]]) -> None: ...
     def rows_at(self, site: int) -> list[int]: ...
+    def is_among(self, first_up: int, first_down: int) -> bool: ...
+    def experts(
+        self,
+        up_and_down: tuple[PackedExperts, PackedExperts],
+        chosen: ChosenExperts,
+        x: int,
+        activation: int,
+        out: int,
+    ) -> None: ...
     def add(self, site: int, x: int, in_features: int, y: int, out_features: int) -> None: ...
 
 class StackStep:

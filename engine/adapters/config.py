@@ -52,6 +52,7 @@ _READ = frozenset(
         "alpha_pattern",
         "layers_to_transform",
         "layers_pattern",
+        "target_parameters",
         "init_lora_weights",
         "bias",
     }
@@ -61,7 +62,6 @@ _REFUSED = {
     "modules_to_save": "whole modules are not replaced here; merge the adapter into the model",
     "lora_bias": "biases of the low-rank matrices are not added here; train without them",
     "fan_in_fan_out": "matrices that are stored transposed are not supported",
-    "target_parameters": "parameters outside of linear modules, such as fused experts, are not adapted here",
     "trainable_token_indices": "rows of the embedding are not replaced here",
     "layer_replication": "layers are not repeated here",
     "alora_invocation_tokens": "an adapter that begins in the middle of a prompt is not supported",
@@ -80,6 +80,7 @@ class LoraConfig:
     alpha_pattern: Mapping[str, float]
     layers: tuple[int, ...]  # to transform; empty: all
     layers_pattern: tuple[str, ...]
+    parameters: tuple[str, ...] = ()  # that are adapted beside modules, such as those of fused experts
 
     def rank_of(self, module: str) -> int:
         return int(_by_pattern(self.rank_pattern, module, self.rank))
@@ -100,6 +101,10 @@ class LoraConfig:
         if not any(module.endswith(f".{name}") for name in targets):
             return False
         return not self.layers or self._layer_of(module) in self.layers
+
+    def has_parameter(self, name: str) -> bool:
+        """The same of a parameter of a module."""
+        return any(name == target or name.endswith(f".{target}") for target in self.parameters)
 
     def _layer_of(self, module: str) -> int | None:
         patterns = [rf"(?:^|.*?\.){pattern}\.(?P<index>\d+)\." for pattern in self.layers_pattern] or [_LAYER]
@@ -141,6 +146,7 @@ def parse_config(values: Mapping[str, object]) -> LoraConfig:
         alpha_pattern=_pattern(fields, "alpha_pattern"),
         layers=fields.integers("layers_to_transform"),
         layers_pattern=_names(fields, "layers_pattern"),
+        parameters=_names(fields, "target_parameters"),
     )
     _check_expressions(config)
     return config
@@ -171,7 +177,7 @@ def _targets(fields: Fields) -> str | tuple[str, ...] | None:
 
 
 def _names(fields: Fields, name: str) -> tuple[str, ...]:
-    value = fields.raw(name, [])
+    value = fields.raw(name, []) or []
     given = [value] if isinstance(value, str) else value
     if not isinstance(given, list) or not all(isinstance(item, str) for item in given):
         raise InvalidAdapter(f"{FILE}: {name} is {_shown(value)}, but must be a string or a list of strings.")

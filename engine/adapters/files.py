@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,19 +21,31 @@ _PREFIX = "base_model.model."
 _FLOATS = ("F32", "F16", "BF16")
 
 
+_EXPERTS = re.compile(r"\.experts\.(\d|lora_|base_layer)")
+_WRAPPED = ".base_layer"
+# Of a module that holds all experts of a layer, in the order in which PEFT wraps them: the last one is outermost.
+_OF_EXPERTS = ("gate_up_proj", "down_proj")
+
+
 @dataclass(frozen=True, slots=True)
 class Module:
-    """What an adapter adds to a linear module: scale · B A."""
+    """What an adapter adds to a linear module: scale · B A. Of a parameter [E, …] of all experts: of each of them."""
 
     name: str  # in the model, as transformers calls it
-    a: Tensor  # [R, K] float32
-    b: Tensor  # [N, R] float32
+    a: Tensor  # [R, K] float32; of experts [E R, K], expert by expert
+    b: Tensor  # [N, R] float32; of experts [N, R E], rank by rank
     scale: float
     stored: str  # the name of its tensors, but for the ending: for errors
+    num_experts: int = 0  # E; 0: it is no parameter of experts
 
     @property
     def rank(self) -> int:
-        return self.a.shape[0]
+        return self.a.shape[0] // max(1, self.num_experts)
+
+    def of_expert(self, number: int) -> Module:
+        a = self.a.view(self.num_experts, self.rank, -1)[number]
+        b = self.b.view(len(self.b), self.rank, self.num_experts)[:, :, number]
+        return Module(f"{self.name}.{number}", a, b, self.scale, self.stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +67,15 @@ def read_directory(directory: Path, max_rank: int) -> PeftFiles:
         return _read(directory, max_rank)
     except OSError as error:
         raise InvalidAdapter(f"The directory cannot be read: {error.strerror}.") from None
+
+
+def has_experts(directory: Path) -> bool:
+    """Whether tensors of the adapter are of experts; False, too, of a directory that cannot be read."""
+    try:
+        file: Any = safe_open(directory / WEIGHTS, framework="pt")
+    except (SafetensorError, OSError):
+        return False
+    return any(map(_EXPERTS.search, file.keys()))
 
 
 def _read(directory: Path, max_rank: int) -> PeftFiles:
@@ -107,17 +129,44 @@ def _module(file: Any, stored: str, kinds: set[str], config: LoraConfig) -> Modu
     if len(kinds) == 1:
         lacks = "B" if "A.weight" in kinds else "A"
         raise InvalidAdapter(f"{WEIGHTS}: {stored}.lora_{lacks}.weight is missing.")
-    name = stored.removeprefix(_PREFIX)
-    if not config.has(name):
-        raise InvalidAdapter(f"{WEIGHTS}: {stored}.lora_A.weight is of no module that {FILE} targets.")
     # Copies: the file is mapped, and may be replaced under a running server.
     a, b = (file.get_tensor(f"{stored}.lora_{kind}.weight").to(torch.float32, copy=True) for kind in "AB")
+    name = stored.removeprefix(_PREFIX)
+    if (parameter := _parameter_of(name, config)) is not None:
+        return _of_parameter(parameter, a, b, stored, config)
+    if not config.has(name):
+        raise InvalidAdapter(f"{WEIGHTS}: {stored}.lora_A.weight is of no module that {FILE} targets.")
     rank = config.rank_of(name)
     for kind, matrix, axis in (("A", a, 0), ("B", b, 1)):
         if matrix.dim() != 2 or matrix.shape[axis] != rank:
             shape = list(matrix.shape)
             raise InvalidAdapter(f"{WEIGHTS}: {stored}.lora_{kind}.weight has shape {shape}, whose rank is not {rank}.")
     return Module(name, a, b, config.scale_of(name), stored)
+
+
+def _parameter_of(stored: str, config: LoraConfig) -> str | None:
+    """The parameter that tensors are of. PEFT wraps a module once for each of its parameters, and names tensors by
+    the wrapper: those of the first parameter are the innermost. None: they are of a module."""
+    module, depth = stored, 0
+    while module.endswith(_WRAPPED):
+        module, depth = module.removesuffix(_WRAPPED), depth + 1
+    names = _OF_EXPERTS if module.endswith(".experts") else ("weight",)
+    targeted = [name for name in (f"{module}.{own}" for own in names) if config.has_parameter(name)]
+    return targeted[-1 - depth] if depth < len(targeted) else None
+
+
+def _of_parameter(name: str, a: Tensor, b: Tensor, stored: str, config: LoraConfig) -> Module:
+    rank, scale = config.rank_of(name), config.scale_of(name)
+    count = a.shape[0]
+    if a.dim() != 2 or b.dim() != 2 or count % rank or b.shape[1] != count:
+        shapes = f"{list(a.shape)} and {list(b.shape)}"
+        raise InvalidAdapter(
+            f"{WEIGHTS}: {stored}.lora_A.weight and lora_B.weight have shapes {shapes}, which are not of rank {rank} "
+            f"for each expert of {name}."
+        )
+    if name.endswith(".weight"):  # a matrix is a module's, whoever names it
+        return Module(name.removesuffix(".weight"), a, b, scale, stored)
+    return Module(name, a, b, scale, stored, count // rank)
 
 
 def _digest(directory: Path) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from bequest.engine.kernels.cpu_lora import LoraPart
 from bequest.engine.kernels.cpu_weights import QuantisedRows
 from bequest.engine.models.any_config import OwnConfig
 from bequest.engine.models.cutting import Cut, Cutting
-from bequest.engine.models.naming import as_families_name
+from bequest.engine.models.naming import has_turned_experts, named_by_families
 from bequest.engine.models.reader import Matrix
 
 _ENDING = ".weight"
@@ -31,23 +31,35 @@ def fit(
 ) -> dict[int, list[LoraPart]]:
     """What the adapter adds to each product, by the products' numbers. `cutting`: of the model whose part has these
     products. Raises InvalidAdapter."""
-    numbers = RowNumbers(modules)
-    named = as_families_name(numbers, config if cutting is None else cutting.whole)
+    whole = config if cutting is None else cutting.whole
+    numbers = RowNumbers(modules, turned=has_turned_experts(whole))
+    named = named_by_families(numbers, whole)
     sites: dict[int, list[LoraPart]] = {}
     for name in named.names():
-        stored = numbers.nearest(name)
         matrix = matrices.get(name.removesuffix(_ENDING))
         if matrix is None:
-            raise InvalidAdapter(f"{WEIGHTS}: {_told(name, stored)}.")
+            raise InvalidAdapter(f"{WEIGHTS}: {_told(name, numbers.nearest(name))}.")
         try:
             module, rows = numbers.find(named.load(name)[:, 0])
         except RuntimeError:  # rows that do not divide into heads
-            raise _misfit(stored, matrix) from None
+            raise _misfit(numbers.nearest(name), matrix) from None
         columns = slice(None)
         if cutting is not None:
             rows, columns = _own_part(cutting.of(name, (len(rows), module.a.shape[1])), rows)
         sites.setdefault(matrix.site, []).append(_part(module, rows, columns, matrix))
+    _check_experts(modules, matrices)
     return sites
+
+
+def _check_experts(modules: Sequence[Module], matrices: Mapping[str, Matrix]) -> None:
+    """A parameter of all experts is of as many as the model has."""
+    counts = {matrix.num_experts for matrix in matrices.values() if matrix.num_experts}
+    for module in modules:
+        if module.num_experts and module.num_experts not in counts:
+            raise InvalidAdapter(
+                f"{WEIGHTS}: {module.stored}.lora_A.weight is of {module.num_experts} experts, but this model has "
+                f"{max(counts)} of them: the adapter is of another one."
+            )
 
 
 def _own_part(cut: Cut | None, rows: Tensor) -> tuple[Tensor, slice]:
@@ -60,24 +72,41 @@ def _own_part(cut: Cut | None, rows: Tensor) -> tuple[Tensor, slice]:
 
 
 class RowNumbers:
-    """A WeightSource: in place of each module's matrix [N, K] the numbers [N, 1] that its rows have among all."""
+    """A WeightSource: in place of each module's matrix [N, K] the numbers [N, 1] that its rows have among all, and in
+    place of a parameter of experts those of all of them, [E, N, 1], or [E, 1, N] where it is stored `turned`."""
 
     description, dtype = "the adapter", torch.int64
 
-    def __init__(self, modules: Sequence[Module]) -> None:
-        self._modules = {module.name + _ENDING: module for module in modules}
-        ends = accumulate(len(module.b) for module in modules)
-        self._starts = dict(zip(self._modules, (0, *ends), strict=False))
+    def __init__(self, modules: Sequence[Module], *, turned: bool = False) -> None:
+        self._modules = {_tensor_of(module): module for module in modules}
+        counts = [len(module.b) * max(1, module.num_experts) for module in modules]
+        self._starts = (0, *accumulate(counts))
+        self._ranges = dict(zip(self._modules, pairwise(self._starts), strict=True))
+        self._in_order = tuple(self._modules.values())
+        self._turned = turned
+        self._last: tuple[str, Tensor] | None = None  # experts of one parameter are asked for one after another
 
     def names(self) -> Collection[str]:
         return self._modules.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return (len(self._modules[name].b), 1)
+        module = self._modules[name]
+        rows = len(module.b)
+        if not module.num_experts:
+            return (rows, 1)
+        return (module.num_experts, 1, rows) if self._turned else (module.num_experts, rows, 1)
 
     def load(self, name: str) -> Tensor:
-        start = self._starts[name]
-        return torch.arange(start, start + len(self._modules[name].b))[:, None]
+        if self._last is None or self._last[0] != name:
+            numbers = torch.arange(*self._ranges[name])
+            module = self._modules[name]
+            if module.num_experts:
+                numbers = numbers.view(module.num_experts, len(module.b))
+                numbers = numbers[:, None] if self._turned else numbers[:, :, None]
+            else:
+                numbers = numbers[:, None]
+            self._last = (name, numbers)
+        return self._last[1]
 
     def load_codes(self, name: str) -> QuantisedRows | None:
         return None
@@ -85,16 +114,24 @@ class RowNumbers:
     def nearest(self, name: str) -> Module:
         """For errors: the module of this name, or one that a reader makes it of."""
         beside = name.removesuffix(_ENDING).rsplit(".", 1)[0]
-        near = [module for module in self._modules.values() if module.name.startswith(beside)]
-        return self._modules.get(name) or (near or list(self._modules.values()))[0]
+        parents = (beside, beside.rsplit(".", 1)[0]) if ".experts." in name else (beside,)
+        near = [module for parent in parents for module in self._in_order if module.name.startswith(parent)]
+        return self._modules.get(name) or (near or self._in_order)[0]
 
     def find(self, numbers: Tensor) -> tuple[Module, Tensor]:
-        """The module that rows are of, and which of its own they are."""
-        starts = list(self._starts.values())
-        at = bisect_right(starts, int(numbers[0])) - 1
-        module, rows = list(self._modules.values())[at], numbers - starts[at]
+        """The module that rows are of, or the part of it that is one expert's, and which of its own they are."""
+        at = bisect_right(self._starts, int(numbers[0])) - 1
+        module, rows = self._in_order[at], numbers - self._starts[at]
+        if module.num_experts:
+            expert = int(rows[0]) // len(module.b)
+            module, rows = module.of_expert(expert), rows - expert * len(module.b)
         assert int(rows.min()) >= 0 and int(rows.max()) < len(module.b), "no matrix is made of two"
         return module, rows
+
+
+def _tensor_of(module: Module) -> str:
+    """As checkpoints name it."""
+    return module.name if module.num_experts else module.name + _ENDING
 
 
 def _part(module: Module, rows: Tensor, columns: slice, matrix: Matrix) -> LoraPart:
@@ -117,8 +154,6 @@ def _misfit(module: Module, matrix: Matrix) -> InvalidAdapter:
 
 def _told(name: str, module: Module) -> str:
     tensor = f"{module.stored}.lora_A.weight"
-    if ".experts." in name:
-        return f"{tensor} is of an expert, and adapters of experts are not supported"
     if "layers." not in name and "block." not in name:
         return f"{tensor} is of an embedding or of the output, whose adapters are not supported"
     return f"{tensor} is of a module that this model does not have"

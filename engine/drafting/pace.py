@@ -1,8 +1,9 @@
 """How many tokens are worth drafting for a sequence, by what came of its drafts lately.
 
 A step that checks k drafts costs a little more than one that samples once (`DraftCosts`, by the device), and brings as
-many tokens as the drafts were right, and one. Where that does not pay the sequence rests for a while, and each time for
-longer.
+many tokens as the drafts were right, and one. On a GPU the cost is that of the rows for which there are kernels, so
+one more draft may cost nothing, or a third of a step. Where drafts do not pay the sequence rests for a while, and each
+time for longer.
 
 Beside others a draft costs a step more. The step behind the sequence's own is planned for the others before its tokens
 are known, so it sits that one out. Half of the guesses being right is not enough there, and a first try hopes for more.
@@ -55,7 +56,7 @@ class Pace:
         for count in range(1, most + 1):
             chance *= right
             tokens += chance
-            if (here := tokens / (1 + waits + self._costs.check + self._costs.row * count)) > gain:
+            if (here := tokens / (waits + self._costs.of(count, beside=self.beside))) > gain:
                 best, gain = count, here
         return best
 

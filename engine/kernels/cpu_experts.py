@@ -25,6 +25,7 @@ from bequest.engine.kernels.cpu_weights import (
 from bequest.engine.types.scoring import Scoring
 
 SCORING_CODES: dict[Scoring, int] = {"softmax": 0, "sigmoid": 1}
+_NO_SITE = -1
 RoutingRule = tuple[int, int, int, int, int, int, bool, float]
 
 
@@ -48,6 +49,15 @@ class PackedExperts:
     @property
     def nbytes(self) -> int:
         return self._storage.nbytes
+
+    @property
+    def site(self) -> int | None:
+        """The number that adapters know expert 0's by."""
+        return None if self._matrices.site == _NO_SITE else self._matrices.site
+
+    @site.setter
+    def site(self, site: int | None) -> None:
+        self._matrices.site = _NO_SITE if site is None else site
 
 
 def _made(
@@ -121,7 +131,7 @@ def expert_gated(x: Tensor, experts: PackedExperts, ids: Tensor, weights: Tensor
     first = experts.each[0]
     _check_rows(x, ids.shape[0], first.in_features)
     out = torch.empty(ids.numel(), first.out_features // 2)
-    chosen = _chosen(ids, weights)
+    chosen = chosen_experts(ids, weights)
     _C.expert_gated(experts._matrices, chosen, x.data_ptr(), ACTIVATION_CODES[activation], out.data_ptr())
     return out
 
@@ -131,7 +141,7 @@ def expert_summed(x: Tensor, experts: PackedExperts, ids: Tensor, weights: Tenso
     first = experts.each[0]
     _check_rows(x, ids.numel(), first.in_features)
     out = torch.empty(ids.shape[0], first.out_features)
-    _C.expert_summed(experts._matrices, _chosen(ids, weights), x.data_ptr(), out.data_ptr())
+    _C.expert_summed(experts._matrices, chosen_experts(ids, weights), x.data_ptr(), out.data_ptr())
     return out
 
 
@@ -150,7 +160,7 @@ def _check_rows(rows: Tensor, count: int, width: int) -> None:
     assert rows.shape == (count, width), (tuple(rows.shape), count, width)
 
 
-def _chosen(ids: Tensor, weights: Tensor) -> _C.ChosenExperts:
+def chosen_experts(ids: Tensor, weights: Tensor) -> _C.ChosenExperts:
     num_tokens, top_k = ids.shape
     assert ids.dtype is torch.int32 and ids.is_contiguous() and ids.is_cpu, ids.dtype
     assert weights.dtype is torch.float32 and weights.is_contiguous() and weights.shape == ids.shape, weights.shape

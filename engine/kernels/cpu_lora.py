@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from bequest.engine import _C
+from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
+from bequest.engine.kernels.cpu_experts import PackedExperts, chosen_experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,26 @@ class LoraRows:
         result = fused()
         result[rows] = plain()[rows]
         return result
+
+    def is_among(self, up: int, down: int) -> bool:
+        """Whether something may be added to a product of some expert."""
+        return self._rows.is_among(up, down)
+
+    def experts(
+        self,
+        up_and_down: tuple[PackedExperts, PackedExperts],
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        activation: str,
+    ) -> Tensor:
+        """x [T, H] → what the experts ids [T, K] make of it, times weights [T, K], added by rank: [T, H]."""
+        assert x.dtype is torch.float32 and x.is_contiguous() and x.dim() == 2, x.shape
+        out = torch.empty(ids.shape[0], up_and_down[1].each[0].out_features)
+        matrices = (up_and_down[0]._matrices, up_and_down[1]._matrices)
+        chosen = chosen_experts(ids, weights)
+        self._rows.experts(matrices, chosen, x.data_ptr(), ACTIVATION_CODES[activation], out.data_ptr())
+        return out
 
     def add(self, site: int, x: Tensor, y: Tensor) -> None:
         """To the product y [T, N] of x [T, K], in place."""

@@ -130,7 +130,8 @@ def set_adapters(of: StackStep, rows: LoraRows) -> None:
     of.set_adapters(rows._rows)
 
 
-def _embedding(ids: Tensor, table: PackedWeight, factor: float, rows: Tensor | None) -> StackEmbedding:
+def embedding(ids: Tensor, table: PackedWeight, factor: float, rows: Tensor | None) -> StackEmbedding:
+    """Rows ids int32 [T] of the table [V, H] times a factor, and rows float32 [P, H] by position that are added."""
     assert ids.dtype is torch.int32 and ids.is_contiguous()
     added, count = 0, 0
     if rows is not None:
@@ -150,8 +151,11 @@ class LayerStack:
     def add(self, index: int, sublayers: Sequence[StackSublayer]) -> None:
         self._stack.add(index, list(sublayers))
 
-    def run(self, step: StackStep, total: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Over the stream total + added, [T, H] float32 each, changed in place. Returns what they are then."""
+    def run(
+        self, step: StackStep, total: Tensor, added: Tensor | None, experts_read: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Over the stream total + added, [T, H] float32 each, changed in place. Returns what they are then. How many
+        experts all layers read is added to experts_read [1] int64."""
         pending = added is not None
         added = torch.empty_like(total) if added is None else added
         for rows in (total, added):
@@ -159,22 +163,26 @@ class LayerStack:
             assert rows.shape == (step.num_tokens, self._hidden), rows.shape
         stream = _C.StackStream(total.data_ptr(), added.data_ptr(), pending, total.shape[0])
         self._stack.run(step, stream, None)
+        _count(stream, experts_read)
         return total[: stream.num_rows], added[: stream.num_rows] if stream.pending else None
 
     def run_from(
-        self, step: StackStep, ids: Tensor, table: PackedWeight, factor: float, rows: Tensor | None
+        self, step: StackStep, start: StackEmbedding, experts_read: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Over a stream that begins with rows ids int32 [T] of the table [V, H] times a factor, and rows float32
-        [P, H] by position that are added to them."""
-        assert ids.shape == (step.num_tokens,) and table.in_features == self._hidden, (ids.shape, table)
-        embedding = _embedding(ids, table, factor, rows)
+        """The same over a stream that begins with these rows, one for each token."""
         # Of numpy: torch lets go of the GIL for every array it makes, and whoever takes it then keeps it for longer
         # than all of this lasts.
         total, added = np.empty((2, step.num_tokens, self._hidden), np.float32)
         stream = _C.StackStream(address(total), address(added), False, step.num_tokens)
-        self._stack.run(step, stream, embedding)
+        self._stack.run(step, stream, start)
+        _count(stream, experts_read)
         left = stream.num_rows
         return torch.from_numpy(total)[:left], torch.from_numpy(added)[:left] if stream.pending else None
+
+
+def _count(stream: _C.StackStream, experts_read: Tensor | None) -> None:
+    if experts_read is not None and stream.num_experts_read:
+        experts_read += stream.num_experts_read
 
 
 def linear_into_cache(

@@ -36,24 +36,28 @@ class Product:
     scales: Tensor | None = None  # [N] float32
     site: int | None = None  # the number that adapters know it by
     groups: Tensor | None = None  # engine.kernels.cuda_int4
+    fine_codec: int = 0  # of codes with fine scales (engine.kernels.cuda_fine), which have scales and groups
 
     @property
     def bits(self) -> int:
         """Of a weight."""
-        return 4 if self.groups is not None else 16 if self.scales is None else 8
+        if self.groups is not None:
+            return 4 if self.fine_codec <= 1 else 8
+        return 16 if self.scales is None else 8
 
     @property
     def in_features(self) -> int:
-        return self.weight.shape[-1] * (2 if self.groups is not None else 1)
+        return self.weight.shape[-1] * (2 if self.groups is not None and self.bits == 4 else 1)
 
     def arguments(self, outputs: int, depth: int, *num_experts: int) -> _C.Product:
         bias = 0 if self.bias is None else cuda.address_of(self.bias, _BF16, outputs)
-        if self.groups is not None:
-            codes = cuda.address_of(self.weight, torch.uint8, outputs, depth // 2)
-            return codes, bias, outputs, depth, 0, cuda.address_of(self.groups, torch.int32, *self.groups.shape)
-        dtype = _BF16 if self.scales is None else FP8
         scales = 0 if self.scales is None else cuda.address_of(self.scales, torch.float32, outputs)
-        return (cuda.address_of(self.weight, dtype, *num_experts, outputs, depth), bias, outputs, depth, scales, 0)
+        if self.groups is not None:
+            codes = cuda.address_of(self.weight, torch.uint8, outputs, depth * self.bits // 8)
+            groups = cuda.address_of(self.groups, torch.int32, *self.groups.shape)
+            return codes, bias, outputs, depth, scales, groups, self.fine_codec
+        dtype = _BF16 if self.scales is None else FP8
+        return (cuda.address_of(self.weight, dtype, *num_experts, outputs, depth), bias, outputs, depth, scales, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +78,14 @@ class Choice:
     factor: float
     shared: tuple[Product, Product] | None = None  # [2 I, H] and [H, I] of an expert that every row takes
 
-    def arguments(self, hidden: int, inner: int) -> _C.ChainExperts:
+    def arguments(self, hidden: int, inner: int, num_read: Tensor | None) -> _C.ChainExperts:
         router = self.router.arguments(self.router.weight.shape[0], hidden)
-        up, down = _NO_PRODUCT, _NO_PRODUCT
+        up: _C.Product = _NO_PRODUCT
+        down: _C.Product = _NO_PRODUCT
         if self.shared is not None:
             up, down = self.shared[0].arguments(2 * inner, hidden), self.shared[1].arguments(hidden, inner)
-        return router, self.top_k, self.renormalises, self.factor, up, down
+        counter = 0 if num_read is None else cuda.address_of(num_read, torch.int64, 1)
+        return router, self.top_k, self.renormalises, self.factor, up, down, counter
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +113,7 @@ class Deltas:
 
     def fits(self, product: Product) -> bool:
         found = None if product.site is None else self.sites.get(product.site)
-        return found is None or len(found.shape.ends) <= _MOST_DELTA_PARTS
+        return found is None or (found.shape.is_even and len(found.shape.ends) <= _MOST_DELTA_PARTS)
 
     def arguments(self, num_tokens: int, tail: Tail, head: Head | None) -> _C.ChainDeltas:
         def at(product: Product) -> _C.CudaLoraSite | None:
@@ -124,9 +130,10 @@ def make_scratch(device: torch.device) -> Tensor:
     return torch.zeros(_C.cuda_chain_scratch_bytes, dtype=torch.uint8, device=device)
 
 
-def has_kernel(attended: int, hidden: int, inner: int, *, bits: int = 16) -> bool:
-    """Whether there is a kernel for a few rows of a model of these sizes: A, H and I; bits: of a weight"""
-    return _C.cuda_can_chain(attended, hidden, inner, bits)
+def has_kernel(attended: int, hidden: int, inner: int, *, bits: int = 16, fine: bool = False) -> bool:
+    """Whether there is a kernel for a few rows of a model of these sizes: A, H and I; bits: of a weight; fine: in codes
+    with fine scales"""
+    return _C.cuda_can_chain(attended, hidden, inner, bits, fine)
 
 
 def has_delta_kernel(attended: int, hidden: int, inner: int, most_rank: int) -> bool:
@@ -153,8 +160,10 @@ def run(
     head: Head | None,
     scratch: Tensor,
     deltas: Deltas | None = None,
+    num_read: Tensor | None = None,
 ) -> Tensor | None:
-    """residual [T, H] += all that the tail makes of attended [T, A]; the projection [T, Q] of the next layer's head."""
+    """residual [T, H] += all that the tail makes of attended [T, A]; the projection [T, Q] of the next layer's head.
+    The experts that the row takes are counted in num_read [1] int64."""
     num_tokens, depth = attended.shape
     hidden, inner = residual.shape[1], tail.down.in_features
     leading = tail.down.weight.shape[:-2]  # E, where there are experts
@@ -175,7 +184,7 @@ def run(
             tail.gate_up.arguments(2 * inner, hidden, *leading),
             ACTIVATION_CODES[tail.activation],
             tail.down.arguments(hidden, inner, *leading),
-            None if tail.choice is None else tail.choice.arguments(hidden, inner),
+            None if tail.choice is None else tail.choice.arguments(hidden, inner, num_read),
             None if deltas is None else deltas.arguments(num_tokens, tail, head),
         ),
         following,

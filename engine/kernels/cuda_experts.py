@@ -66,8 +66,8 @@ class ExpertMatrices:
         return address, bias, outputs, depth, _DTYPE_CODES[weight.dtype]
 
 
-def route(logits: Tensor, rule: RoutingRule) -> ExpertChoice:
-    """The experts of each token, best first, by logits [T, E]."""
+def route(logits: Tensor, rule: RoutingRule, num_read: Tensor | None = None) -> ExpertChoice:
+    """The experts of each token, best first, by logits [T, E]. How many are taken is added to num_read [1] int64."""
     num_tokens, num_experts = logits.shape
     sizes = (num_tokens, rule.top_k, num_experts)
     choice = ExpertChoice(
@@ -89,6 +89,7 @@ def route(logits: Tensor, rule: RoutingRule) -> ExpertChoice:
             rule.factor,
         ),
         choice.arguments(),
+        0 if num_read is None else address_of(num_read, torch.int64, 1),
         current_stream(),
     )
     return choice
@@ -109,6 +110,41 @@ def gated(
         choice.arguments(),
         ACTIVATION_CODES[activation],
         address_of(out, x.dtype, num_tokens * top_k, outputs // 2),
+        current_stream(),
+    )
+    return out
+
+
+def products(x: Tensor, matrices: ExpertMatrices, choice: ExpertChoice, *, shares_rows: bool) -> Tensor:
+    """x [T, D] if the pairs of a token share a row, else [T K, D] → the product of each pair, [T K, N]. REQUIRES: a
+    kernel ahead has waited for the choice."""
+    num_tokens, top_k = choice.ids.shape
+    num_experts, outputs, depth = matrices.weight.shape
+    assert num_experts == choice.num_experts, (num_experts, choice.num_experts)
+    out = torch.empty(num_tokens * top_k, outputs, dtype=x.dtype, device=x.device)
+    rows = num_tokens if shares_rows else num_tokens * top_k
+    _C.cuda_expert_products(
+        address_of(x, matrices.weight.dtype, rows, depth),
+        matrices.arguments(),
+        choice.arguments(),
+        shares_rows,
+        out.data_ptr(),
+        current_stream(),
+    )
+    return out
+
+
+def sum_products(products: Tensor, choice: ExpertChoice) -> Tensor:
+    """[T K, N] → [T, N]: a token's products times what they count, added by rank."""
+    num_tokens, top_k = choice.ids.shape
+    _, columns = products.shape
+    out = torch.empty(num_tokens, columns, dtype=products.dtype, device=products.device)
+    _C.cuda_sum_expert_products(
+        address_of(products, products.dtype, num_tokens * top_k, columns),
+        columns,
+        _DTYPE_CODES[products.dtype],
+        choice.arguments(),
+        out.data_ptr(),
         current_stream(),
     )
     return out

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bequest.engine import _C
-from bequest.engine.kernels import cuda
+from bequest.engine.kernels import cuda, cuda_tiles
 from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
+from bequest.engine.kernels.cuda_tiles import TileFormat
 from bequest.engine.kernels.hidden_tap import LayerTap, TapArguments, tap_arguments
 from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.kernels.streams import current_stream
@@ -27,7 +28,7 @@ torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 MOST_STREAMED_ROWS = 4  # csrc/ops/cuda/skinny_linear.h
 _CODES_UNIT = 512  # of K, the same
 _BF16 = torch.bfloat16
-_BF16_CODE = 1  # csrc/core/dtype.h
+_BF16_CODE, _FP8_CODE = 1, 2  # csrc/core/dtype.h
 _STORE, _ADD, _GATE = range(3)  # SkinnyResult
 
 
@@ -41,8 +42,20 @@ class RowNorm:
     offset: float = 0.0  # of the weight, which a chain of a layer with experts can add; products cannot
 
 
+def tile_format(x: Tensor, weight: Tensor, *, normed: bool = False) -> TileFormat | None:
+    """How the product of x [T, K] with weight [N, K] is multiplied in tiles (csrc/ops/cuda/tile_linear.h), if it is;
+    `normed`: with a norm in front. With a weight in float8 a batch of more rows is rounded to it."""
+    if x.dtype is not _BF16:
+        return None
+    sizes = x.shape[0], weight.shape[0], weight.shape[1]
+    formats = (TileFormat.FLOAT8, TileFormat.FLOAT8_ROWS) if weight.dtype is FP8 else (TileFormat.BFLOAT16,)
+    return next((each for each in formats if cuda_tiles.is_tile_product(*sizes, each, normed=normed)), None)
+
+
 def is_fused(x: Tensor, weight: Tensor, *, normed: bool = False) -> bool:
     """Whether the product of x [T, K] with weight [N, K] is our own, fused ones too; `normed`: with a norm in front."""
+    if tile_format(x, weight, normed=normed) is not None:
+        return True
     sizes = x.shape[0], weight.shape[0], weight.shape[1]
     if weight.dtype is FP8 and (x.shape[0] > MOST_STREAMED_ROWS or weight.shape[1] % _CODES_UNIT):
         return False
@@ -50,11 +63,13 @@ def is_fused(x: Tensor, weight: Tensor, *, normed: bool = False) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
-    """x [T, K] · weight [N, K]ᵀ + bias [N] → [T, N]. With a weight in float8 more than a few rows are rounded to it."""
-    if scales is not None and not is_fused(x, weight):
+    """x [T, K] · weight [N, K]ᵀ + bias [N] → [T, N]. With a weight in float8 many rows are rounded to it."""
+    is_ours = is_fused(x, weight)
+    if scales is not None and not is_ours:
         return _scaled_linear(x, weight, scales, bias)
-    is_ours = scales is not None or _C.cuda_is_skinny_product(x.shape[0], weight.shape[0], weight.shape[1])
-    if x.dtype is not _BF16 or not is_ours:
+    if x.dtype is _BF16 and not is_ours:
+        is_ours = _C.cuda_is_skinny_product(x.shape[0], weight.shape[0], weight.shape[1])
+    if not is_ours:
         return F.linear(x, weight, bias)
     out = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
     _multiply(x, weight, bias, out, _STORE, scales=scales)
@@ -132,11 +147,17 @@ def _multiply(
     if norm is not None:
         tap = tap_arguments(norm.tap, num_tokens, depth, _BF16)
         normed = (cuda.address_of(norm.weight, _BF16, depth), norm.eps, tap)
-    _C.cuda_skinny_linear(
-        (cuda.address_of(x, _BF16, num_tokens, depth), num_tokens, depth, _BF16_CODE),
-        (cuda.address_of(weight, stored, num_outputs, depth), bias_address, num_outputs, depth, scales_address, 0),
-        cuda.address_of(out, _BF16, num_tokens, num_outputs // 2 if result == _GATE else num_outputs),
-        (result, ACTIVATION_CODES[activation]),
-        normed,
-        current_stream(),
-    )
+    product = (cuda.address_of(weight, stored, num_outputs, depth), bias_address, num_outputs, depth, scales_address, 0)
+    to = cuda.address_of(out, _BF16, num_tokens, num_outputs // 2 if result == _GATE else num_outputs)
+    finish = (result, ACTIVATION_CODES[activation])
+    tiles = tile_format(x, weight, normed=norm is not None)
+    if tiles is TileFormat.FLOAT8_ROWS:
+        codes, row_scales = float8_rows(x)
+        rows = (codes.data_ptr(), num_tokens, depth, _FP8_CODE)
+        _C.cuda_tile_linear(rows, row_scales.data_ptr(), product, to, finish, None, current_stream())
+        return
+    rows = (cuda.address_of(x, _BF16, num_tokens, depth), num_tokens, depth, _BF16_CODE)
+    if tiles is not None:
+        _C.cuda_tile_linear(rows, 0, product, to, finish, normed, current_stream())
+    else:
+        _C.cuda_skinny_linear(rows, product, to, finish, normed, current_stream())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ _RANKS = 16
 _MOST_PARTS = 8
 _PIECE = 1024
 _BF16 = torch.bfloat16
+_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/core/dtype.h
 
 
 def rounded_rank(rank: int) -> int:
@@ -27,10 +28,12 @@ def rounded_rank(rank: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SiteShape:
-    """A product of the layers: the columns of its matrices, one behind another, and what they read."""
+    """A product of the layers: the columns of its matrices, one behind another, and what they read. Or one of each of
+    a layer's experts."""
 
     ends: tuple[int, ...]  # [P]: the column behind each matrix
     in_features: int
+    num_experts: int = 1
 
     @property
     def out_features(self) -> int:
@@ -38,25 +41,59 @@ class SiteShape:
 
     @property
     def has_kernel(self) -> bool:
-        return len(self.ends) <= _MOST_PARTS and self.in_features % 32 == 0 and all(end % 8 == 0 for end in self.ends)
+        return len(self.ends) <= _MOST_PARTS
+
+    @property
+    def is_even(self) -> bool:
+        """As tensor cores take it."""
+        return self.in_features % 32 == 0 and all(end % 8 == 0 for end in self.ends)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedPart:
     """What an adapter adds to one matrix of a product, as slots hold it, in the host's memory."""
 
-    a: Tensor  # [R, K] bfloat16, R a multiple of 16
-    b: Tensor  # [R / 16, C, 16] bfloat16
+    a: Tensor  # [R, K] in the dtype of the product, R a multiple of 16
+    b: Tensor  # [R / 16, C, 16]
     rank: int
     scale: float
 
     @classmethod
-    def of(cls, a: Tensor, b: Tensor, scale: float) -> PackedPart:
+    def of(cls, a: Tensor, b: Tensor, scale: float, dtype: torch.dtype = _BF16) -> PackedPart:
         """Of a [rank, K] and b [rank, C] float32."""
         padding = (0, 0, 0, rounded_rank(len(a)) - len(a))
-        rows = torch.nn.functional.pad(b, padding).to(_BF16)  # [R, C]
+        rows = torch.nn.functional.pad(b, padding).to(dtype)  # [R, C]
         chunks = rows.view(len(rows) // _RANKS, _RANKS, b.shape[1]).transpose(1, 2).contiguous()
-        return cls(torch.nn.functional.pad(a, padding).to(_BF16), chunks, len(a), scale)
+        return cls(torch.nn.functional.pad(a, padding).to(dtype), chunks, len(a), scale)
+
+    @property
+    def nbytes(self) -> int:
+        return self.a.nbytes + self.b.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class PackedExperts:
+    """The same of a product of each expert: parts that some lack are zeros."""
+
+    a: Tensor  # [E, P, R, K]
+    b: Tensor  # [E, R / 16, N, 16]
+    ranks: Sequence[int]  # [E P]
+    scales: Sequence[float]  # [E P]
+
+    @classmethod
+    def of(cls, shape: SiteShape, parts: Mapping[tuple[int, int], PackedPart]) -> PackedExperts:
+        """By expert and part."""
+        num_parts, first = len(shape.ends), next(iter(parts.values()))
+        most = max(len(part.a) for part in parts.values())
+        a = first.a.new_zeros(shape.num_experts, num_parts, most, shape.in_features)
+        b = first.b.new_zeros(shape.num_experts, most // _RANKS, shape.out_features, _RANKS)
+        ranks, scales = [0] * (shape.num_experts * num_parts), [0.0] * (shape.num_experts * num_parts)
+        for (expert, at), part in parts.items():
+            begin, end = (0, *shape.ends)[at : at + 2]
+            a[expert, at, : len(part.a)] = part.a
+            b[expert, : len(part.b), begin:end] = part.b
+            ranks[expert * num_parts + at], scales[expert * num_parts + at] = part.rank, part.scale
+        return cls(a, b, ranks, scales)
 
     @property
     def nbytes(self) -> int:
@@ -66,19 +103,26 @@ class PackedPart:
 class SiteSlots:
     """What all slots hold for one product. Slots are written by whoever loads an adapter, beside steps of others."""
 
-    def __init__(self, shape: SiteShape, num_slots: int, most_rank: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        shape: SiteShape,
+        num_slots: int,
+        most_rank: int,
+        device: torch.device,
+        dtype: torch.dtype = _BF16,
+    ) -> None:
         """`most_rank`: rounded"""
-        parts = len(shape.ends)
-        self.shape, self._most_rank = shape, most_rank
-        self._a = torch.zeros(num_slots, parts, most_rank, shape.in_features, dtype=_BF16, device=device)
+        parts, num_products = len(shape.ends), num_slots * shape.num_experts
+        self.shape, self.dtype, self.num_slots, self._most_rank = shape, dtype, num_slots, most_rank
+        self._a = torch.zeros(num_products, parts, most_rank, shape.in_features, dtype=dtype, device=device)
         chunks = (most_rank // _RANKS, shape.out_features, _RANKS)
-        self._b = torch.zeros(num_slots, *chunks, dtype=_BF16, device=device)
-        self._ranks = torch.zeros(num_slots, parts, dtype=torch.int32, device=device)
-        self._scales = torch.zeros(num_slots, parts, dtype=torch.float32, device=device)
+        self._b = torch.zeros(num_products, *chunks, dtype=dtype, device=device)
+        self._ranks = torch.zeros(num_slots, shape.num_experts * parts, dtype=torch.int32, device=device)
+        self._scales = torch.zeros(num_slots, shape.num_experts * parts, dtype=torch.float32, device=device)
         self._site = _C.CudaLoraSite(
             (self._a.data_ptr(), self._b.data_ptr(), self._ranks.data_ptr(), self._scales.data_ptr()),
             shape.ends,
-            (num_slots, most_rank, shape.in_features, shape.out_features),
+            (num_products, most_rank, shape.in_features, shape.out_features, _DTYPE_CODES[dtype]),
         )
 
     @property
@@ -96,28 +140,35 @@ class SiteSlots:
         self._a[slot, part, : len(packed.a)].copy_(packed.a)
         self._b[slot, : len(packed.b), first : self.shape.ends[part]].copy_(packed.b)
 
+    def write_experts(self, slot: int, packed: PackedExperts) -> None:
+        """The same of all experts."""
+        experts = slice(slot * self.shape.num_experts, (slot + 1) * self.shape.num_experts)
+        self._a[experts, :, : packed.a.shape[2]].copy_(packed.a)
+        self._b[experts, : packed.b.shape[1]].copy_(packed.b)
+        self.describe(slot, packed.ranks, packed.scales)
+
     def describe(self, slot: int, ranks: Sequence[int], scales: Sequence[float]) -> None:
-        """Of all parts; a rank of 0 says that nothing is added."""
+        """Of all parts, of every expert; a rank of 0 says that nothing is added."""
         self._ranks[slot].copy_(torch.tensor([rounded_rank(rank) for rank in ranks], dtype=torch.int32))
         self._scales[slot].copy_(torch.tensor(scales, dtype=torch.float32))
 
     def add(self, x: Tensor, y: Tensor, tiles: LoraTiles) -> None:
-        """To the product y [T, N] of x [T, K], in place."""
+        """To the product y [T, N] of x [T, K], in place; of x [T / rows_of_x, K] where tiles share rows."""
         self.expand(self.shrink(x, tiles), y, tiles)
 
     def shrink(self, x: Tensor, tiles: LoraTiles) -> Tensor:
-        """What `expand` takes of x [T, K]."""
-        num_rows, depth = x.shape[0], self.shape.in_features
+        """What `expand` takes of x."""
+        num_rows, depth = x.shape[0] * tiles.rows_of_x, self.shape.in_features
         width = len(self.shape.ends) * self._most_rank
         shrunk = torch.empty(-(-depth // _PIECE), num_rows, width, dtype=torch.float32, device=x.device)
-        rows = address_of(x, _BF16, num_rows, depth)
+        rows = address_of(x, self.dtype, x.shape[0], depth)
         _C.cuda_lora_shrink(rows, shrunk.data_ptr(), num_rows, self._site, tiles.arguments, current_stream())
         return shrunk
 
     def expand(self, shrunk: Tensor, y: Tensor, tiles: LoraTiles) -> None:
         """y [T, N] gets what its rows' slots add."""
         num_rows = y.shape[0]
-        rows = address_of(y, _BF16, num_rows, self.shape.out_features)
+        rows = address_of(y, self.dtype, num_rows, self.shape.out_features)
         _C.cuda_lora_expand(rows, shrunk.data_ptr(), num_rows, self._site, tiles.arguments, current_stream())
 
 
@@ -128,10 +179,15 @@ class LoraTiles:
     rows: Tensor  # [T] int32
     tiles: Tensor  # [at least 1 + most_tiles, 3] int32, as `write_tiles` leaves them
     most_tiles: int
+    rows_of_x: int = 1  # so many rows of a product follow each other that read the same row
+    made_in_step: bool = False  # by a kernel of the step
 
     @property
     def arguments(self) -> _C.LoraTiles:
-        return self.rows.data_ptr(), self.tiles.data_ptr(), self.most_tiles
+        return self.rows.data_ptr(), self.tiles.data_ptr(), self.most_tiles, self.rows_of_x, self.made_in_step
+
+    def sharing(self, rows_of_x: int) -> LoraTiles:
+        return replace(self, rows_of_x=rows_of_x)
 
 
 class LoraRows:
@@ -139,12 +195,39 @@ class LoraRows:
     alone."""
 
     def __init__(self, sites: Mapping[int, SiteSlots], tiles: LoraTiles, slots: Tensor, most_rank: int) -> None:
-        """slots [T] int32: of each row, -1 for none; most_rank: rounded"""
+        """slots [T] int32: of each row, -1 for none; most_rank: rounded. Experts have the site of the first one."""
         self.sites, self.slots, self.most_rank = sites, slots, most_rank
         self._tiles = tiles
 
     def is_at(self, site: int) -> bool:
         return site in self.sites
+
+    def is_among(self, up: int, down: int) -> bool:
+        return up in self.sites or down in self.sites
+
+    def tiles_of_experts(self, ids: Tensor, num_experts: int) -> LoraTiles:
+        """Of pairs of tokens and the experts ids [T, K] int32, made on the device."""
+        num_tokens, top_k = ids.shape
+        num_slots = next(iter(self.sites.values())).num_slots
+        pairs, device = num_tokens * top_k, ids.device
+        most = most_tiles(pairs, num_slots * num_experts)
+        places = torch.empty(num_slots * num_experts, dtype=torch.int32, device=device)
+        rows = torch.empty(max(1, pairs), dtype=torch.int32, device=device)
+        tiles = torch.empty(1 + most, 3, dtype=torch.int32, device=device)
+        _C.cuda_lora_expert_tiles(
+            address_of(self.slots[:num_tokens], torch.int32, num_tokens),
+            address_of(ids, torch.int32, num_tokens, top_k),
+            (num_tokens, top_k, num_experts, num_slots),
+            places.data_ptr(),
+            (rows.data_ptr(), tiles.data_ptr()),
+            current_stream(),
+        )
+        return LoraTiles(rows, tiles, most, made_in_step=True)
+
+    def add_to_experts(self, site: int | None, x: Tensor, y: Tensor, tiles: LoraTiles) -> None:
+        """To the products y of pairs, in place, if slots hold anything for them."""
+        if site is not None and site in self.sites:
+            self.sites[site].add(x, y, tiles)
 
     def add(self, site: int, x: Tensor, y: Tensor) -> None:
         self.sites[site].add(x, y, self._tiles)

@@ -106,7 +106,7 @@ class CudaSampler:
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
         assert _UPDATE.size == _C.cuda_row_update_bytes
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._device = device
         self._rows = torch.zeros(num_rows * _C.cuda_sampler_row_bytes, dtype=torch.uint8, device=device)
         self.last_tokens = torch.full((num_rows,), -1, dtype=torch.int32, device=device)
@@ -123,9 +123,9 @@ class CudaSampler:
         With a rule the row samples items of a catalogue, then end tokens, and is bad after those.
         """
         self._check(spec)
-        assert rule is None or rule.catalogue.vocab_size <= self._vocab_size
+        assert rule is None or rule.catalogue.vocab_size <= self.vocab_size
         draw, penalties = spec.draw, spec.penalties
-        lists = _lay_out(spec, self._vocab_size)
+        lists = _lay_out(spec, self.vocab_size)
         storage = torch.empty(lists.size, dtype=torch.int32, device=self._device) if lists.size else None
         greedy = draw.greedy
         last_token = spec.output_token_ids[-1] if spec.output_token_ids else -1
@@ -137,7 +137,7 @@ class CudaSampler:
             0.0 if greedy else float(np.float32(1) / np.float32(draw.temperature)),
             draw.top_p,
             float(np.float32(math.log(min_p)) * np.float32(temperature)) if min_p > 0 else -math.inf,
-            min(draw.top_k, self._vocab_size),
+            min(draw.top_k, self.vocab_size),
             *(penalties.presence, penalties.frequency, penalties.repetition, draw.choice),
             *(_GREEDY if greedy else _DRAWS, spec.bounds.min_tokens, len(spec.output_token_ids)),
             *lists.layout,
@@ -210,7 +210,7 @@ class CudaSampler:
         """
         num = logits.shape[0]
         assert not self._updates, "flush() the sampler first"
-        assert logits.shape == (num, self._vocab_size), (tuple(logits.shape), num, self._vocab_size)
+        assert logits.shape == (num, self.vocab_size), (tuple(logits.shape), num, self.vocab_size)
         for array in (rows, positions) if drafts is None else (rows, positions, drafts):
             assert array.is_cuda and array.dtype is torch.int32 and array.is_contiguous() and array.shape == (num,)
         if tokens is None:
@@ -220,12 +220,28 @@ class CudaSampler:
         assert tokens.shape == bad.shape == (num,) and tokens.dtype is torch.int32 and bad.dtype is torch.bool
         if masks is not None:
             assert masks.is_cuda and masks.dtype is torch.int32 and masks.is_contiguous()
-            assert masks.shape == (num, mask_words(self._vocab_size))
+            assert masks.shape == (num, mask_words(self.vocab_size))
         masked = 0 if masks is None else masks.data_ptr()
         out = (tokens.data_ptr(), bad.data_ptr())
         by = (rows.data_ptr(), positions.data_ptr(), 0 if drafts is None else drafts.data_ptr())
         self._bound.sample(logit_rows(logits), by, masked, out, current_stream())
         return tokens, bad
+
+    def guess(self, logits: Tensor, rows: Tensor, positions: Tensor, guessed: Tensor) -> Tensor:
+        """What `sample` would choose for logits [N, V] of distinct rows, which stay as they are: tokens int32 [N].
+
+        Where that is bad, or the row is -1, it is 0; the others' go to guessed int32 [num_rows], too.
+        """
+        num = logits.shape[0]
+        assert not self._updates, "flush() the sampler first"
+        assert logits.shape == (num, self.vocab_size), (tuple(logits.shape), num, self.vocab_size)
+        for array, size in ((rows, num), (positions, num), (guessed, len(self.last_tokens))):
+            assert array.is_cuda and array.dtype is torch.int32 and array.is_contiguous() and array.shape == (size,)
+        tokens = torch.empty(num, dtype=torch.int32, device=self._device)
+        bad = torch.empty(num, dtype=torch.bool, device=self._device)
+        by, out = (rows.data_ptr(), positions.data_ptr(), 0), (tokens.data_ptr(), bad.data_ptr())
+        self._bound.guess(logit_rows(logits), by, guessed.data_ptr(), out, current_stream())
+        return tokens
 
     def _check(self, spec: RowSpec) -> None:
         bounds = spec.bounds
@@ -240,5 +256,5 @@ class CudaSampler:
         named += spec.output_token_ids
         if bounds.bad_words or spec.penalties.repetition != 1:
             named += spec.prompt_token_ids
-        if named and not 0 <= min(named) <= max(named) < self._vocab_size:
+        if named and not 0 <= min(named) <= max(named) < self.vocab_size:
             raise _C.Error("sampler: a token is outside the vocabulary")

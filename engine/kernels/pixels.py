@@ -9,8 +9,11 @@ from bequest.engine.types.image import Rgb
 
 
 def resize(image: Rgb, size: tuple[int, int], filter_: int) -> Rgb:
-    """[height, width, 3] → [*size, 3], by a filter of Pillow's number 1 to 5. In the caller's thread."""
+    """[height, width, 3] → [*size, 3], by a filter of Pillow's number 1 to 5. The image may be a view of pixels that
+    have a fourth byte each."""
     assert image.ndim == 3 and image.shape[2] == 3 and image.dtype == np.uint8
-    given, made = np.ascontiguousarray(image), np.empty((*size, 3), np.uint8)
-    _C.resize_pixels(given.ctypes.data, (given.shape[0], given.shape[1]), made.ctypes.data, size, filter_)
+    height, width = image.shape[:2]
+    pixel = 4 if image.strides == (4 * width, 4, 1) else 3
+    given, made = image if pixel == 4 else np.ascontiguousarray(image), np.empty((*size, 3), np.uint8)
+    _C.resize_pixels(given.ctypes.data, (height, width), pixel, made.ctypes.data, size, filter_)
     return made

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from bequest.engine.layers.parts import Activation
+from bequest.engine.layers.parts import Activation, Chosen
+from bequest.engine.layers.spec import Experts
 from bequest.engine.layers.step_adapters import Finish, StepAdapters
 from bequest.engine.layers.weight import Weight
 
@@ -14,6 +15,14 @@ def adapted(weight: Weight, adapters: StepAdapters | None) -> Weight:
     if adapters is None or weight.site is None or not adapters.rows.is_at(weight.site):
         return weight
     return AdaptedWeight(weight, weight.site, adapters)
+
+
+def given_by_experts(mixer: Experts, x: Tensor, chosen: Chosen, adapters: StepAdapters | None) -> Tensor:
+    """[T, H] → [T, H]: what each token's experts make of it, added up."""
+    up, down, activation = mixer.up, mixer.down, mixer.activation
+    if adapters is None or up.site is None or down.site is None or not adapters.rows.is_among(up.site, down.site):
+        return down.summed(up.gated(x, chosen, activation), chosen)
+    return up.with_adapters(down, x, chosen, activation, adapters.of(len(x)))
 
 
 class AdaptedWeight(Weight):

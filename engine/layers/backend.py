@@ -47,6 +47,11 @@ class Backend(Protocol):
         """Whether matrices in codes of several kinds can be one weight."""
         ...
 
+    @property
+    def tables_in_codes(self) -> bool:
+        """Whether embeddings, and heads that may be the same matrix, can stay in codes."""
+        ...
+
     def quantised_weight(self, matrices: Sequence[Codes], bias: Tensor | None) -> Weight | None:
         """The same of matrices in codes, of one kind unless it joins them; None where it does not multiply these."""
         ...

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from torch import Tensor
 
 from bequest.engine.layers.parts import Activation, Chosen
+from bequest.engine.layers.step_adapters import AdapterRows
 from bequest.engine.layers.weight import Stored
 
 
@@ -15,6 +16,8 @@ class ExpertWeights(Stored):
 
     No row of a result depends on the other tokens by one bit, so the order of every sum is fixed.
     """
+
+    site: int | None = None  # the number that adapters know expert 0's by, expert e's is e more; None: none can add
 
     @property
     @abstractmethod
@@ -39,3 +42,9 @@ class ExpertWeights(Stored):
     @abstractmethod
     def summed(self, x: Tensor, chosen: Chosen) -> Tensor:
         """x [T top_k, K], as `gated` gives it → [T, N]: the products times what the experts count, added by rank."""
+
+    @abstractmethod
+    def with_adapters(
+        self, down: ExpertWeights, x: Tensor, chosen: Chosen, activation: Activation, rows: AdapterRows
+    ) -> Tensor:
+        """x [T, K] → [T, H]: `gated` and then the `summed` of `down`, with what adapters add to both products."""

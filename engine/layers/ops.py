@@ -12,6 +12,9 @@ from bequest.engine.layers.step import LayerStep
 
 
 class Ops(Protocol):
+    # [1] int64 on the device, to which layers add the experts that they read; None: nobody counts
+    experts_read: Tensor | None
+
     def norm(self, x: Tensor, norm: Norm, residual: Tensor | None, tap: LayerTap | None) -> Tensor:
         """residual += x in place, if there is one; the normed sum, [T, H]. A tap stores hidden states on the way."""
         ...

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from bequest.engine.layers.adapted import adapted
+from bequest.engine.layers.adapted import adapted, given_by_experts
 from bequest.engine.layers.ops import Ops
 from bequest.engine.layers.source import Rows, Source, source_of
 from bequest.engine.layers.spec import Attention, CrossAttention, DeltaNet, Experts, FeedForward, LayerSpec, Sublayer
@@ -113,7 +113,7 @@ def _add(sublayer: Sublayer, last: Weight, stream: Stream, x: Tensor) -> None:
 def _of_experts(mixer: Experts, x: Tensor, ops: Ops, adapters: StepAdapters | None) -> Tensor:
     """[T, H] → [T, H]"""
     chosen = ops.route(adapted(mixer.router, adapters)(x), mixer.routing)
-    total = mixer.down.summed(mixer.up.gated(x, chosen, mixer.activation), chosen)
+    total = given_by_experts(mixer, x, chosen, adapters)
     if mixer.shared is None:
         return total
     shared, up = mixer.shared, adapted(mixer.shared.up, adapters)

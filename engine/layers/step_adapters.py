@@ -17,6 +17,10 @@ class AdapterRows(Protocol):
         """Whether something is added to a row of the product with this number."""
         ...
 
+    def is_among(self, up: int, down: int) -> bool:
+        """The same of some expert's product, of the two matrices of experts whose first ones have these numbers."""
+        ...
+
     def add(self, site: int, x: Tensor, y: Tensor) -> None:
         """To the product y [T, N] of x [T, K], in place."""
         ...

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bequest.engine.layers.backend import Backend
 from bequest.engine.layers.parts import Norm
-from bequest.engine.layers.spec import LayerSpec
+from bequest.engine.layers.spec import Experts, LayerSpec
 from bequest.engine.layers.start import Overlay, StartRows
 from bequest.engine.layers.weight import Weight
 from bequest.engine.models.batch import ModelInput
@@ -87,6 +87,13 @@ class Decoder:
         """Writes the positions of rotation that rows of images have to those [T] of a step."""
         if overlay.turns is not None and self._parts.turns is not None:
             positions[overlay.tokens] = self._parts.turns.place(overlay.turns)
+
+    def count_experts(self, place: Tensor) -> int:
+        """From now on experts that are read are added to place [1] int64: each once for each layer and step. Returns
+        how many all layers have."""
+        self._ops.experts_read = place
+        mixers = [sublayer.mixer for layer in self.layers for sublayer in layer.sublayers]
+        return sum(mixer.up.num_experts for mixer in mixers if isinstance(mixer, Experts))
 
     @property
     def table(self) -> Weight:

@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors import safe_open
 from torch import Tensor
@@ -49,7 +47,7 @@ class EagleHead:
     mlp: FeedForward
     norm: Norm
     logits: Weight  # [DV, H]
-    targets: npt.NDArray[np.int64]  # [DV] the target's number of each of its tokens
+    targets: Tensor  # [DV] int64: the target's number of each of its tokens
     num_parameters: int
 
     def enter(self, features: Tensor) -> Tensor:
@@ -65,9 +63,8 @@ class EagleHead:
 
     def logits_of(self, states: Tensor, vocab_size: int) -> Tensor:
         """It knows some of the target's tokens."""
-        logits = states.new_full((len(states), vocab_size), -torch.inf)
-        logits[:, torch.from_numpy(self.targets)] = self.logits(self.ops.norm(states, self.norm, None, None))
-        return logits
+        own = self.logits(self.ops.norm(states, self.norm, None, None))
+        return own.new_full((len(states), vocab_size), -torch.inf).index_copy_(1, self.targets, own)
 
 
 def load_eagle3(path: Path, target: Decoder, backend: Backend, dtype: torch.dtype, num_positions: int) -> EagleHead:
@@ -102,6 +99,11 @@ class _Reading:
                 self._tensors |= {_plain_name(name): opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
 
     def head(self, config: DecoderConfig, target: Decoder, layers: tuple[int, ...], num_positions: int) -> EagleHead:
+        sizes = self._backend.head_sizes(self._dtype)
+        if sizes and config.head_dim not in sizes:
+            raise ModelError(
+                f"{self._path}: the head has head_dim={config.head_dim}, and a GPU takes {sizes} in bfloat16"
+            )
         hidden, inner, eps = config.hidden_size, config.intermediate_size, config.rms_norm_eps
         table = target.table
         if "embed_tokens.weight" in self._tensors:
@@ -141,13 +143,13 @@ class _Reading:
             self._weight(["layer.self_attn.o_proj"], [config.hidden_size], config.q_size),
         )
 
-    def _targets(self, num_tokens: int, vocab_size: int) -> npt.NDArray[np.int64]:
-        targets = np.arange(num_tokens, dtype=np.int64)
+    def _targets(self, num_tokens: int, vocab_size: int) -> Tensor:
+        targets = torch.arange(num_tokens)
         if "d2t" in self._tensors:
-            targets += self._tensor("d2t").numpy()
+            targets += self._tensor("d2t")
         if targets.min() < 0 or targets.max() >= vocab_size:
             raise ModelError(f"{self._path}: the head has tokens that the model has not")
-        return targets
+        return targets.to(self._backend.device)
 
     def _tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
         tensor = self._tensors.get(name)

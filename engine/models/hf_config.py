@@ -23,6 +23,8 @@ UNSUPPORTED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "logit_scale": (1,),
     "attention_chunk_size": (),
     "use_bidirectional_attention": (False,),
+    "is_causal": (True,),
+    "num_kv_shared_layers": (0,),
     "use_qk_norm": (False,),
     "qk_layernorm": (False,),
     "alibi": (False,),

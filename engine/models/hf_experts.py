@@ -13,7 +13,10 @@ COUNT_NAMES = ("num_experts", "num_local_experts", "n_routed_experts")
 
 def parse_hf_experts(fields: Fields, implied: HFExperts) -> ExpertsConfig | None:
     """None: every layer is dense."""
-    count = next((fields.integer(name) for name in COUNT_NAMES if fields.has(name)), implied.num_experts)
+    counts = {name: fields.integer(name) for name in COUNT_NAMES if fields.has(name)}
+    if len({*counts.values()}) > 1:
+        raise ModelError(f"{fields.source}: {', '.join(counts)} are names of one number, and differ")
+    count = next(iter(counts.values()), implied.num_experts)
     layers = _layers(fields, implied.dense_first)
     if count == 0 or not layers:
         return None

@@ -36,6 +36,10 @@ def sliding_windows(fields: Fields, variant: HFVariant) -> tuple[int, ...]:
     """[L] window of each layer, 0 for none."""
     num_layers = fields.integer("num_hidden_layers")
     full = (0,) * num_layers
+    if not variant.recurrent:
+        _check_types(fields, variant, num_layers)
+    if variant.sliding_window != "never" and fields.has("sliding_window") and fields.integer("sliding_window") < 1:
+        raise ModelError(f"{fields.source}: sliding_window must be positive, not {fields.integer('sliding_window')}")
     if variant.sliding_window == "by_type":
         return _windows_by_type(fields)
     if variant.sliding_window == "never" or not fields.has("sliding_window"):
@@ -59,6 +63,24 @@ def sliding_windows(fields: Fields, variant: HFVariant) -> tuple[int, ...]:
     return _windows_by_type(fields)
 
 
+def _check_types(fields: Fields, variant: HFVariant, num_layers: int) -> None:
+    types = [str(kind) for kind in fields.list_of("layer_types")]
+    if not types:
+        return
+    if len(types) != num_layers:
+        raise ModelError(f"{fields.source}: layer_types are {len(types)}, but num_hidden_layers is {num_layers}")
+    if unknown := sorted({*types} - {"full_attention", "sliding_attention"}):
+        raise ModelError(f"{fields.source}: layer_types {', '.join(unknown)} are not supported")
+    if "sliding_attention" not in types:
+        return
+    if variant.sliding_window == "never":
+        raise ModelError(f"{fields.source}: layer_types has sliding_attention, and this architecture has no windows")
+    if not fields.has("sliding_window"):
+        raise ModelError(f"{fields.source} lacks sliding_window, which layer_types ask for")
+    if variant.sliding_window not in ("all_layers", "by_type") and not fields.boolean("use_sliding_window", False):
+        raise ModelError(f"{fields.source}: use_sliding_window is false, but layer_types has sliding_attention")
+
+
 def _refuse_other_types(fields: Fields) -> None:
     """The transformers library overlooks the types of such a model."""
     if others := sorted({str(kind) for kind in fields.list_of("layer_types")} - {"sliding_attention"}):
@@ -77,9 +99,5 @@ def _windows_by_type(fields: Fields) -> tuple[int, ...]:
         if every < 1:
             raise ModelError(f"{fields.source}: sliding_window_pattern must be positive, not {every}")
         types = ["sliding_attention" if layer % every else "full_attention" for layer in range(1, count + 1)]
-    window_of = {"full_attention": 0, "sliding_attention": 0}
-    if "sliding_attention" in types:
-        window_of["sliding_attention"] = fields.integer("sliding_window")
-    if unknown := sorted({*types} - window_of.keys()):
-        raise ModelError(f"{fields.source}: layer_types {', '.join(unknown)} are not supported")
-    return tuple(window_of[kind] for kind in types)
+    window = fields.integer("sliding_window") if "sliding_attention" in types else 0
+    return tuple(window if kind == "sliding_attention" else 0 for kind in types)

@@ -17,19 +17,49 @@ def parse_hf_ropes(fields: Fields, max_position: int, variant: HFVariant) -> tup
 
     Newer files hold one `rope_parameters` object, or one for each type of layer; older ones `rope_theta` beside
     `rope_scaling`, and perhaps `rope_local_base_freq` for layers with a window."""
-    scaling = fields.section("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
+    is_new = fields.has("rope_parameters")
+    if variant.rope.by_type:  # each says its own
+        fields = Fields({**fields.values, "original_max_position_embeddings": None}, fields.source)
+    scaling = fields.section("rope_parameters" if is_new else "rope_scaling")
+    ropes: tuple[RopeConfig, RopeConfig | None]
     if not variant.rope.by_type:
-        return _parse_rope(fields, scaling, max_position), None
-    if scaling.has("full_attention") or scaling.has("sliding_attention"):
-        return (
+        if variant.rope.named and not scaling.values:
+            raise ModelError(f"{fields.source} lacks rope_parameters")
+        ropes = _parse_rope(fields, scaling, max_position), None
+    elif is_new:
+        if not (scaling.has("full_attention") or scaling.has("sliding_attention")):
+            raise ModelError(f"{scaling.source} must have full_attention and sliding_attention")
+        ropes = (
             _parse_rope(fields, scaling.section("full_attention"), max_position),
             _parse_rope(fields, scaling.section("sliding_attention"), max_position, is_local=True),
         )
-    local = Fields({}, fields.source)  # what is scaled are the other layers
-    return (
-        _parse_rope(fields, scaling, max_position),
-        _parse_rope(fields, local, max_position, is_local=True),
-    )
+    else:
+        _refuse_other_theta(fields, variant)
+        local = Fields({}, fields.source)  # what is scaled are the other layers
+        ropes = (
+            _parse_rope(fields, scaling, max_position),
+            _parse_rope(fields, local, max_position, is_local=True),
+        )
+    for rope in ropes:
+        if rope is not None:
+            _refuse_unknown_to(variant, rope, scaling.source)
+    return ropes
+
+
+def _refuse_unknown_to(variant: HFVariant, rope: RopeConfig, source: str) -> None:
+    """What other architectures have, and this one's code overlooks."""
+    if rope.partial_factor != 1.0 and not variant.rope.partial:
+        raise ModelError(f"{source}: partial_rotary_factor is not supported: this architecture turns whole heads")
+    if variant.rope.kinds and rope.kind not in variant.rope.kinds:
+        kinds = ", ".join(variant.rope.kinds)
+        raise ModelError(f"{source}: rope type {rope.kind!r} is not supported; this architecture has {kinds}")
+
+
+def _refuse_other_theta(fields: Fields, variant: HFVariant) -> None:
+    """An old file has one for all layers; newer readers take it for those that see all alone."""
+    usual = variant.defaults.get("rope_theta")
+    if "rope_local_base_freq" not in variant.defaults and fields.raw("rope_theta") != usual:
+        raise ModelError(f"{fields.source}: rope_theta must be {usual}; say rope_parameters for each type of layer")
 
 
 def _parse_rope(fields: Fields, scaling: Fields, max_position: int, *, is_local: bool = False) -> RopeConfig:

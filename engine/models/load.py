@@ -162,7 +162,7 @@ def _sight(path: Path, checkpoint: Checkpoint, backend: Backend, dtype: torch.dt
 
 def _in_layers(matrices: Mapping[str, Matrix], model: Decoder | EncoderDecoder) -> dict[str, Matrix]:
     sites = {weight.site for layer in model.layers for weight in layer.weights}
-    return {name: matrix for name, matrix in matrices.items() if matrix.site in sites}
+    return {name: matrix for name, matrix in matrices.items() if matrix.num_experts or matrix.site in sites}
 
 
 def _weight_files(path: Path) -> list[Path]:
@@ -196,8 +196,18 @@ def open_checkpoint(path: Path) -> Checkpoint:
         family = FAMILIES[config.architecture]
         source = family.named(checkpoint.source)
         return replace(checkpoint, config=family.check(source, config), source=source)
+    config = _with_its_head(config, checkpoint.source)
     dense.check_tensors(checkpoint.source, config)
-    return checkpoint
+    return replace(checkpoint, config=config)
+
+
+def _with_its_head(config: DecoderConfig, source: WeightSource) -> DecoderConfig:
+    """A head in the files that is not the embedding is used, whatever `tie_word_embeddings` says."""
+    head, table = "lm_head.weight", "model.embed_tokens.weight"
+    if not config.tie_word_embeddings or not {head, table} <= {*source.names()}:
+        return config
+    is_tied = source.shape(head) == source.shape(table) and torch.equal(source.load(head), source.load(table))
+    return config if is_tied else replace(config, tie_word_embeddings=False)
 
 
 def open_dummy(directory: Path, device: torch.device) -> Checkpoint:

@@ -25,10 +25,14 @@ from bequest.engine.layers.codes import Codes
 from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.parts import Activation, Chosen, Norm
 from bequest.engine.layers.spec import LayerSpec
+from bequest.engine.layers.step_adapters import AdapterRows
 from bequest.engine.layers.weight import Stored, Table, Weight
+from bequest.engine.models.cutting import VOCABULARY
 from bequest.engine.models.kv_scales import read_kv_scales
 from bequest.engine.models.progress import shown
 from bequest.engine.models.weights import WeightSource
+
+EXPERT_BITS = 14  # the numbers of a layer's experts differ in these alone (csrc/model/cpu/adapters.h)
 
 Part = TypeVar("Part")
 Shape = tuple[int, ...]
@@ -42,6 +46,7 @@ class Matrix:
     first_row: int
     rows: int
     columns: int
+    num_experts: int = 0  # of an expert's matrix: of so many
 
 
 class Reader(ABC):
@@ -219,6 +224,11 @@ class UnreadExperts(ExpertWeights):
     def summed(self, x: Tensor, chosen: Chosen) -> Tensor:
         raise AssertionError("these weights were listed, not loaded")
 
+    def with_adapters(
+        self, down: ExpertWeights, x: Tensor, chosen: Chosen, activation: Activation, rows: AdapterRows
+    ) -> Tensor:
+        raise AssertionError("these weights were listed, not loaded")
+
 
 class Loader(Reader):
     """Brings tensors of a checkpoint to a backend, in the dtype that they are kept in there."""
@@ -243,14 +253,14 @@ class Loader(Reader):
             bias = self._backend.vector(torch.cat([part.to(parts[0].device) for part in parts]), self._dtype)
         weight = self._quantised(names, bias) or self._dense(names, bias)
         assert (weight.out_features, weight.in_features) == (sum(rows), columns), (names, weight)
-        self._number(weight, names, rows)
+        weight.site = _site_of(self._prefix + names[0])
+        self._number(weight.site, names, rows, columns)
         return self._kept(weight)
 
-    def _number(self, weight: Weight, names: Sequence[str], rows: Sequence[int]) -> None:
-        weight.site = site = _site_of(self._prefix + names[0])
+    def _number(self, site: int, names: Sequence[str], rows: Sequence[int], columns: int, num_experts: int = 0) -> None:
         begin = 0
         for name, count in zip(names, rows, strict=True):
-            self.matrices[self._prefix + name] = Matrix(site, begin, count, weight.in_features)
+            self.matrices[self._prefix + name] = Matrix(site, begin, count, columns, num_experts)
             begin += count
 
     def _dense(self, names: Sequence[str], bias: Tensor | None) -> Weight:
@@ -258,6 +268,8 @@ class Loader(Reader):
 
     def _quantised(self, names: Sequence[str], bias: Tensor | None) -> Weight | None:
         """A matrix stays in the codes of a checkpoint where the backend multiplies these."""
+        if self._prefix + names[0] in VOCABULARY and not self._backend.tables_in_codes:
+            return None
         codes = self._codes(names)
         if codes is None or not (self._backend.joins_codes or _is_of_one_kind(codes)):
             return None
@@ -286,6 +298,9 @@ class Loader(Reader):
             matrices = (of_expert(number, "weight") for number in range(num_experts))  # read when their turn comes
             made = self._backend.expert_weights(matrices, num_experts, bias, self._dtype)
         assert (made.num_experts, made.out_features, made.in_features) == (num_experts, sum(rows), columns), names
+        made.site = first = _site_of(self._prefix + names[0]) << EXPERT_BITS
+        for number in range(num_experts):
+            self._number(first + number, [f"{number}.{name}" for name in names], rows, columns, num_experts)
         return self._kept(made)
 
     def _quantised_experts(self, names: Sequence[str], num_experts: int, bias: Tensor | None) -> ExpertWeights | None:
@@ -333,8 +348,10 @@ class Loader(Reader):
         return read_kv_scales(self._source, self._prefix) if self._scales_kv else UNSCALED
 
     def each(self, make: Callable[[int], Part], count: int) -> list[Part]:
-        # Reading, dequantising and packing leave the interpreter, so threads help; each holds a layer's plain weights.
-        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        # Reading, dequantising and packing leave the interpreter, so threads help; each holds a layer's plain weights
+        # on a CPU, and pieces of them on their way to a GPU.
+        threads = 4 if self._backend.device.type == "cpu" else 8
+        with ThreadPoolExecutor(min(threads, os.cpu_count() or 1)) as pool:
             made = pool.map(make, range(count))
             return list(shown(made, count))
 
@@ -355,6 +372,11 @@ AnyTable = TypeVar("AnyTable", bound=Stored)
 
 def _is_of_one_kind(codes: Sequence[Codes]) -> bool:
     return len({part.kind for part in codes}) == 1
+
+
+def first_expert(site: int) -> int:
+    """Of the number of an expert's weight: that of the first one."""
+    return site >> EXPERT_BITS << EXPERT_BITS
 
 
 def _site_of(name: str) -> int:

@@ -40,6 +40,9 @@ class HFRope:
     by_type: bool = False  # layers with a window turn otherwise than those that see all
     # Layers without positions. listed: as `no_rope_layers` or `no_rope_layer_interval` says; full: those that see all
     skipped: Literal["never", "listed", "full"] = "never"
+    partial: bool = False  # config.json may have a `partial_rotary_factor`; others turn whole heads
+    kinds: tuple[str, ...] = ()  # the types of scaling that it has; empty: any
+    named: bool = False  # a file without any description of it means another one than the others'
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +109,9 @@ _GLM = HFVariant(
     "never",
     qk_norm=False,
     sliding_window="never",
-    defaults={"head_dim": 128, "partial_rotary_factor": 0.5},
+    defaults={"head_dim": 128, "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-07},
     joined=("gate_up_proj",),
-    rope=HFRope(interleaved=True),
+    rope=HFRope(interleaved=True, partial=True),
 )
 
 _OLMO2 = HFVariant(
@@ -181,6 +184,7 @@ _HYBRID = HFVariant(
     sliding_window="never",
     style=GEMMA,
     defaults={"head_dim": 256, "partial_rotary_factor": 0.25},
+    rope=HFRope(partial=True),
     recurrent=True,
 )
 
@@ -213,7 +217,13 @@ HF_ARCHITECTURES: Mapping[str, HFVariant] = {
         "as_config", "as_config", qk_norm=False, sliding_window="never", honoured=MULTIPLIERS
     ),
     "Phi3ForCausalLM": HFVariant(  # Phi-4's too
-        "never", "never", qk_norm=False, sliding_window="all_layers", joined=("qkv_proj", "gate_up_proj")
+        "never",
+        "never",
+        qk_norm=False,
+        sliding_window="all_layers",
+        defaults={"original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+        joined=("qkv_proj", "gate_up_proj"),
+        rope=HFRope(partial=True, kinds=("default", "longrope")),
     ),
     "GlmForCausalLM": _GLM,
     "Glm4ForCausalLM": replace(_GLM, style=GLM4),
@@ -260,6 +270,7 @@ HF_ARCHITECTURES: Mapping[str, HFVariant] = {
         qk_norm=False,
         sliding_window="never",
         defaults={"attention_bias": False, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5},
+        rope=HFRope(partial=True),
         honoured=frozenset({"use_qk_norm"}),
         experts=HFExperts(
             num_experts=128,
@@ -287,6 +298,7 @@ HF_ARCHITECTURES: Mapping[str, HFVariant] = {
             "sliding_window": 128,
             "sliding_window_pattern": 2,
         },
+        rope=HFRope(named=True),
         honoured=frozenset({"swiglu_alpha", "swiglu_limit"}),
         experts=HFExperts(num_experts=128, top_k=4, renormalises="always", biased=True, interleaved=True),
         sinks=True,

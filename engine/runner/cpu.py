@@ -15,6 +15,7 @@ from bequest.engine.kernels.hidden_tap import HiddenTap
 from bequest.engine.layers.start import Overlay
 from bequest.engine.models.any_model import Model
 from bequest.engine.models.batch import ModelInput, ReadRows
+from bequest.engine.models.decoder import Decoder
 from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.models.listening import cross_weights
 from bequest.engine.models.towers.tower import Tower
@@ -82,6 +83,8 @@ class CpuRunner:
         self._sampler = RowSampler(max_rows, model.config.vocab_size, self._catalogues)
         self._beams = CpuBeams(model.config.vocab_size, self._catalogues)
         self._adapters = CpuAdapters()
+        self._experts_read = torch.zeros(1, dtype=torch.int64)
+        self._num_experts = model.count_experts(self._experts_read) if isinstance(model, Decoder) else 0
         self._masks: MaskSource | None = None
 
     def connect(self, masks: MaskSource) -> None:
@@ -105,6 +108,7 @@ class CpuRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
+        self._experts_read.zero_()
         self._move(plan.moves)
         self._sampler.update_rows(plan.rows)
         tap = None if plan.taps is None else self._tap(plan.taps)
@@ -145,6 +149,7 @@ class CpuRunner:
             beams=beams,
             device_seconds=seconds,
             states=states,
+            experts=(int(self._experts_read), self._num_experts),
             drafts=None if self._drafts is None else plan.samples.drafts,
         )
 

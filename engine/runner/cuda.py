@@ -26,19 +26,22 @@ from bequest.engine.runner.catalogues import PlacedCatalogues
 from bequest.engine.runner.cuda_adapters import CudaAdapters
 from bequest.engine.runner.cuda_beams import CudaBeams
 from bequest.engine.runner.cuda_blocks import BlockTransfers, PendingRead, PendingWrite
-from bequest.engine.runner.cuda_buffers import CROSS, MOST_UPDATE_BYTES, StepBuffers
+from bequest.engine.runner.cuda_buffers import CROSS, StepBuffers
+from bequest.engine.runner.cuda_drafts import MakeDrafts, QueuedStep, fill_fields, queued_step, stage_fill
 from bequest.engine.runner.cuda_encoders import CudaEncoders
+from bequest.engine.runner.cuda_limits import RunnerLimits as RunnerLimits
 from bequest.engine.runner.cuda_logprobs import prompt_logprobs
 from bequest.engine.runner.cuda_masks import DeviceMasks
 from bequest.engine.runner.cuda_overlay import FixedPlaces
 from bequest.engine.runner.cuda_results import PendingResults, ResultBuffers
-from bequest.engine.runner.cuda_sizes import Ladder, StepSize
+from bequest.engine.runner.cuda_rows import send_step
+from bequest.engine.runner.cuda_sizes import CHECKED_ROWS, Ladder, StepSize, exact_size, is_plain
 from bequest.engine.runner.cuda_states import StatesRing
+from bequest.engine.runner.cuda_times import DraftTimes, draft_times, one_sequence, time_replays
 from bequest.engine.runner.host_cache import PinnedHostCache
 from bequest.engine.runner.images import SeenImages
 from bequest.engine.runner.timestamps import TimestampRows
 from bequest.engine.types import (
-    MAX_BEAM_WIDTH,
     NO_DRAFT,
     NO_ROW,
     NO_SLOT,
@@ -46,6 +49,8 @@ from bequest.engine.types import (
     LogprobArrays,
     MaskSource,
     MaskSpec,
+    StepBatch,
+    StepMoves,
     StepPlan,
     StepSamples,
 )
@@ -55,25 +60,6 @@ from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.types.listening import CrossHeads, FloatRows
 
 _SMALL_STEP = 256  # tokens, with padding: steps that have buffers of their own
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerLimits:
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_blocks_per_sequence: int
-    states_rows: int  # hidden states, of one token and one layer each, that a step may store
-    max_cross_blocks: int = 0  # of an encoder-decoder model
-    max_num_encoder_tokens: int = 0
-
-    @property
-    def max_tokens(self) -> int:
-        """And sequences of one step. A group of beams may be wider than other steps."""
-        return max(self.max_num_batched_tokens, MAX_BEAM_WIDTH)
-
-    @property
-    def max_samples(self) -> int:
-        return self.max_num_seqs + MAX_BEAM_WIDTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +87,7 @@ class CudaRunner:
         adapters: CudaAdapters,
         states: Tensor | None = None,
         tower: Tower | None = None,
+        drafts: MakeDrafts | None = None,
     ) -> None:
         """`states`: [NS, LR, E] float32 of a model with recurrent layers; `tower`: of one that sees."""
         self._model = model
@@ -118,6 +105,7 @@ class CudaRunner:
         self._scope = StreamScope(self._stream)
         config = model.config
         self._sampler = CudaSampler(limits.max_num_seqs, config.vocab_size, self._device)
+        self._drafts = None if drafts is None else drafts(self._sampler)
         self._encoders: CudaEncoders | None = None
         self._timestamps: TimestampRows | None = None
         if isinstance(model, EncoderDecoder):
@@ -128,8 +116,12 @@ class CudaRunner:
         self._small = self._buffers(min(_SMALL_STEP, limits.max_tokens))
         for strip, workspace in self._small.workspaces.items():
             workspace.share_scratch(self._large.workspaces[strip])
-        self._states = StatesRing(limits.states_rows, config.hidden_size, dtype, self._device)
+        layers = () if self._drafts is None else self._drafts.layers
+        self._states = StatesRing(
+            limits.states_rows, config.hidden_size, dtype, self._device, layers, limits.max_tokens
+        )
         self._results = ResultBuffers(limits.max_samples, self._device)
+        self._results.count_experts(model)
         self._catalogues = PlacedCatalogues(self._device)
         self._beams = CudaBeams(config.vocab_size, limits.max_samples, self._device, self._catalogues)
         self._masks = DeviceMasks(limits.max_num_seqs, config.vocab_size, self._device)
@@ -144,7 +136,8 @@ class CudaRunner:
         if self._encoders is not None:
             workspaces[CROSS] = self._workspace(max_tokens, causal=False, window=0)
         widths = self._limits.max_blocks_per_sequence, self._limits.max_cross_blocks
-        others, samples = self._adapters.fields(max_tokens), self._limits.max_samples
+        others, samples = [*self._adapters.fields(max_tokens)], self._limits.max_samples
+        others += [] if self._drafts is None else fill_fields(samples)
         return StepBuffers(workspaces, max_tokens, samples, widths, self._device, self._recurrent, others)
 
     def _workspace(self, max_tokens: int, *, causal: bool, window: int) -> CudaAttentionWorkspace:
@@ -179,40 +172,32 @@ class CudaRunner:
     # --- steps ---------------------------------------------------------------------------------------------------
 
     def launch(self, plan: StepPlan) -> PendingResults:
-        assert plan.samples.drafts is None or self._timestamps is None, "timestamps need what was sampled before"
         with self._scope:
             self._results.begin()
+            overlay = self._overlay(plan)  # first: the tower works while the rest of the step is staged
             buffers = self._buffers_of(plan.num_tokens)
             work = buffers.write_lists(plan.batch if plan.num_tokens else None)
             size = self._size_of(plan, work)
             graph = None if size is None or not self._fixed.knows(plan.images, size) else self._graphs.get(size)
-            padded = size if size is not None and graph is not None else _exact(plan)
+            padded = size if size is not None and graph is not None else exact_size(plan)
             if buffers is not self._buffers_of(padded.num_tokens):
                 buffers = self._large
                 buffers.write_lists(plan.batch)
-            plain = graph is not None and _is_plain(plan)
+            plain = graph is not None and is_plain(plan) and self._drafts is None
             if not plain:
                 self._masks.settle()
             self._stage(plan, padded, buffers)
-            moves = plan.moves
-            if len(moves.swaps_out):
-                self._host_cache.swap_out(moves.swaps_out)
-            if len(moves.swaps_in):
-                self._host_cache.swap_in(moves.swaps_in)
-            if len(moves.copies):
-                kernels.copy_blocks(self._kv_cache, buffers.on_device("copies")[: len(moves.copies)])
+            self._move(plan.moves, buffers)
             if plan.encoders:
                 assert self._encoders is not None
                 with torch.inference_mode():
                     taps = () if plan.taps is None else plan.taps.encoders
                     self._encoders.run(plan.encoders, taps, self._states.rows)
-            overlay = None
-            if plan.images is not None:
-                with torch.inference_mode():
-                    overlay = self._images.see(plan.images, plan.batch, self._kv_cache.shape[4])
             if not plan.num_tokens:  # encoders were all there was to do
-                states = None if plan.taps is None else self._states.send(plan.taps)
-                return self._results.send(plan.step, 0, None, (), None, states)
+                told = self._results.send(plan.step, 0, None, (), None)
+                told.states = None if plan.taps is None else self._states.send(plan.taps)
+                return told
+            queued = self._draft(plan, buffers)
             if graph is not None:
                 self._fixed.place(overlay, buffers.on_device("positions"))
                 graph.graph.replay()
@@ -222,7 +207,35 @@ class CudaRunner:
                     outputs = self._forward(padded, overlay)
             if plan.samples.masks is not None:
                 self._sample_masked(plan.samples, plan.samples.masks, outputs.logits, plain, buffers)
-            return self._collect(plan, outputs)
+            return self._collect(plan, outputs, queued)
+
+    def _move(self, moves: StepMoves, buffers: StepBuffers) -> None:
+        if len(moves.swaps_out):
+            self._host_cache.swap_out(moves.swaps_out)
+        if len(moves.swaps_in):
+            self._host_cache.swap_in(moves.swaps_in)
+        copies = buffers.on_device("copies")
+        if len(moves.copies):
+            kernels.copy_blocks(self._kv_cache, copies[: len(moves.copies)])
+        if self._drafts is not None:
+            self._drafts.move(moves, copies)
+
+    def _draft(self, plan: StepPlan, buffers: StepBuffers) -> QueuedStep | None:
+        """Fills in the drafts of a step whose arrays are on the device. None: nobody drafts there."""
+        if self._drafts is None:
+            return None
+        queued = queued_step(plan, buffers, self._results.tokens)
+        with torch.inference_mode():
+            self._drafts.draft(queued)
+        return queued
+
+    def _overlay(self, plan: StepPlan) -> Overlay | None:
+        """Looks at the images of a step."""
+        if plan.images is None:
+            return None
+        self._masks.settle()  # pinning memory may wait for the device
+        with torch.inference_mode():
+            return self._images.see(plan.images, plan.batch, self._kv_cache.shape[4])
 
     def _size_of(self, plan: StepPlan, work: WorkCounts) -> StepSize | None:
         size = self._ladder.size_for(
@@ -303,8 +316,25 @@ class CudaRunner:
                 outputs = self._forward(size, self._fixed.of(size))
                 graph.capture_end()
                 self._graphs[size] = _Graph(graph, outputs)
+            if self._drafts is not None:
+                self._drafts.capture(pool)
+            self._results.forget_experts()
         torch.cuda.synchronize(self._device)
         return len(self._graphs)
+
+    def time_drafts(self) -> DraftTimes | None:
+        """None: there are no graphs."""
+        if not self._graphs:
+            return None
+        seconds, strips, crosses = {}, len(self._small.strips), CROSS in self._small.workspaces
+        with torch.cuda.stream(self._stream):
+            for rows in CHECKED_ROWS:
+                size = self._ladder.size_for(rows, 1, rows, prefill=rows > 1, merges=True)
+                if size is not None:  # a budget may be smaller
+                    self._stage_padding(size, one_sequence(rows, strips, self._kv_cache.shape[4], crosses=crosses))
+                    seconds[rows] = time_replays(self._graphs[size].graph.replay)
+            one_pass = None if self._drafts is None else self._drafts.time_pass()
+        return draft_times(list(seconds), list(seconds.values()), one_pass)
 
     def run_padding(self, num_tokens: int) -> None:
         """One eager step of nothing but padding: what it allocates at its peak is what steps of this size need."""
@@ -313,6 +343,8 @@ class CudaRunner:
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             self._stage_padding(size)
             self._forward(size)
+            if self._drafts is not None:
+                self._drafts.run_padding(num_tokens)
         torch.cuda.synchronize(self._device)
 
     def run_encoder_padding(self) -> None:
@@ -338,7 +370,11 @@ class CudaRunner:
             arrays["input_ids"][num_tokens : size.num_tokens] = NO_TOKEN
             arrays["positions"][num_tokens : size.num_tokens] = 0
             arrays["slot_mapping"][:, num_tokens : size.num_tokens] = NO_SLOT
-        self._states.stage(plan.taps, arrays["tap_rows"][: size.num_tokens], arrays["tap_layers"])
+        tapped = arrays["tap_rows"][: size.num_tokens], arrays["tap_layers"]
+        if self._drafts is not None and self._drafts.layers:
+            self._states.stage_features(plan.taps, num_tokens, *tapped)
+        else:
+            self._states.stage(plan.taps, *tapped)
         arrays["sample_tokens"][:num_samples] = samples.tokens
         arrays["sample_rows"][:num_samples] = samples.rows
         if num_samples < size.num_samples:
@@ -350,48 +386,35 @@ class CudaRunner:
             arrays["sample_rows"][masked] = NO_ROW  # the graph leaves them to `_sample_masked`
         arrays["sample_positions"][:num_samples] = samples.positions
         arrays["sample_drafts"][:num_samples] = NO_DRAFT if samples.drafts is None else samples.drafts
+        if self._drafts is not None:
+            stage_fill(samples, arrays["fill_tokens"], arrays["fill_samples"])
         if len(plan.moves.copies):
             arrays["copies"][: len(plan.moves.copies)] = plan.moves.copies
         buffers.write_tables(batch)
         buffers.write_states(batch, size.num_tokens)
         self._adapters.stage(batch, arrays, size)
-        self._send(plan, buffers)
-
-    def _send(self, plan: StepPlan, buffers: StepBuffers) -> None:
         if self._timestamps is not None:
             self._timestamps.update_rows(plan.rows)
-        for row in plan.rows.close:
-            self._sampler.close_row(row)
-        for spec in plan.rows.open:
-            rule = None if spec.catalogue is None else self._catalogues.rule(spec.catalogue)
-            self._sampler.open_row(spec, rule)
-        updates = self._sampler.pack_updates()
-        travels = updates is not None and len(updates[0]) <= MOST_UPDATE_BYTES
-        if updates is not None and travels:
-            buffers.staging.arrays()["updates"][: len(updates[0])] = np.frombuffer(updates[0], np.uint8)
-        buffers.send(len(plan.batch.seq_lens), len(updates[0]) if updates is not None and travels else 0)
-        if updates is None:
-            return
-        staged = buffers.on_device("updates")
-        if not travels:
-            content = torch.frombuffer(bytearray(updates[0]), dtype=torch.uint8)
-            staged = content.pin_memory().to(self._device, non_blocking=True)
-        self._sampler.apply_updates(staged, updates[1])
+        send_step(plan, buffers, self._sampler, self._catalogues)
 
-    def _stage_padding(self, size: StepSize) -> None:
-        """A step of `size` without one real token: nothing is attended, written or sampled."""
+    def _stage_padding(self, size: StepSize, batch: StepBatch | None = None) -> None:
+        """A step of `size` without one real token: nothing is written or sampled, or attended but for `batch`."""
         buffers = self._buffers_of(size.num_tokens)
         arrays = buffers.staging.arrays()
         arrays["input_ids"][: size.num_tokens] = NO_TOKEN
         arrays["positions"][: size.num_tokens] = 0
+        if batch is not None:
+            arrays["input_ids"][: len(batch.input_ids)] = batch.input_ids
+            arrays["positions"][: len(batch.positions)] = batch.positions
+            buffers.write_tables(batch)
         arrays["slot_mapping"][:, : size.num_tokens] = NO_SLOT
         self._states.stage(None, arrays["tap_rows"][: size.num_tokens], arrays["tap_layers"])
         arrays["sample_tokens"][: size.num_samples] = 0
         arrays["sample_rows"][: size.num_samples] = NO_ROW
-        buffers.write_lists(None)
+        buffers.write_lists(batch)
         buffers.write_states(None, size.num_tokens)
         self._adapters.stage(None, arrays, size)
-        buffers.send(0)
+        buffers.send(0 if batch is None else 1)
 
     # --- what a graph holds --------------------------------------------------------------------------------------
 
@@ -420,17 +443,18 @@ class CudaRunner:
         logits = self._model.logits(sampled)
         rows = buffers.on_device("sample_rows")[: size.num_samples]
         tokens = self._results.tokens[: size.num_samples]
+        # A step of one token for each sequence has nothing that was drafted.
+        drafts = buffers.on_device("sample_drafts")[: size.num_samples] if size.prefill else None
         self._sampler.sample(
-            logits if self._timestamps is None else self._timestamps.masked(logits, rows),
+            logits if self._timestamps is None else self._timestamps.masked(logits, rows, drafts),
             rows,
             buffers.on_device("sample_positions")[: size.num_samples],
             tokens,
             self._results.bad[: size.num_samples],
-            # A step of one token for each sequence has nothing that was drafted.
-            drafts=buffers.on_device("sample_drafts")[: size.num_samples] if size.prefill else None,
+            drafts=drafts,
         )
         if self._timestamps is not None:
-            self._timestamps.record(rows, tokens)
+            self._timestamps.record(rows, tokens, drafts)
         return _Outputs(hidden, logits)
 
     def _sample_masked(
@@ -450,8 +474,10 @@ class CudaRunner:
 
     # --- results -------------------------------------------------------------------------------------------------
 
-    def _collect(self, plan: StepPlan, outputs: _Outputs) -> PendingResults:
+    def _collect(self, plan: StepPlan, outputs: _Outputs, queued: QueuedStep | None) -> PendingResults:
         num_samples, num_logprobs = len(plan.samples), plan.samples.num_logprobs
+        if queued is not None and len(queued.drafted.samples):
+            self._results.drafts[:num_samples].copy_(queued.drafts)
         if num_logprobs is not None and num_samples:
             kernels.logprobs(
                 outputs.logits[:num_samples],
@@ -464,17 +490,10 @@ class CudaRunner:
             with torch.inference_mode():
                 prompt = prompt_logprobs(self._model, outputs.hidden, plan.prompt_logprobs)
         beams = self._beams.launch(outputs.logits, plan.beams) if plan.beams else None
-        states = None if plan.taps is None else self._states.send(plan.taps)
-        return self._results.send(plan.step, num_samples, num_logprobs, prompt, beams, states)
-
-
-def _is_plain(plan: StepPlan) -> bool:
-    """A step that is its graph and nothing else."""
-    moves = len(plan.moves.swaps_out) + len(plan.moves.swaps_in) + len(plan.moves.copies)
-    rows = len(plan.rows.open) + len(plan.rows.close)
-    told = plan.samples.num_logprobs is not None or plan.prompt_logprobs or plan.beams or plan.taps is not None
-    return not (moves or rows or told or plan.encoders or plan.images is not None)
-
-
-def _exact(plan: StepPlan) -> StepSize:
-    return StepSize(plan.num_tokens, len(plan.samples), prefill=True, adapted=plan.batch.adapters is not None)
+        drafted = queued is not None and len(queued.drafted.samples) > 0
+        told = self._results.send(plan.step, num_samples, num_logprobs, prompt, beams, drafted=drafted)
+        if self._drafts is not None and self._drafts.layers and queued is not None:
+            with torch.inference_mode():
+                self._drafts.learn(queued, self._states.features(plan.taps))
+        told.states = None if plan.taps is None else self._states.send(plan.taps)
+        return told

@@ -14,12 +14,14 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bequest.engine.adapters.files import has_experts
 from bequest.engine.adapters.load import loader_of
 from bequest.engine.config import EngineConfig
 from bequest.engine.errors import InvalidAdapter
@@ -27,6 +29,7 @@ from bequest.engine.kernels.cpu_lora import LoraPart
 from bequest.engine.kernels.cuda_lora import (
     LoraRows,
     LoraTiles,
+    PackedExperts,
     PackedPart,
     SiteShape,
     SiteSlots,
@@ -38,7 +41,7 @@ from bequest.engine.kernels.streams import record
 from bequest.engine.layers.step_adapters import StepAdapters
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.loaded import LoadedModel
-from bequest.engine.models.reader import Matrix
+from bequest.engine.models.reader import Matrix, first_expert
 from bequest.engine.runner.cuda_sizes import StepSize
 from bequest.engine.runner.memory import gib
 from bequest.engine.runner.staging import Field
@@ -57,7 +60,8 @@ def make_adapters(config: EngineConfig, loaded: LoadedModel, device: torch.devic
     """With the slots that the configuration asks for, if the model can have any."""
     wanted = len(config.lora) if config.lora_slots is None else config.lora_slots
     num_slots = 0 if _refusal(loaded) is not None else wanted
-    adapters = CudaAdapters(loaded.matrices, num_slots, config.max_lora_rank, device)
+    matrices = loaded.matrices if _adapts_experts(config) else without_experts(loaded.matrices)
+    adapters = CudaAdapters(matrices, num_slots, config.max_lora_rank, device, loaded.dtype)
     if num_slots:
         log.info("adapters: %d places of rank %d, %s", num_slots, config.max_lora_rank, gib(adapters.nbytes))
     return adapters
@@ -78,20 +82,30 @@ def source_of(config: EngineConfig, loaded: LoadedModel, adapters: CudaAdapters)
 def _refusal(loaded: LoadedModel) -> str | None:
     if not isinstance(loaded.config, DecoderConfig):
         return "on a GPU only decoders of our own families take them; start with device=cpu"
-    if loaded.dtype is not torch.bfloat16:
-        return "on a GPU it must be in bfloat16; start with dtype=bfloat16"
     return None
 
 
-class PackedAdapter:
-    """An adapter in the host's memory: by sites, and by their parts."""
+def _adapts_experts(config: EngineConfig) -> bool:
+    """Whether slots have memory for matrices of experts, which takes far more than all others."""
+    return config.lora_experts or any(has_experts(Path(entry.partition("=")[2])) for entry in config.lora)
 
-    def __init__(self, sites: Mapping[int, Mapping[int, PackedPart]]) -> None:
+
+def without_experts(matrices: Mapping[str, Matrix]) -> dict[str, Matrix]:
+    return {name: matrix for name, matrix in matrices.items() if not matrix.num_experts}
+
+
+class PackedAdapter:
+    """An adapter in the host's memory: by sites, and by their parts; experts have the site of the first one."""
+
+    def __init__(self, sites: Mapping[int, Mapping[int, PackedPart] | PackedExperts]) -> None:
         self.sites = sites
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for parts in self.sites.values() for part in parts.values())
+        return sum(
+            parts.nbytes if isinstance(parts, PackedExperts) else sum(part.nbytes for part in parts.values())
+            for parts in self.sites.values()
+        )
 
 
 class PlacedAdapter:
@@ -103,12 +117,19 @@ class PlacedAdapter:
 
 
 class CudaAdapters:
-    def __init__(self, matrices: Mapping[str, Matrix], num_slots: int, max_rank: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        matrices: Mapping[str, Matrix],
+        num_slots: int,
+        max_rank: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
         """Without slots none can be loaded, and steps are told nothing."""
-        self.num_slots = num_slots
+        self.num_slots, self._dtype = num_slots, dtype
         self._most_rank = rounded_rank(max_rank)
         self._sites = {
-            site: SiteSlots(shape, num_slots, self._most_rank, device)
+            site: SiteSlots(shape, num_slots, self._most_rank, device, dtype)
             for site, shape in _shapes(matrices).items()
             if shape.has_kernel and num_slots
         }
@@ -125,9 +146,30 @@ class CudaAdapters:
 
     def pack(self, sites: Mapping[int, Sequence[LoraPart]]) -> PackedAdapter:
         """Raises InvalidAdapter."""
-        if not sites.keys() <= self._sites.keys():
-            raise InvalidAdapter("The adapter changes a matrix of a shape that the kernels of a GPU do not take.")
-        return PackedAdapter({site: _packed(self._sites[site].shape, parts) for site, parts in sites.items()})
+        by_expert: dict[int, dict[int, Sequence[LoraPart]]] = defaultdict(dict)
+        packed: dict[int, Mapping[int, PackedPart] | PackedExperts] = {}
+        for site, parts in sites.items():
+            if site in self._sites and self._sites[site].shape.num_experts == 1:
+                packed[site] = self._packed(site, parts)
+            elif (first := first_expert(site)) in self._sites:
+                by_expert[first][site - first] = parts
+            else:
+                raise InvalidAdapter(
+                    "The adapter changes matrices of experts, for which slots of this GPU have no memory; start with "
+                    "lora_experts=true, or name such an adapter with lora=."
+                )
+        for first, experts in by_expert.items():
+            parts_of = {(e, at): part for e, own in experts.items() for at, part in self._packed(first, own).items()}
+            packed[first] = PackedExperts.of(self._sites[first].shape, parts_of)
+        return PackedAdapter(packed)
+
+    def _packed(self, site: int, parts: Sequence[LoraPart]) -> dict[int, PackedPart]:
+        """By their places among the parts of a product."""
+        ends = self._sites[site].shape.ends
+        return {
+            ends.index(part.first_column + part.b.shape[1]): PackedPart.of(part.a, part.b, part.scale, self._dtype)
+            for part in parts
+        }
 
     def place(self, weights: AdapterWeights) -> AdapterWeights:
         """Writes an adapter that `pack` has made into a free slot. Raises InvalidAdapter if none becomes free."""
@@ -204,23 +246,22 @@ class CudaAdapters:
 def _shapes(matrices: Mapping[str, Matrix]) -> dict[int, SiteShape]:
     by_site: dict[int, list[Matrix]] = defaultdict(list)
     for matrix in matrices.values():
-        by_site[matrix.site].append(matrix)
+        if not matrix.num_experts or matrix.site == first_expert(matrix.site):
+            by_site[matrix.site].append(matrix)
     return {
-        site: SiteShape(tuple(sorted(part.first_row + part.rows for part in parts)), parts[0].columns)
+        site: SiteShape(
+            tuple(sorted(part.first_row + part.rows for part in parts)), parts[0].columns, parts[0].num_experts or 1
+        )
         for site, parts in by_site.items()
     }
 
 
-def _packed(shape: SiteShape, parts: Sequence[LoraPart]) -> dict[int, PackedPart]:
-    """By their places among the parts of a product."""
-    return {
-        shape.ends.index(part.first_column + part.b.shape[1]): PackedPart.of(part.a, part.b, part.scale)
-        for part in parts
-    }
-
-
-def _write(slots: SiteSlots, slot: int, parts: Mapping[int, PackedPart]) -> None:
-    ranks, scales = [0] * len(slots.shape.ends), [0.0] * len(slots.shape.ends)
+def _write(slots: SiteSlots, slot: int, parts: Mapping[int, PackedPart] | PackedExperts) -> None:
+    if isinstance(parts, PackedExperts):
+        slots.write_experts(slot, parts)
+        return
+    count = len(slots.shape.ends) * slots.shape.num_experts
+    ranks, scales = [0] * count, [0.0] * count
     for at, part in parts.items():
         slots.write_part(slot, at, part)
         ranks[at], scales[at] = part.rank, part.scale

@@ -86,6 +86,10 @@ class StepBuffers:
     def on_device(self, name: str) -> Tensor:
         return self.staging.on_device(name)
 
+    def list_of(self, strip: int) -> str:
+        """The field of its attention's work."""
+        return _list_of(strip)
+
     def write_lists(self, batch: StepBatch | None) -> WorkCounts:
         """Writes the attention work of the next step, or of one without tokens; what all the lists hold."""
         arrays = self.staging.arrays()

@@ -48,5 +48,5 @@ class FixedPlaces:
         if overlay is not None:
             assert isinstance(self._model, Decoder)
             self._rows[overlay.tokens] = overlay.rows.to(self._rows.dtype)
-            self._marks[overlay.tokens] = True
+            self._marks.index_fill_(0, overlay.tokens, True)  # `marks[tokens] = True` would wait for the tower
             self._model.turn(positions, overlay)

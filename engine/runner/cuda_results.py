@@ -8,6 +8,8 @@ from torch import Tensor
 
 from bequest.engine.kernels.cuda import DeviceLogprobs
 from bequest.engine.kernels.streams import copy_bytes, record
+from bequest.engine.models.any_model import Model
+from bequest.engine.models.decoder import Decoder
 from bequest.engine.runner.cuda_beams import PendingCandidates
 from bequest.engine.runner.cuda_states import PendingStates
 from bequest.engine.runner.staging import Field, StagingLayout
@@ -15,6 +17,22 @@ from bequest.engine.types import LogprobArrays, StepResult
 
 MOST_LOGPROBS = 20
 _TURNS = 4  # steps whose results may be on their way or unread at once
+
+
+class ExpertsRead:
+    """How many experts steps have read, of the running total that comes back with each of them."""
+
+    __slots__ = ("_before", "num_experts")
+
+    def __init__(self) -> None:
+        self.num_experts = 0  # of all layers
+        self._before = 0
+
+    def of_step(self, total: int) -> tuple[int, int]:
+        """One that is read late has been counted with the step behind it."""
+        read = max(total - self._before, 0)
+        self._before += read
+        return read, self.num_experts
 
 
 class PendingResults:
@@ -25,11 +43,13 @@ class PendingResults:
         "_beams",
         "_began",
         "_copied",
+        "_drafted",
+        "_experts",
         "_num_logprobs",
         "_num_samples",
         "_prompt",
-        "_states",
         "_step",
+        "states",
     )
 
     def __init__(
@@ -42,10 +62,13 @@ class PendingResults:
         num_logprobs: int | None,
         prompt: tuple[LogprobArrays, ...],
         beams: PendingCandidates | None,
-        states: PendingStates | None,
+        drafted: bool,
+        experts: ExpertsRead,
     ) -> None:
         self._step = step
-        self._states = states
+        self._experts = experts
+        self.states: PendingStates | None = None  # which may be queued behind the results
+        self._drafted = drafted
         self._beams = beams
         self._began = began
         self._copied = copied
@@ -56,7 +79,7 @@ class PendingResults:
 
     @property
     def slow_to_read(self) -> bool:
-        return self._states is not None
+        return self.states is not None
 
     @property
     def done(self) -> bool:
@@ -80,7 +103,7 @@ class PendingResults:
         # Between two events of one stream: waiting for the step before it does not count.
         seconds = self._began.elapsed_time(self._copied) / 1e3
         beams = () if self._beams is None else self._beams.read()
-        states = () if self._states is None else self._states.read()
+        states = () if self.states is None else self.states.read()
         return StepResult(
             step=self._step,
             tokens=tokens,
@@ -90,6 +113,8 @@ class PendingResults:
             beams=beams,
             device_seconds=seconds,
             states=states,
+            drafts=self._arrays["drafts"][:num].copy() if self._drafted else None,
+            experts=self._experts.of_step(int(self._arrays["experts"][0])),
         )
 
 
@@ -99,8 +124,10 @@ class ResultBuffers:
     def __init__(self, max_samples: int, device: torch.device) -> None:
         self._layout = StagingLayout(
             [
+                Field("experts", (1,), torch.int64),
                 Field("tokens", (max_samples,), torch.int32),
                 Field("bad", (max_samples,), torch.bool),
+                Field("drafts", (max_samples,), torch.int32),
                 Field("chosen", (max_samples,), torch.float32),
                 Field("rank", (max_samples,), torch.int32),
                 Field("top_ids", (max_samples * MOST_LOGPROBS,), torch.int32),
@@ -118,6 +145,16 @@ class ResultBuffers:
         self._began = [torch.cuda.Event(enable_timing=True) for _ in range(_TURNS)]
         self._copied = [torch.cuda.Event(enable_timing=True) for _ in range(_TURNS)]
         self._turn = 0
+        self._experts = ExpertsRead()
+
+    def count_experts(self, model: Model) -> None:
+        """Those that a model reads come back with its steps."""
+        if isinstance(model, Decoder):
+            self._experts.num_experts = model.count_experts(self._view("experts"))
+
+    def forget_experts(self) -> None:
+        """That steps before the first one have read."""
+        self._view("experts").zero_()
 
     @property
     def tokens(self) -> Tensor:
@@ -126,6 +163,11 @@ class ResultBuffers:
     @property
     def bad(self) -> Tensor:
         return self._view("bad")
+
+    @property
+    def drafts(self) -> Tensor:
+        """Those that the device made."""
+        return self._view("drafts")
 
     def logprobs(self, num: int, top: int) -> DeviceLogprobs:
         return DeviceLogprobs(
@@ -146,17 +188,20 @@ class ResultBuffers:
         num_logprobs: int | None,
         prompt: tuple[LogprobArrays, ...],
         beams: PendingCandidates | None,
-        states: PendingStates | None,
+        *,
+        drafted: bool = False,
     ) -> PendingResults:
         """Queues the copy back on the current stream."""
         turn, self._turn = self._turn, (self._turn + 1) % _TURNS
-        last = "bad" if num_logprobs is None else "top"
+        last = "top" if num_logprobs is not None else "drafts" if drafted else "bad"
         offset, field = self._layout.places[last]
         used = offset + field.shape[0] * field.dtype.itemsize
         copy_bytes(self._addresses[turn], self._device_address, used)
         began, copied = self._began[turn], self._copied[turn]
         record(copied)
-        return PendingResults(step, began, copied, self._arrays[turn], num_samples, num_logprobs, prompt, beams, states)
+        return PendingResults(
+            step, began, copied, self._arrays[turn], num_samples, num_logprobs, prompt, beams, drafted, self._experts
+        )
 
     def _view(self, name: str) -> Tensor:
         return self._views[name]

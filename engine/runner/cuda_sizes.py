@@ -6,7 +6,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from bequest.engine.types import MAX_BEAM_WIDTH
+from bequest.engine.types import MAX_BEAM_WIDTH, StepPlan
 from bequest.engine.types.plan import MIXED_SIZES
 
 # Steps of more tokens run eagerly: their kernels are long enough to hide the launches.
@@ -17,6 +17,7 @@ _MOST_WITHOUT_MERGES = 64
 # Steps of a few tokens of one sequence or two: drafts that are checked, or what a child adds to its parent. All of
 # their tokens may be sampled.
 _FEW = [2, 4, 8, 16]
+CHECKED_ROWS = (1, *_FEW)  # of a sequence alone
 # A step of so many tokens may sample each of them, whoever's they are: drafts have no sequence of their own.
 _MOST_CHECKED = 64
 # Of steps with more samples than sequences may run otherwise: those of beams.
@@ -91,3 +92,15 @@ class Ladder:
         sizes = chain(self._mixed, self._mixed_beams)
         fitting = (s for s in sizes if s.num_tokens >= num_tokens and s.num_samples >= num_samples)
         return next(fitting, None)
+
+
+def is_plain(plan: StepPlan) -> bool:
+    """A step that is its graph and nothing else."""
+    moves = len(plan.moves.swaps_out) + len(plan.moves.swaps_in) + len(plan.moves.copies)
+    rows = len(plan.rows.open) + len(plan.rows.close)
+    told = plan.samples.num_logprobs is not None or plan.prompt_logprobs or plan.beams or plan.taps is not None
+    return not (moves or rows or told or plan.encoders or plan.images is not None)
+
+
+def exact_size(plan: StepPlan) -> StepSize:
+    return StepSize(plan.num_tokens, len(plan.samples), prefill=True, adapted=plan.batch.adapters is not None)

@@ -11,14 +11,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from bequest.engine.models.batch import ModelInput, ReadRows
 from bequest.engine.models.decoder import Decoder
 from bequest.engine.runner.block_bytes import move_blocks
 from bequest.engine.runner.cpu_attention import CpuAttention
-from bequest.engine.runner.device_drafts import Drafted, Guess, Places, Samplers, drafted_tokens, places_in_cache
+from bequest.engine.runner.device_drafts import Drafted, Guess
+from bequest.engine.runner.draft_passes import DraftedTokens, DraftPass, passes_of_model
 from bequest.engine.types import IntArray, StepBatch, StepMoves, StepSamples
 
 
@@ -46,17 +46,15 @@ class DraftModel:
     def draft(self, batch: StepBatch, samples: StepSamples, input_ids: IntArray, guess: Guess) -> Drafted:
         """Computes the tokens of a step, and what it takes to follow where samples say so."""
         ids, drafts = input_ids.copy(), samples.drafts
-        wanted, is_drafted = drafted_tokens(samples, len(ids))
-        places = np.flatnonzero(is_drafted[1:] & ~is_drafted[:-1]) + 1  # of the first draft of each sequence
-        samplers = Samplers(samples, wanted, len(ids), guess)
-        states = self._compute_known(batch, ids, is_drafted[:-1], places - 1)
-        while len(places):
-            ids[places] = samplers.sample(self._logits(states), places)
-            states, places = self._compute_drafts(batch, ids, places, is_drafted)
-        if drafts is None or not len(wanted):
+        drafted = DraftedTokens(samples, len(ids))
+        for of_pass in passes_of_model(batch, drafted):
+            states, places = self._forward(batch, ids, of_pass), of_pass.drafts
+            if len(places):
+                ids[places] = guess(self._logits(states), drafted.rows[places], drafted.positions[places])
+        if drafts is None or not len(drafted.samples):
             return Drafted(ids, samples)
         drafts = drafts.copy()
-        drafts[wanted] = ids[samples.tokens[wanted] + 1]
+        drafts[drafted.samples] = ids[samples.tokens[drafted.samples] + 1]
         return Drafted(ids, replace(samples, drafts=drafts))
 
     def learn(
@@ -64,51 +62,22 @@ class DraftModel:
     ) -> None:
         """It reads what was sampled in the next step."""
 
-    def _compute_known(self, batch: StepBatch, ids: IntArray, is_drafted: np.ndarray, read: Places) -> torch.Tensor:
-        """[R, H] behind tokens `read`, the last ones before drafts."""
-        rows = np.flatnonzero(~is_drafted)
-        num_before = np.concatenate([[0], np.cumsum(~is_drafted)])  # [T + 1] known ones before each token
-        query_start = num_before[batch.query_start].astype(np.int32)
-        lens = batch.seq_lens - (np.diff(batch.query_start) - np.diff(query_start))
-        reads = np.zeros(len(ids) + 1, np.int64)
-        reads[read + 1] = 1
-        read_start = np.cumsum(reads)[batch.query_start].astype(np.int32)
-        attention = self._attention.plan(read_start, lens, batch.block_tables[0], window=self._window)
-        return self._forward(
-            batch, ids, rows, query_start, lens, None, ReadRows(torch.from_numpy(num_before[read]), attention)
-        )
-
-    def _compute_drafts(
-        self, batch: StepBatch, ids: IntArray, places: Places, is_drafted: np.ndarray
-    ) -> tuple[torch.Tensor, Places]:
-        """One token of each sequence: [R, H] where a draft follows, and the place of that."""
-        sequences = np.searchsorted(batch.query_start, places, side="right") - 1
-        query_start = np.arange(len(places) + 1, dtype=np.int32)
-        hidden = self._forward(batch, ids, places, query_start, places_in_cache(batch)[places] + 1, sequences)
-        more = np.flatnonzero(is_drafted[places + 1])
-        return hidden[torch.from_numpy(more)], places[more] + 1
-
-    def _forward(
-        self,
-        batch: StepBatch,
-        ids: IntArray,
-        rows: Places,
-        query_start: IntArray,
-        lens: IntArray,
-        sequences: npt.NDArray[np.int64] | None,
-        read: ReadRows | None = None,
-    ) -> torch.Tensor:
-        """Over tokens `rows` of the step, which are of `sequences` (None: of all)."""
-        tables = batch.block_tables[0] if sequences is None else batch.block_tables[0][sequences]
+    def _forward(self, batch: StepBatch, ids: IntArray, of: DraftPass) -> torch.Tensor:
+        """[D, H] behind the tokens that are read."""
+        rows, tables = of.tokens, batch.block_tables[0][of.sequences]
         known = np.minimum(ids[rows], self._model.config.vocab_size - 1)  # what it cannot say it reads as something
+        read_start = np.searchsorted(of.reads, of.query_start).astype(np.int32)
         return self._model.forward(
             ModelInput(
                 input_ids=torch.from_numpy(known),
                 positions=torch.from_numpy(batch.positions[rows]),
                 slot_mapping=(torch.from_numpy(batch.slot_mapping[0][rows]),),
                 kv_cache=self._kv_cache,
-                attention=(self._attention.plan(query_start, lens, tables, window=self._window),),
-                read=read,
+                attention=(self._attention.plan(of.query_start, of.lens, tables, window=self._window),),
+                read=ReadRows(
+                    torch.from_numpy(of.reads),
+                    self._attention.plan(read_start, of.lens, tables, window=self._window),
+                ),
             )
         )
 

@@ -22,7 +22,7 @@ from bequest.engine.runner.encoder_info import encoder_info
 from bequest.engine.runner.memory import CachePlan
 from bequest.engine.types import ModelInfo
 from bequest.engine.types.model import Numbers
-from bequest.engine.types.speculation import ON_CPU, ON_GPU, DraftCosts, ModelDrafts
+from bequest.engine.types.speculation import ON_CPU, DraftCosts, ModelDrafts
 
 log = logging.getLogger("bequest.start")
 
@@ -36,12 +36,8 @@ def _may_draft(config: ModelConfig) -> bool:
     return isinstance(config, EncoderDecoderConfig | DecoderConfig)
 
 
-def drafts_on_gpu(config: ModelConfig) -> DraftCosts | None:
-    """Timestamps are masked before a step samples: they would have to know what it samples. Recurrent layers keep no
-    state behind each row of a step that decodes."""
-    timed = isinstance(config, EncoderDecoderConfig) and config.encoder.takes == "audio"
-    recurrent = isinstance(config, DecoderConfig) and config.recurrent is not None
-    return ON_GPU if _may_draft(config) and not timed and not recurrent else None
+def drafts_on_gpu(config: ModelConfig, costs: DraftCosts) -> DraftCosts | None:
+    return costs if _may_draft(config) else None
 
 
 def model_info(

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,17 +45,19 @@ from bequest.engine.runner.memory import (
 )
 from bequest.engine.runner.model_info import check_embeds, drafts_on_cpu, drafts_on_gpu, dtype_name, model_info
 from bequest.engine.runner.part_runner import as_whole
-from bequest.engine.runner.prepare_draft import check_draft, load_draft
+from bequest.engine.runner.prepare_draft import LoadedDrafts, check_draft, load_draft, place_on_gpu
 from bequest.engine.runner.state_memory import plan_states, state_wish
 from bequest.engine.runner.warm_pages import populate_in_background
 from bequest.engine.types import ModelInfo, Runner
 from bequest.engine.types.adapter import NO_ADAPTERS, AdapterSource
 from bequest.engine.types.recurrent import StateSizes
-from bequest.engine.types.speculation import parse_speculative
+from bequest.engine.types.speculation import ON_CPU, ON_GPU, DraftCosts
 
 if TYPE_CHECKING:
     from bequest.engine.runner.cuda import CudaRunner, RunnerLimits
     from bequest.engine.runner.cuda_adapters import CudaAdapters
+    from bequest.engine.runner.cuda_drafts import MakeDrafts
+    from bequest.engine.runner.cuda_times import DraftTimes
 
 log = logging.getLogger("bequest.start")
 
@@ -178,7 +180,7 @@ def _prepare_cpu(config: EngineConfig, path: Path, ranks: Ranks) -> Prepared:
     runner = CpuRunner(loaded.model, kv_cache, host_cache, seqs, loaded.dtype, recurrent, loaded.tower, drafting)
     tokens = config.max_num_batched_tokens or _CPU_BATCHED_TOKENS
     alone = _CPU_TOKENS_ALONE if config.max_num_batched_tokens is None else None
-    drafts = drafts_on_cpu(loaded.config, None if draft is None else draft.drafts)
+    drafts = drafts_on_cpu(loaded.config, None if draft is None else draft.drafts(ON_CPU))
     info = model_info(config, path, loaded, plan, torch.float32, drafts)
     rows = _states_rows(loaded, _CPU_STATES, torch.float32)
     return Prepared(
@@ -203,10 +205,7 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None,
     from bequest.engine.runner.cuda import CudaRunner, RunnerLimits
     from bequest.engine.runner.cuda_adapters import make_adapters, source_of
 
-    if config.draft_model is not None:
-        raise ModelError("draft_model runs on a CPU: leave it out, or set device=cpu")
-    if parse_speculative(config.speculative)[0] == "mtp":
-        raise ModelError("speculative=mtp drafts on a CPU: set speculative=auto, or device=cpu")
+    check_draft(config, path)
     device = torch.device("cuda", torch.cuda.current_device())
     tokens = config.max_num_batched_tokens or _CUDA_BATCHED_TOKENS
     with phase("device"):
@@ -214,7 +213,8 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None,
     with phase("weights"):
         kept = None if weights is None else weights.bring_back()
         loaded = kept or _load_cuda(config, path, device, memory, ranks)
-    wish = _wish(config, loaded, ranks)
+        draft = _load_draft_cuda(config, path, loaded, device)
+    wish = _wish(config, loaded, ranks, 0 if draft is None else draft.block_bytes(config.block_size))
     left = ranks.size * ranks.least(_left_beside_weights(config, device))
     memory_of_states = plan_states(state_wish(config, loaded, wish, ranks.size), left)
     num_seqs, recurrent = memory_of_states.max_num_seqs, memory_of_states.allocate(device)
@@ -226,7 +226,8 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None,
         num_seqs, tokens + _tokens_beyond(loaded), wish.self_blocks, states, wish.cross_blocks, encoder_tokens
     )
     with phase("activations"):
-        activations = _measure_activations(loaded, shape, device, limits, recurrent, adapters)
+        probed = place_on_gpu(draft, 2, 1, config.block_size, limits)
+        activations = _measure_activations(loaded, shape, device, limits, recurrent, adapters, probed)
     with phase("cache"):
         shares = _cuda_shares(config, loaded, device, memory.others, activations)
         available = ranks.size * ranks.least(shares[-1].num_bytes)
@@ -237,12 +238,16 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None,
     _log_memory(wish, plan, num_host, loaded, shares)
     log.info("device: %s; %s", torch.cuda.get_device_name(device), _storage(loaded))
     _log_notes(loaded)
-    runner = CudaRunner(loaded.model, kv_cache, loaded.dtype, num_host, limits, adapters, recurrent, loaded.tower)
+    drafting = place_on_gpu(draft, plan.num_blocks, num_host, config.block_size, limits)
+    runner = CudaRunner(
+        loaded.model, kv_cache, loaded.dtype, num_host, limits, adapters, recurrent, loaded.tower, drafting
+    )
     _capture(runner, config, loaded)
     extracting = _tokens_extracting(loaded, tokens)
+    drafts = drafts_on_gpu(loaded.config, _measured(runner.time_drafts(), draft))
     return Prepared(
         as_whole(runner, loaded.cutting, ranks),
-        model_info(config, path, loaded, plan, loaded.dtype, drafts_on_gpu(loaded.config)),
+        model_info(config, path, loaded, plan, loaded.dtype, drafts),
         plan.num_blocks,
         num_host,
         plan.num_lease_blocks,
@@ -256,6 +261,13 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None,
         adapters=source_of(config, loaded, adapters),
         weights=KeptWeights(loaded, device) if kept is None else weights,
     )
+
+
+def _measured(times: DraftTimes | None, draft: LoadedDrafts | None) -> DraftCosts:
+    costs = ON_GPU if times is None else replace(ON_GPU, check=times.wait, steps=times.steps)
+    if draft is None:
+        return costs
+    return replace(costs, model=draft.drafts(costs, None if times is None else times.one_pass))
 
 
 def _capture(runner: CudaRunner, config: EngineConfig, loaded: LoadedModel) -> None:
@@ -335,6 +347,16 @@ def _load_cuda(
     return loaded
 
 
+def _load_draft_cuda(
+    config: EngineConfig, path: Path, loaded: LoadedModel, device: torch.device
+) -> LoadedDrafts | None:
+    from bequest.engine.backends.cuda.backend import CudaBackend
+
+    draft = load_draft(config, path, loaded, CudaBackend(device))
+    torch.cuda.synchronize(device)
+    return draft
+
+
 def _left_beside_weights(config: EngineConfig, device: torch.device) -> int:
     """Bytes."""
     free, total = torch.cuda.mem_get_info(device)
@@ -348,6 +370,7 @@ def _measure_activations(
     limits: RunnerLimits,
     states: torch.Tensor | None,
     adapters: CudaAdapters,
+    drafts: MakeDrafts | None,
 ) -> int:
     """Bytes. One step of the largest size beside a cache of one block tells what the steps need."""
     from bequest.engine.runner.cuda import CudaRunner
@@ -355,7 +378,7 @@ def _measure_activations(
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     two_blocks = torch.zeros((2, *shape), dtype=loaded.kv_dtype, device=device)
-    probe = CudaRunner(loaded.model, two_blocks, loaded.dtype, 1, limits, adapters, states, loaded.tower)
+    probe = CudaRunner(loaded.model, two_blocks, loaded.dtype, 1, limits, adapters, states, loaded.tower, drafts)
     probe.run_padding(limits.max_num_batched_tokens)
     probe.run_encoder_padding()
     activations = torch.cuda.max_memory_allocated(device) - before

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from bequest.engine.backends.cpu.backend import CpuBackend
 from bequest.engine.config import EngineConfig
 from bequest.engine.errors import ModelError
 from bequest.engine.fetch import model_path
+from bequest.engine.layers.backend import Backend
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.decoder import Decoder
 from bequest.engine.models.draft_kinds import is_eagle3
@@ -24,7 +27,13 @@ from bequest.engine.models.mtp import check_mtp, load_mtp
 from bequest.engine.runner.device_drafts import DeviceDrafts
 from bequest.engine.runner.draft_model import DraftModel
 from bequest.engine.runner.head_drafts import Head, HeadDrafts
-from bequest.engine.types.speculation import ON_CPU, DraftCosts, DraftMethod, ModelDrafts, parse_speculative
+from bequest.engine.types.speculation import DraftCosts, DraftMethod, ModelDrafts, parse_speculative
+
+if TYPE_CHECKING:
+    from bequest.engine.kernels.cuda_sampler import CudaSampler
+    from bequest.engine.runner.cuda_drafts import CudaDrafts, DraftCache, MakeDrafts
+    from bequest.engine.runner.cuda_limits import RunnerLimits
+    from bequest.engine.runner.cuda_passes import PassLimits
 
 log = logging.getLogger("bequest.start")
 
@@ -39,11 +48,10 @@ class LoadedDrafts(ABC):
     kv_dtype: torch.dtype
     num_parameters: int  # that a draft meets
 
-    @property
-    def drafts(self) -> ModelDrafts:
-        """It takes a step of its own for each draft, and one more to read what came of them."""
+    def drafts(self, costs: DraftCosts, one_pass: float | None = None) -> ModelDrafts:
+        """`costs`: of the device; `one_pass`: in steps, None: by its weights."""
         part = self.num_parameters / self.target.num_active_parameters
-        return ModelDrafts(method=self.method, costs=DraftCosts(row=ON_CPU.row + part, check=part, rows=ON_CPU.rows))
+        return ModelDrafts(method=self.method, costs=costs.by_model(part if one_pass is None else one_pass))
 
     def block_bytes(self, block_size: int) -> int:
         return math.prod(self.config.kv_shape(block_size)) * self.kv_dtype.itemsize
@@ -57,6 +65,9 @@ class LoadedDrafts(ABC):
 
     @abstractmethod
     def _placed(self, kv_cache: Tensor, host_cache: Tensor, num_rows: int, bfloat16: bool) -> DeviceDrafts: ...
+
+    @abstractmethod
+    def queued(self, cache: DraftCache, limits: PassLimits, sampler: CudaSampler) -> CudaDrafts: ...
 
 
 class LoadedDraftModel(LoadedDrafts):
@@ -72,6 +83,11 @@ class LoadedDraftModel(LoadedDrafts):
     def _placed(self, kv_cache: Tensor, host_cache: Tensor, num_rows: int, bfloat16: bool) -> DeviceDrafts:
         return DraftModel(self._model, kv_cache, host_cache, self.target.config.vocab_size, bfloat16=bfloat16)
 
+    def queued(self, cache: DraftCache, limits: PassLimits, sampler: CudaSampler) -> CudaDrafts:
+        from bequest.engine.runner.cuda_draft_model import CudaDraftModel
+
+        return CudaDraftModel(self._model, cache, self.dtype, limits, sampler)
+
 
 class LoadedHead(LoadedDrafts):
     def __init__(self, method: DraftMethod, head: Head, num_parameters: int, target: LoadedModel) -> None:
@@ -85,6 +101,30 @@ class LoadedHead(LoadedDrafts):
     def _placed(self, kv_cache: Tensor, host_cache: Tensor, num_rows: int, bfloat16: bool) -> DeviceDrafts:
         vocab_size = self.target.config.vocab_size
         return HeadDrafts(self._head, kv_cache, host_cache, num_rows, vocab_size, bfloat16=bfloat16)
+
+    def queued(self, cache: DraftCache, limits: PassLimits, sampler: CudaSampler) -> CudaDrafts:
+        from bequest.engine.runner.cuda_head_drafts import CudaHeadDrafts
+
+        return CudaHeadDrafts(self._head, cache, self.dtype, limits, sampler)
+
+
+def place_on_gpu(
+    drafts: LoadedDrafts | None, num_blocks: int, num_host_blocks: int, block_size: int, limits: RunnerLimits
+) -> MakeDrafts | None:
+    """With as many blocks as the target has; the runner brings its sampler."""
+    if drafts is None:
+        return None
+    from bequest.engine.runner.cuda_drafts import DraftCache
+    from bequest.engine.runner.cuda_passes import PassLimits
+
+    cache = DraftCache((num_blocks, *drafts.config.kv_shape(block_size)), num_host_blocks, drafts.kv_dtype)
+    # The pairs of a head are those of a step's tokens, and one that was left over of each sequence.
+    of_passes = PassLimits(
+        max_tokens=max(limits.max_tokens + limits.max_num_seqs, limits.max_samples),
+        max_blocks=limits.max_blocks_per_sequence,
+        num_rows=limits.max_num_seqs,
+    )
+    return partial(drafts.queued, cache, of_passes)
 
 
 def check_draft(config: EngineConfig, path: Path) -> None:
@@ -100,8 +140,10 @@ def _by_own_head(config: EngineConfig) -> bool:
     return parse_speculative(config.speculative)[0] == "mtp"
 
 
-def load_draft(config: EngineConfig, path: Path, target: LoadedModel) -> LoadedDrafts | None:
-    """`path`: of the target. None: nothing of that kind is wanted. Raises ModelError."""
+def load_draft(
+    config: EngineConfig, path: Path, target: LoadedModel, backend: Backend | None = None
+) -> LoadedDrafts | None:
+    """`path`: of the target; `backend`: of a GPU. None: nothing of that kind is wanted. Raises ModelError."""
     by_own_head = _by_own_head(config)
     if config.draft_model is None and not by_own_head:
         return None
@@ -112,29 +154,29 @@ def load_draft(config: EngineConfig, path: Path, target: LoadedModel) -> LoadedD
         raise ModelError("speculative=mtp: a head is not read for several processes; set tensor_parallel_size=1")
     if any(target.config.strips.windows_below(target.max_model_len)):
         raise ModelError(f"{field}: this model's layers have sliding windows, and who drafts needs all blocks")
-    drafts = _load(config, path, target, target.model)
+    drafts = _load(config, path, target, target.model, backend)
     log.info("drafts: %s, %.2f billion parameters", drafts.method, drafts.num_parameters / 1e9)
     return drafts
 
 
-def _load(config: EngineConfig, path: Path, target: LoadedModel, model: Decoder) -> LoadedDrafts:
+def _load(
+    config: EngineConfig, path: Path, target: LoadedModel, model: Decoder, backend: Backend | None
+) -> LoadedDrafts:
     dtype, length = target.dtype, target.max_model_len
     if config.draft_model is None:
         dummy = config.load_format == "dummy"
-        own = load_mtp(path, model, CpuBackend.of(config), dtype, length, dummy=dummy)
+        own = load_mtp(path, model, backend or CpuBackend.of(config), dtype, length, dummy=dummy)
         return LoadedHead("mtp", own, own.num_parameters, target)
     beside = model_path(config.draft_model)
     if not is_eagle3(beside):
-        return _load_model(config, config.draft_model, beside, target)
-    head = load_eagle3(beside, model, CpuBackend(), dtype, length)
+        return _load_model(config, config.draft_model, beside, target, backend or CpuBackend.of(config))
+    head = load_eagle3(beside, model, backend or CpuBackend(), dtype, length)
     return LoadedHead("eagle3", head, head.num_parameters, target)
 
 
-def _load_model(config: EngineConfig, name: str, path: Path, target: LoadedModel) -> LoadedDraftModel:
+def _load_model(config: EngineConfig, name: str, path: Path, target: LoadedModel, backend: Backend) -> LoadedDraftModel:
     dummy = config.load_format == "dummy"
-    loaded = load_model(
-        path, config.dtype, backend=CpuBackend.of(config), dummy=dummy, kv_cache_dtype=config.kv_cache_dtype
-    )
+    loaded = load_model(path, config.dtype, backend=backend, dummy=dummy, kv_cache_dtype=config.kv_cache_dtype)
     model, own = loaded.model, loaded.config
     if not isinstance(model, Decoder) or not isinstance(own, DecoderConfig) or own.recurrent is not None:
         raise ModelError(f"draft_model={name}: {own.architecture} cannot draft; take a plain decoder")

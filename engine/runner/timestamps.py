@@ -52,9 +52,12 @@ class TimestampRows:
                 self._never_ids = rule.never
                 self._never[0, list(rule.never)] = True
 
-    def masked(self, logits: Tensor, rows: Tensor) -> Tensor:
-        """A copy of logits [N, V] with -inf where the rule of rows [N] (NO_ROW: none) forbids."""
-        first, end, last, before, latest, count = self._state[:, self._places(rows), None]  # [N, 1] each
+    def masked(self, logits: Tensor, rows: Tensor, drafts: Tensor | None = None) -> Tensor:
+        """A copy of logits [N, V] with -inf where the rule of rows [N] (NO_ROW: none) forbids.
+
+        With drafts [N] a row may be there several times, in a run: what follows a draft has that behind it.
+        """
+        first, end, last, before, latest, count = self._ahead(rows, drafts)[..., None]  # [N, 1] each
         ids, on = self._ids, first > 0
         is_time = on & (ids >= first)  # [N, V]
         begins = count == 0
@@ -70,14 +73,48 @@ class TimestampRows:
         text = likely.masked_fill(is_time, -torch.inf).amax(dim=1, keepdim=True)
         return allowed.masked_fill_(on & (times > text) & ~is_time, -torch.inf)
 
-    def record(self, rows: Tensor, tokens: Tensor) -> None:
-        """`tokens` [N] were sampled in rows [N]."""
+    def record(self, rows: Tensor, tokens: Tensor, drafts: Tensor | None = None) -> None:
+        """`tokens` [N] were sampled in rows [N]; of a run those count that follow right drafts."""
         places = self._places(rows)
-        first, end, last, _, latest, count = self._state[:, places]
+        first, end, last, _, latest, count = self._ahead(rows, drafts)
         said = tokens.to(torch.int64)
+        if drafts is not None:
+            places = torch.where(_last_counted(rows, said, drafts), places, self._state.shape[1] - 1)
         self._state[:, places] = torch.stack(
             [first, end, said, last, torch.where(said >= first, said, latest), count + 1]
         )
 
+    def _ahead(self, rows: Tensor, drafts: Tensor | None) -> Tensor:
+        """[6, N] the state that each sample finds, if the drafts before it were right."""
+        state = self._state[:, self._places(rows)]
+        if drafts is None or not len(rows):
+            return state
+        first, end, last, before, latest, count = state
+        begins, numbers = _begins(rows), torch.arange(len(rows), device=rows.device)
+        inside = numbers - torch.where(begins, numbers, 0).cummax(0).values  # the number of each in its run
+        told = drafts.to(torch.int64)
+        one_before, two_before = told.roll(1), told.roll(2)
+        # Times only grow. What an earlier run has is below what a later one begins with.
+        base = begins.cumsum(0) << 32
+        times = torch.where(~begins & (one_before >= first), one_before, 0)
+        latest = torch.maximum((times + base).cummax(0).values - base, latest)
+        before = torch.where(inside == 0, before, torch.where(inside == 1, last, two_before))
+        return torch.stack([first, end, torch.where(inside == 0, last, one_before), before, latest, count + inside])
+
     def _places(self, rows: Tensor) -> Tensor:
         return torch.where(rows == NO_ROW, self._state.shape[1] - 1, rows.to(torch.int64))
+
+
+def _begins(rows: Tensor) -> Tensor:
+    """[N] whether a sample is the first of its run."""
+    begins = rows != rows.roll(1)
+    begins[0] = True
+    return begins
+
+
+def _last_counted(rows: Tensor, said: Tensor, drafts: Tensor) -> Tensor:
+    """[N] whether a sample is the last of its run that counts: it differs from its draft, and none before it does."""
+    wrong = said != drafts
+    before = wrong.cumsum(0) - wrong.to(torch.int64)  # wrong ones before each, of all runs
+    at_begin = torch.where(_begins(rows), before, 0).cummax(0).values
+    return wrong & (before == at_begin)

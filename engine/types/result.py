@@ -40,4 +40,5 @@ class StepResult(Data):
     beams: tuple[BeamCandidates, ...] = ()  # as in the plan
     device_seconds: float = 0.0  # that the device worked on it
     states: tuple[StatesArray, ...] = ()  # as plan.taps splits them: [R, layers, H], owned by nobody else
+    experts: tuple[int, int] = (0, 0)  # that it read, each once for each layer, and that all layers have
     drafts: IntArray | None = None  # [N] as the plan's, with those of the draft model; None: they are the plan's

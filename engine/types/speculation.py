@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Literal
 
 # off: nothing is drafted; ngram: what followed the same tokens before, in the request itself; suffix: there, or in
@@ -32,11 +33,23 @@ class DraftCosts:
     """What a device takes to check drafts, in steps that sample each sequence once (benchmarks/speculation.py,
     benchmarks/gpu_speculation.py)."""
 
-    row: float  # for each drafted token
+    row: float  # for each drafted token, where others run beside it or nothing was measured
     check: float = 0.0  # once: to wait for the tokens in flight, and for kernels of more than one row
     rows: int  # of a step, up to which this is so: a crowd has none to spare
     unasked: bool = True  # whether to draft for requests that say nothing of it
+    steps: tuple[float, ...] = ()  # as measured at the start: a step that checks so many drafts, of one sequence alone
     model: ModelDrafts | None = None  # who drafts on the device; None: nobody does
+
+    def of(self, count: int, *, beside: bool) -> float:
+        """A step that checks so many drafts. `beside`: others run."""
+        if beside or not self.steps:
+            return 1 + self.check + self.row * count
+        return self.check + (self.steps[count] if count < len(self.steps) else inf)
+
+    def by_model(self, one_pass: float) -> DraftCosts:
+        """Of who takes a pass for each draft, and one more to read what came of them; in steps."""
+        steps = tuple(cost + one_pass * count for count, cost in enumerate(self.steps))
+        return replace(self, row=self.row + one_pass, check=self.check + one_pass, steps=steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

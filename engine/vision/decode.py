@@ -6,10 +6,9 @@ import io
 import struct
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from bequest.engine.errors import ImageTooLarge, InvalidImage
 from bequest.engine.types.image import Rgb
+from bequest.engine.vision.borrowing import borrowed
 from bequest.engine.vision.parts import check_parts
 
 if TYPE_CHECKING:
@@ -25,7 +24,8 @@ _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 
 
 def decode(data: bytes | bytearray | memoryview, max_pixels: int) -> Rgb:
-    """[height, width, 3], turned as the file says; of an animation the first frame. Raises InvalidImage."""
+    """[height, width, 3], turned as the file says; of an animation the first frame. There may be a byte between pixels.
+    Raises InvalidImage."""
     pillow = _pillow()
     if not data:
         raise InvalidImage("The image is empty: it has no bytes.", reason="image_empty")
@@ -77,7 +77,7 @@ def _pixels(file: PillowImage) -> Rgb:
     file.load()  # the notes of a PNG may come behind its pixels
     turn = _TURNS.get(_orientation(file))
     turned = file if turn is None else file.transpose(Transpose(turn))
-    return np.asarray(turned if turned.mode == "RGB" else turned.convert("RGB"))
+    return borrowed(turned if turned.mode == "RGB" else turned.convert("RGB"))
 
 
 def _orientation(file: PillowImage) -> int:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from bequest.engine.types.image import Detail, Image, PreparedImage, Rgb
 from bequest.engine.vision.processor import FULL, Normalisation
-from bequest.engine.vision.resizing import Size, resized
+from bequest.engine.vision.resizing import Size, packed, resized
 
 _LOW_PIXELS = 512 * 512  # of an image that is looked at in few tokens
 
@@ -36,7 +34,8 @@ class GridProcessor:
     def prepare(self, image: Rgb, detail: Detail = FULL) -> PreparedImage:
         least, most = self._bounds(detail)
         height, width = _whole_patches(image.shape[0], image.shape[1], self.patch * self.merge, least, most)
-        pixels = np.stack([resized(image, (height, width), self.resample)])
+        made = resized(image, (height, width), self.resample)
+        pixels = (packed(image) if made is image else made)[None]
         rows, columns = height // self.patch, width // self.patch
         grid = rows // self.merge, columns // self.merge
         return PreparedImage(pixels, (grid[0] * grid[1],), rows * columns, grid)

@@ -6,8 +6,10 @@ import numpy as np
 
 from bequest.engine.kernels.pixels import resize
 from bequest.engine.types.image import Rgb
+from bequest.engine.vision.borrowing import borrowed
 
 _NEAREST = 0  # takes pixels as they are, and is what no model's files ask for
+_ANY = 1  # a filter, where nothing is resized
 Size = tuple[int, int]  # height, width
 
 
@@ -19,8 +21,14 @@ def resized(image: Rgb, size: Size, resample: int) -> Rgb:
     if resample == _NEAREST or (size[0] < image.shape[0] and size[1] != image.shape[1]):
         from PIL import Image
 
-        return np.asarray(Image.fromarray(image).resize((size[1], size[0]), Image.Resampling(resample)))
+        given = Image.fromarray(packed(image))
+        return packed(borrowed(given.resize((size[1], size[0]), Image.Resampling(resample))))
     return resize(image, size, resample)
+
+
+def packed(image: Rgb) -> Rgb:
+    """A copy without gaps between pixels."""
+    return resize(image, (image.shape[0], image.shape[1]), _ANY)
 
 
 def cropped(image: Rgb, size: Size) -> Rgb:

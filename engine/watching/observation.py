@@ -49,6 +49,7 @@ class StepStats:
     images_seen: int = 0  # that the tower looked at
     image_bytes: int = 0  # of their pixels
     images_found: int = 0  # whose rows the step needed and the device had
+    experts: tuple[int, int] = (0, 0)  # whose matrices it read, each once for each layer, and that all layers have
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Literal
 
 from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.state.sequence import Group
+from bequest.engine.types.blocks import BlockLayout
 from bequest.engine.types.recurrent import StateLoad
 from bequest.engine.watching.block_map import BlockMap, map_blocks
 from bequest.engine.watching.observation import EngineLoad
@@ -38,9 +39,11 @@ class Snapshot:
     requests: tuple[OpenRequest, ...]
     states: StateLoad | None = None  # of recurrent layers, if the model has some
     leased_states: int = 0  # of those that are held
+    block_bytes: int = 0
+    state_bytes: int = 0  # of one state in all recurrent layers
 
 
-def take_snapshot(scheduler: Scheduler, groups: Iterable[Group], now: float) -> Snapshot:
+def take_snapshot(scheduler: Scheduler, groups: Iterable[Group], now: float, layout: BlockLayout) -> Snapshot:
     groups = list(groups)
     return Snapshot(
         block_size=scheduler.pool.block_size,
@@ -48,6 +51,8 @@ def take_snapshot(scheduler: Scheduler, groups: Iterable[Group], now: float) -> 
         requests=tuple(_open_request(group, now) for group in groups),
         states=scheduler.retention.states.load(),
         leased_states=scheduler.retention.leases.num_states,
+        block_bytes=layout.num_bytes,
+        state_bytes=layout.state_bytes,
     )
 
 

@@ -38,6 +38,7 @@ def stats_of_step(launch: Launch, result: StepResult, applied: Applied) -> StepS
         drafts=applied.num_drafts,
         drafted_tokens=applied.num_drafted,
         accepted_tokens=applied.num_right,
+        experts=result.experts,
         images_seen=len(seen),
         image_bytes=sum(image.content.nbytes for image in looked_at),
         images_found=len({rows.image for rows in images.gathered} - {image.first_id for image in images.looked_at}),

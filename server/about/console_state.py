@@ -15,7 +15,18 @@ import numpy as np
 import numpy.typing as npt
 from aiohttp import web
 
-from bequest.engine.watching.block_map import FREE, IN_USE, LEASED, NOBODY, SHARED, STORED, WARM, BlockField
+from bequest.engine.watching.block_map import (
+    FREE,
+    IN_USE,
+    LEASED,
+    NO_GROUP,
+    NOBODY,
+    SHARED,
+    STORED,
+    WARM,
+    BlockField,
+    Kinds,
+)
 from bequest.engine.watching.snapshot import OpenRequest, Snapshot
 from bequest.server.access.marks import CALLER
 from bequest.server.context import CONTEXT, Context
@@ -94,6 +105,7 @@ def _cache(snapshot: Snapshot) -> dict[str, Any]:
         "tenants": list(snapshot.map.tenants),
         "blocks": field_of(snapshot.map.device),
         "host_blocks": field_of(snapshot.map.host),
+        "groups": _groups(snapshot),
         "requests": _requests(snapshot.requests),
     }
 
@@ -101,8 +113,16 @@ def _cache(snapshot: Snapshot) -> dict[str, Any]:
 def _of_all(context: Context, snapshot: Snapshot) -> dict[str, Any]:
     load, metrics, states = context.engine.load(), context.metrics, snapshot.states
     leased = snapshot.leased_states
+    state_group = states and [
+        {
+            "kind": "state",
+            "bytes_each": snapshot.state_bytes,
+            "device": {"running": states.held - leased, "leased": leased, "warm": states.warm},
+        }
+    ]
     return {
         "scope": "all",
+        "groups": [*_groups(snapshot), *(state_group or [])],
         "running": load.running,
         "waiting": load.waiting,
         "retained": {grade: asdict(kept) for grade, kept in load.retained.items()},
@@ -117,15 +137,36 @@ def _of_tenant(snapshot: Snapshot, tenant: str) -> Snapshot:
     """The snapshot with nothing in it of anybody else."""
     blocks = snapshot.map
     number = blocks.tenants.index(tenant) if tenant in blocks.tenants else None
-    own = type(blocks)((tenant,), _own(blocks.device, number), _own(blocks.host, number))
+    own = type(blocks)((tenant,), blocks.windows, _own(blocks.device, number), _own(blocks.host, number))
     requests = tuple(request for request in snapshot.requests if request.tenant == tenant)
-    return Snapshot(snapshot.block_size, own, requests)
+    return Snapshot(snapshot.block_size, own, requests, block_bytes=snapshot.block_bytes)
 
 
 def _own(field: BlockField, number: int | None) -> BlockField:
     mine = np.zeros(len(field.owners), np.bool_) if number is None else field.owners == number
     kinds = np.where(mine, field.kinds, FREE).astype(np.uint8)
-    return BlockField(kinds, np.where(mine, 0, NOBODY).astype(np.int16))
+    groups = np.where(mine, field.groups, NO_GROUP).astype(np.int8)
+    return BlockField(kinds, np.where(mine, 0, NOBODY).astype(np.int16), groups)
+
+
+def _groups(snapshot: Snapshot) -> list[dict[str, Any]]:
+    """By what layers see: the blocks of each kind on the device and on the host, and those of each tenant."""
+    blocks, shown = snapshot.map, []
+    for number, window in enumerate(blocks.windows):
+        of_group = {"device": blocks.device, "host": blocks.host}
+        counts = {name: _counts(field.kinds[field.groups == number]) for name, field in of_group.items()}
+        tenants = np.zeros(len(blocks.tenants), np.int64)
+        for field in of_group.values():
+            owners = field.owners[(field.groups == number) & (field.owners != NOBODY)]
+            tenants += np.bincount(owners, minlength=len(tenants))
+        kind = {"kind": "window", "window": window} if window else {"kind": "full"}
+        shown.append({**kind, "bytes_each": snapshot.block_bytes, **counts, "tenants": tenants.tolist()})
+    return shown
+
+
+def _counts(kinds: Kinds) -> dict[str, int]:
+    counts = np.bincount(kinds, minlength=len(_NAMES))
+    return {name: int(counts[kind]) for kind, name in _NAMES.items() if kind != FREE}
 
 
 def _requests(requests: Iterable[OpenRequest]) -> list[dict[str, Any]]:
@@ -148,11 +189,12 @@ def field_of(field: BlockField) -> dict[str, Any]:
         "per_cell": per_cell,
         "cells": _text(_DIGITS[_merged(kinds, per_cell, len(_NAMES))]),
         "owners": _owner_digits(owners, per_cell),
+        "groups": _owner_digits(field.groups, per_cell),
     }
 
 
-def _owner_digits(owners: npt.NDArray[np.int16], per_cell: int) -> str:
-    """Tenants behind the last digit have none."""
+def _owner_digits(owners: npt.NDArray[np.signedinteger], per_cell: int) -> str:
+    """Of tenants, or of groups; those behind the last digit have none."""
     known = np.where(owners < len(_DIGITS), owners, NOBODY) + 1
     digits = np.concatenate([np.array([_NO_DIGIT], np.uint8), _DIGITS])
     return _text(digits[_merged(known, per_cell, int(known.max(initial=0)) + 1)])

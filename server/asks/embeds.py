@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 
 from bequest.engine.errors import EngineError
 from bequest.engine.formats.given_rows import read_rows
 from bequest.engine.state.contents import ContentKey
+from bequest.engine.text.base64 import from_base64
 from bequest.engine.types.image import Detail, GivenRows, Image
 from bequest.server.asks.prompt_forms import MAX_PROMPTS
 from bequest.server.context import Context
@@ -48,6 +47,6 @@ async def _given(context: Context, text: str, param: str) -> Image:
 
 def _decoded(text: str, param: str) -> bytes:
     try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
+        return from_base64(text)
+    except ValueError:
         raise ApiError(400, "invalid_value", f"`{param}` is not valid base64.", param=param) from None

@@ -6,14 +6,13 @@ unfolding lead from one to the other, so that texts and tokens can be laid besid
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
 from bequest.engine.errors import EngineError
 from bequest.engine.state.contents import ContentKey
+from bequest.engine.text.base64 import from_base64
 from bequest.engine.types import ParentChoice
 from bequest.engine.types.image import FIRST_ID, Detail, Image, PreparedImage
 from bequest.engine.vision.decode import decode
@@ -89,8 +88,14 @@ def _store(context: Context, first: GivenImage) -> ImageStore:
 
 async def _image(context: Context, store: ImageStore, given: GivenImage, detail: Detail) -> Image:
     tenant = current_tenant()
-    data = await _data(context, given)
-    key = await in_pool(context, lambda: ContentKey.of(tenant, data, detail, store.vision.settings))
+    url = given.url.strip()
+    fetched = None if _scheme(url) == "data" else await _fetched(context, given)
+
+    def look() -> tuple[bytes, ContentKey]:
+        data = _inline(url, given.param) if fetched is None else fetched
+        return data, ContentKey.of(tenant, data, detail, store.vision.settings)
+
+    data, key = await in_pool(context, look)
     if (known := store.find(key)) is not None:
         return known
     most = int(context.config.max_image_megapixels * _MEGAPIXEL)
@@ -99,20 +104,22 @@ async def _image(context: Context, store: ImageStore, given: GivenImage, detail:
         return store.vision.prepare(decode(data, most), detail)
 
     try:
-        prepared = await in_pool(context, prepare)
+        prepared = await store.pool.run(tenant, prepare)
     except EngineError as error:
         raise at_field(error, given.param) from error
     hold_more(context, prepared.pixels.nbytes)  # a file of a few kilobytes may have millions of them
     return store.take(key, prepared)
 
 
-async def _data(context: Context, given: GivenImage) -> bytes:
-    """The bytes of the file."""
+def _scheme(url: str) -> str:
+    return url[: max(url.find(":"), 0)].lower()
+
+
+async def _fetched(context: Context, given: GivenImage) -> bytes:
+    """The bytes of a file that is elsewhere."""
     url = given.url.strip()
-    scheme = url[:10].partition(":")[0].lower()
+    scheme = _scheme(url)
     most = int(context.config.max_image_mb * 2**20)
-    if scheme == "data":
-        return await in_pool(context, lambda: _inline(url, given.param))
     try:
         if scheme == "file":
             return await read_below(context.config.image_dir, url, most)
@@ -127,18 +134,26 @@ async def _data(context: Context, given: GivenImage) -> bytes:
 
 
 def _inline(url: str, param: str) -> bytes:
-    """The media type is a hint: the file itself says what it is. Some write base64 for URLs, or leave its end out."""
-    head, comma, body = url.partition(",")
-    kind = head[len("data:") :].lower()
-    if not comma or not kind.endswith(";base64") or not kind.startswith(_MEDIA):
+    """The media type is a hint: the file itself says what it is."""
+    comma = url.find(",")
+    kind = url[len("data:") : max(comma, 0)].lower()
+    if comma < 0 or not kind.endswith(";base64") or not kind.startswith(_MEDIA):
         message = f"`{param}` must be a data: URL of an image in base64, such as data:image/png;base64,iVBOR…"
         raise ApiError(400, "invalid_image_url", message, param=param)
-    text = "".join((unquote(body) if "%" in body else body).split()).translate(_PLAIN).rstrip("=")
     try:
-        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
-    except (binascii.Error, ValueError):
+        try:
+            return from_base64(url, comma + 1, blanks=True)
+        except ValueError:
+            return from_base64(_mended(url[comma + 1 :]))
+    except ValueError:
         message = f"`{param}` is not valid base64."
         raise ApiError(400, "invalid_image_url", message, param=param) from None
+
+
+def _mended(text: str) -> str:
+    """Some write base64 with the letters of URLs, or quoted as in one, or leave its end out."""
+    plain = "".join(unquote(text).split()).translate(_PLAIN).rstrip("=")
+    return plain + "=" * (-len(plain) % 4)
 
 
 def spelling_of_images(context: Context) -> tuple[str, str] | None:

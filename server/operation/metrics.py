@@ -82,6 +82,7 @@ class Metrics(Collector):
         self._drafts = self._draft_tokens = self._accepted_tokens = 0
         self._prefix_hits = 0
         self._images_seen = self._image_bytes = self._images_found = 0
+        self._experts_read = self._experts_held = 0
         self._swapped_out = 0
         self._swapped_in = 0
         self._inherited_tokens = 0
@@ -122,6 +123,8 @@ class Metrics(Collector):
         self._images_seen += stats.images_seen
         self._image_bytes += stats.image_bytes
         self._images_found += stats.images_found
+        self._experts_read += stats.experts[0]
+        self._experts_held += stats.experts[1]
         self._step.observe(stats.seconds)
         self._iteration_tokens.observe(stats.prompt_tokens + stats.generated_tokens)
         for seconds in stats.first_token_seconds:
@@ -270,6 +273,8 @@ class Metrics(Collector):
             ("bequest:dropped_readers", "Clients dropped because they stopped reading.", self._dropped_readers),
             ("bequest:swapped_out_blocks", "Blocks moved to the host pool.", self._swapped_out),
             ("bequest:swapped_in_blocks", "Blocks moved back.", self._swapped_in),
+            ("bequest:experts_read", "Experts that steps read, once for each layer and step.", self._experts_read),
+            ("bequest:experts_held", "Experts that steps would read if they took all.", self._experts_held),
             ("bequest:images_seen", "Times the vision tower looked at an image.", self._images_seen),
             ("bequest:image_bytes", "Bytes of pixels that it looked at.", self._image_bytes),
             ("bequest:images_found", "Times a step found rows of an image on the device.", self._images_found),

@@ -1,6 +1,7 @@
 """The life of the server process: load, listen, serve, drain, exit.
 
-SIGTERM or SIGINT: no new work, what runs gets --drain-timeout seconds to finish, exit 0. A second one ends at once.
+SIGTERM or SIGINT: no new work, what runs gets --drain-timeout seconds to finish, exit 0. A second one ends at once,
+and a third does not even wait for the device.
 While the model loads there is nothing to finish, and the first one ends the process as it would any other.
 SIGHUP reads the key file and the certificate again, at any time.
 An engine that dies fails every open request, and then the process, with exit code 1: a supervisor starts it anew.
@@ -124,7 +125,8 @@ async def _until_end(
     """Waits for a signal or the engine's death, and for what has to follow it."""
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in before:
         loop.add_signal_handler(number, signals.put_nowait, number)
     loop.add_signal_handler(signal.SIGHUP, _reload, keys, certificate, engine, notifier)
     death = asyncio.ensure_future(engine.wait_dead())
@@ -155,8 +157,9 @@ async def _until_end(
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in before:
             loop.remove_signal_handler(number)
+            signal.signal(number, before[number])  # one more ends the process; Python's own would show a traceback
         loop.add_signal_handler(signal.SIGHUP, _read_again, keys, certificate)  # it must not end what is about to end
 
 

@@ -5,12 +5,16 @@ again. Owned by the event-loop thread.
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 
 from bequest.engine.state.contents import ContentKey, Contents
 from bequest.engine.types import ModelInfo
 from bequest.engine.types.image import GivenRows, Image, PreparedImage, VisionInfo
+from bequest.server.access.turns import FairPool
 from bequest.server.interfaces import TokenizerLike
+
+_MOST_AT_ONCE = 4  # images that are decoded: each has its pixels in memory twice
 
 
 class RecentContents:
@@ -61,6 +65,8 @@ class ImageStore:
 
     def __init__(self, vision: VisionInfo, tokenizer: TokenizerLike, recent: RecentContents) -> None:
         self.vision = vision
+        # Of their own: an image takes ten times as long as a text, and Pillow leaves the interpreter to others.
+        self.pool = FairPool(max(2, min(_MOST_AT_ONCE, (os.cpu_count() or 1) // 4)), "images")
         self._tokenizer = tokenizer
         self._recent = recent
 

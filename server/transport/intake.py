@@ -21,7 +21,7 @@ from bequest.server.wire import fields
 from bequest.server.wire.bodies import Body
 from bequest.server.wire.errors import ApiError, too_slow
 from bequest.server.wire.reading import parse_large_object, parse_object
-from bequest.server.wire.structure import Counts, structure_of
+from bequest.server.wire.structure import Counts, Structure, structure_of
 
 _PROGRESS_BYTES = 1 << 14  # of a body, that buy its sender another --client-timeout
 _CHUNK_BYTES = 64  # of a chunk beside its content
@@ -54,10 +54,14 @@ async def read_body(request: web.Request, context: Context, kind: type[Body]) ->
     if HELD not in request:
         return _typed(parse_object(b"".join(chunks)), kind)
     held, tenant = request[HELD], request[TENANT]
-    data = await context.pool.run(tenant, lambda: b"".join(chunks))
-    chunks.clear()
     most = Counts(context.config.max_body_values, context.config.max_body_parts)
-    structure = await context.pool.run(tenant, lambda: structure_of(data, most))
+
+    def look() -> tuple[bytes, Structure]:
+        whole = b"".join(chunks)
+        chunks.clear()
+        return whole, structure_of(whole, most)
+
+    data, structure = await context.pool.run(tenant, look)
     held.resize(len(data) + 2 * structure.num_bytes)  # strings are put together from their pieces
     read = await context.pool.run(tenant, lambda: _typed(parse_large_object(data, structure), kind))
     held.resize(structure.num_bytes)  # the text itself is let go

@@ -115,8 +115,7 @@ class _Parser:
         pieces: list[str] = []
         at, last = begin + 1, end - 1
         while at < last:
-            match = _CHARACTERS.match(self._text, at, min(at + _PIECE, last))
-            upto = at if match is None else match.end()
+            upto = self._end_of_characters(at, min(at + _PIECE, last))
             while upto < last and upto > at and self._text[upto] & 0xC0 == 0x80:
                 upto -= 1  # not into the middle of a character
             if upto == at:
@@ -124,6 +123,13 @@ class _Parser:
             pieces.append(self._decoded(b'"', at, upto, b'"'))
             at = upto
         return "".join(pieces)
+
+    def _end_of_characters(self, begin: int, end: int) -> int:
+        """Of those that are whole. Most strings that are long have nothing but plain ones."""
+        if self._text.find(b"\\", begin, end) < 0 and self._text.find(b'"', begin, end) < 0:
+            return end
+        match = _CHARACTERS.match(self._text, begin, end)
+        return begin if match is None else match.end()
 
     def _decoded(self, before: bytes, begin: int, end: int, behind: bytes) -> Any:
         """What the parser makes of a stretch, put between two brackets that the stretch lies inside of."""

@@ -20,7 +20,8 @@ _KINDS = bytes(
     )
     for byte in range(256)
 )
-_PIECE = 1 << 18  # bytes looked at together
+_PIECE = 1 << 18  # bytes looked at together, at the most,
+_SHORT = 1 << 12  # and where a long string may begin
 _VALUE_BYTES, _PART_BYTES = 64, 256  # that a number takes in a list, and its place in a table; and anything else
 _WIDEST = 4  # bytes of a character in a string that has a rare one
 _DEEPEST = 128  # lists and objects inside of each other
@@ -73,20 +74,26 @@ def structure_of(text: bytes | bytearray, most: Counts) -> Structure:
     """REQUIRES: some text. Raises 413 for more than `most`, as soon as that is known, and 400 for what is nested too
     deeply."""
     places, kinds, levels = [], [], []
-    looker = _Looker()
-    values = parts = 0
-    for begin in range(0, len(text), _PIECE):
-        found, kind, quotes = looker.look(bytes(memoryview(text)[begin : begin + _PIECE]))
+    looker, begin, size = _Looker(), 0, _SHORT
+    opened = commas = quotes = 0
+    while begin < len(text):
+        found, kind, marks = looker.look(bytes(memoryview(text)[begin : begin + size]))
         level = looker.levels(kind)
         places.append(found + begin)
         kinds.append(kind)
         levels.append(level)
-        opened = int(np.count_nonzero(kind == OPEN))
-        values += opened + int(np.count_nonzero(kind == COMMA))
-        parts += opened + (quotes + 1) // 2
+        opened += int(np.count_nonzero(kind == OPEN))
+        commas += int(np.count_nonzero(kind == COMMA))
+        quotes += marks
+        values, parts = opened + commas, opened + (quotes + 1) // 2
         most.check(values, parts)
+        end = begin + size
+        begin = looker.skip(text, end)
+        size = _SHORT if begin - end > size else min(2 * size, _PIECE)
     text_bytes = len(text) * (1 if text.isascii() else _WIDEST)
-    return Structure(np.concatenate(places), np.concatenate(kinds), np.concatenate(levels), values, parts, text_bytes)
+    return Structure(
+        np.concatenate(places), np.concatenate(kinds), np.concatenate(levels), values + opened, parts, text_bytes
+    )
 
 
 class _Looker:
@@ -110,6 +117,15 @@ class _Looker:
         self._inside = bool(inside[-1])
         found = np.flatnonzero((kinds > 0) & (kinds < _QUOTE) & ~inside)
         return found, kinds[found], int(np.count_nonzero(quotes))
+
+    def skip(self, text: bytes | bytearray, begin: int) -> int:
+        """Where there is something to look at again: inside of a string, a file in base64 say, there is nothing."""
+        if not self._inside or self._escaped:
+            return begin
+        quote = text.find(b'"', begin)
+        end = len(text) if quote < 0 else quote
+        slash = text.find(b"\\", begin, end)
+        return end if slash < 0 else slash
 
     def levels(self, kinds: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
         steps = (kinds == OPEN).astype(np.int32) - (kinds == CLOSE)

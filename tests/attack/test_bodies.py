@@ -128,6 +128,7 @@ async def test_the_bounds_are_the_operators(serve: Serve) -> None:
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large, "_PIECE", 16)
     monkeypatch.setattr(structure, "_PIECE", 16)
+    monkeypatch.setattr(structure, "_SHORT", 4)
 
 
 @pytest.mark.usefixtures("small_pieces")

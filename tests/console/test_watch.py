@@ -28,6 +28,16 @@ async def test_the_map_says_what_a_block_is_and_whose(
         await canvas.hover(position={"x": 44 + 14 * cell + 5, "y": 5})
         await expect(told).to_contain_text(f"Block {cell + 1}: {words}")
         await expect(told).to_contain_text({0: "Of boss.", 1: "Of guest.", 3: "Of guest."}.get(cell, "."))
+    await canvas.hover(position={"x": 49, "y": 5})
+    await expect(told).to_contain_text("Of layers that see the last 8 tokens.")
+    groups = tab.page.get_by_role("region", name="What layers keep").locator("tbody tr")
+    await expect(groups).to_have_text(
+        [
+            "all tokens100111.0 KB3.0 KBguest 3",
+            "the last 8 tokens011011.0 KB3.0 KBboss 2, guest 1",
+            "one state for all before3021070 KB420 KB",
+        ]
+    )
     # Pointing at a tenant leaves its blocks alone in full colour.
     whole = await canvas.screenshot()
     await tab.button("guest").hover()

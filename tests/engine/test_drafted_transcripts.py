@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,9 +23,9 @@ __all__ = ["encoder_decoder"]  # a fixture
 FIRST_TIME = VOCAB_SIZE - 80
 
 
-async def answers_of(directory: Path, requests: Sequence[Request]) -> tuple[dict[str, ChoiceDelta], int]:
+async def answers_of(directory: Path, requests: Sequence[Request], **fields: Any) -> tuple[dict[str, ChoiceDelta], int]:
     """What each said, and how many tokens of predictions were right."""
-    settings = engine_config(directory, max_model_len=64)
+    settings = replace(engine_config(directory, max_model_len=64), **fields)
     built = await build_engine(settings, tuning=Tuning(draft_rows=64))
     info = built.engine.info.encoder
     assert info is not None

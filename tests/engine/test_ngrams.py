@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from bequest.engine._C import Error, NgramIndex, TokenList
 from bequest.engine.drafting.ngrams import NgramDrafter, NgramGuesses
 from bequest.engine.drafting.pace import Pace
+from bequest.engine.runner.cuda_times import draft_times
 from bequest.engine.types import SamplingParams
-from bequest.engine.types.speculation import ON_CPU, Speculation, parse_speculative
+from bequest.engine.types.speculation import ON_CPU, ON_GPU, Speculation, parse_speculative
 from tests.engine.harness import Setup, ask, ask_all, request, running
 from tests.engine.paged_fake import expected_tokens
 from tests.engine.test_differential import check, crowd
@@ -181,3 +183,19 @@ def test_behind_an_edit_two_tokens_are_enough_and_have_a_pace_of_their_own() -> 
     said.append(text[15])
     guesses.look(said, 8, beside=False)
     assert guesses.waits
+
+
+def test_lengths_stop_where_the_next_row_costs_a_third_of_a_step() -> None:
+    """Steps of one, two, four, eight and sixteen rows have kernels; beyond that nothing was measured."""
+    times = draft_times((1, 2, 4, 8, 16), (3.76e-3, 3.7e-3, 3.8e-3, 5.4e-3, 5.5e-3), one_pass=0.4e-3)
+    assert times.steps[:5] == pytest.approx((1, 1, 1.01, 1.01, 1.436), abs=2e-3) and len(times.steps) == 16
+    costs = replace(ON_GPU, check=times.wait, steps=times.steps)
+    pace = Pace(costs)
+    for most, best in ((2, 2), (4, 3), (7, 7), (16, 15)):
+        for _ in range(12):  # which are all right
+            pace.note(most, most)
+        assert pace.length(most) == best, most
+    assert times.one_pass is not None
+    by_model = costs.by_model(times.one_pass)
+    assert by_model.of(3, beside=False) == pytest.approx(costs.of(3, beside=False) + 4 * times.one_pass)
+    assert by_model.of(3, beside=True) == pytest.approx(costs.of(3, beside=True) + 4 * times.one_pass)

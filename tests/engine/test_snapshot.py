@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from bequest.engine.types import Retain, SamplingParams
-from bequest.engine.watching.block_map import FREE, IN_USE, LEASED, NOBODY, SHARED, STORED, WARM
+from bequest.engine.watching.block_map import FREE, IN_USE, LEASED, NO_GROUP, NOBODY, SHARED, STORED, WARM
 from tests.engine.harness import Setup, ask, request, running, until
 from tests.engine.test_vault import a_lease, vault
 
@@ -50,7 +50,7 @@ async def test_what_an_answer_leaves_is_warm_and_its_tenants() -> None:
             assert own.sum() == record.num_left_blocks(engine.scheduler.pool) >= 5
             assert (blocks.device.kinds[own] == WARM).all()
         # The last, partly filled block of an answer is known by its record alone.
-        known = {int(block) for block in engine.scheduler.pool.indexed_blocks()}
+        known = {int(block) for block, _ in engine.scheduler.pool.indexed_blocks()}
         assert known < {int(i) + 1 for i in np.flatnonzero(blocks.device.kinds == WARM)}
 
 
@@ -84,3 +84,27 @@ async def test_the_host_and_the_queue() -> None:
         assert "waiting" in {shown.status for shown in snapshot.requests}
         for shown in snapshot.requests:
             engine.abort(shown.id)
+
+
+async def test_groups_of_blocks() -> None:
+    """Of layers that see all tokens, and of two strips with a window: held ones, on the host too, and warm ones."""
+    windows = (0, 6, 6)
+    setup = Setup(num_blocks=48, num_host_blocks=100, num_lease_blocks=20, windows=windows, chunk=8, max_model_len=96)
+    async with running(setup) as (engine, _):
+        await ask(engine, request(range(20, 60), retain=Retain(600.0)))
+        for first in range(100, 900, 80):  # which has the lease move
+            await ask(engine, request(range(first, first + 80), keep_record=False))
+        engine.submit(asked := request(range(60, 90), SamplingParams(max_tokens=60, ignore_eos=True)), lambda _: None)
+        await until(lambda: engine.snapshot().requests[0].generated_tokens >= 2)
+        blocks, pool = engine.snapshot().map, engine.scheduler.pool
+        assert blocks.windows == (0, 6)
+        tables = [record.tables() for record in engine.scheduler.retention.leases.holders()]
+        tables.append(sequence.table for sequence in engine._groups[asked.id].sequences)
+        entries = [(entry, i) for each in tables for table in each for i, entry in enumerate(table.entries) if entry]
+        held = pool.indexed_blocks().tolist()
+        assert any(entry < 0 for entry, _ in entries) and held
+        for entry, strip in [(entry, i % len(windows)) for entry, i in entries] + held:
+            field = blocks.device if entry > 0 else blocks.host
+            assert field.groups[abs(entry) - 1] == (0 if strip == 0 else 1)
+        assert ((blocks.device.groups == NO_GROUP) >= (blocks.device.kinds == FREE)).all()
+        engine.abort(asked.id)

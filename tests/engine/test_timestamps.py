@@ -83,3 +83,44 @@ def test_closed_rows_are_free_of_it() -> None:
     assert torch.equal(rows.masked(logits, torch.tensor([1])), logits)
     rows.update_rows(StepRows(close=(1,), open=(spec(1, RULES),)))
     assert rows.masked(logits, torch.tensor([1]))[0, :FIRST].eq(-math.inf).all()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_runs_behind_drafts_are_as_one_token_at_a_time(seed: int) -> None:
+    """Rows that are sampled several times in a step, of whose drafts one may be wrong, and padding behind them."""
+    draw = np.random.default_rng(seed)
+    said = {0: (), 2: (FIRST, 2, FIRST + 9), 3: (FIRST, 2, 2), 5: (FIRST + 3,)}
+    together, alone = (TimestampRows(6, VOCAB, torch.device("cpu")) for _ in range(2))
+    for one_of_both in (together, alone):
+        one_of_both.update_rows(StepRows(open=tuple(spec(row, RULES, tokens) for row, tokens in said.items())))
+    for _ in range(6):
+        order: list[int] = []
+        drafts: list[int] = []
+        tokens: list[int] = []
+        expected: dict[int, np.ndarray] = {}
+        lengths = draw.integers(1, 6, len(said))
+        logits = torch.from_numpy(draw.normal(size=(int(lengths.sum()) + 2, VOCAB)).astype(np.float32))
+        logits[:, FIRST:] += 2 * draw.normal()
+        for row, length in zip(draw.permutation([*said]).tolist(), lengths.tolist(), strict=True):
+            wrong, place, one = int(draw.integers(0, length + 1)), len(order), torch.tensor([row])
+            for number in range(length):
+                order.append(row)
+                drafts.append(-1 if number == length - 1 else int(draw.integers(0, VOCAB)))
+                tokens.append(0)
+                if number > wrong:
+                    continue
+                masked = alone.masked(logits[place + number : place + number + 1], one)
+                expected[place + number] = masked[0].numpy()
+                tokens[-1] = int(masked[0].argmax())
+                alone.record(one, torch.tensor([tokens[-1]]))
+                if number < min(wrong, length - 1):
+                    drafts[-1] = tokens[-1]
+                elif number < length - 1:
+                    drafts[-1] = tokens[-1] ^ 1
+        rows = torch.tensor([*order, -1, -1], dtype=torch.int32)
+        drafted = torch.tensor([*drafts, 5, 7], dtype=torch.int32)
+        masked = together.masked(logits, rows, drafted)
+        for place, wanted in expected.items():
+            np.testing.assert_array_equal(masked[place].numpy(), wanted)
+        together.record(rows, torch.tensor([*tokens, 0, 0], dtype=torch.int32), drafted)
+        assert torch.equal(together._state[:, :-1], alone._state[:, :-1])

@@ -15,6 +15,7 @@ from tests.engine.direct import LLM, Completion
 from tests.engine.model_leases import check_leases_survive
 from tests.engine.test_against_transformers import PARAMS, Judge, check, prompts
 from tests.engine.test_beams_against_transformers import check_searches
+from tests.engine.test_experts_read import check_experts_read
 from tests.engine.test_nan import check_nan_fails_its_request_alone, poisoned_model
 from tests.tiny_models import make_reference
 
@@ -174,3 +175,11 @@ def test_a_group_wider_than_all_graphs(tiny_model: Callable[[str], Path]) -> Non
         assert [len(choice.token_ids) for choice in wide.choices] == [3, 3]
         scores = [choice.beam_score for choice in wide.choices]
         assert scores[0] is not None and scores[1] is not None and scores[0] >= scores[1]
+
+
+# Kernel by kernel, and in the chain of a single stream.
+@pytest.mark.parametrize(("name", "dtype"), [("qwen3-moe", "float32"), ("qwen3-moe-wide", "bfloat16")])
+@pytest.mark.parametrize("enforce_eager", [True, False])
+def test_experts_read(name: str, dtype: str, enforce_eager: bool, tiny_model: Callable[[str], Path]) -> None:
+    fields = {"device": "cuda", "dtype": dtype, "enforce_eager": enforce_eager}
+    check_experts_read(name, tiny_model(name), is_exact=dtype == "float32", **fields)

@@ -38,7 +38,10 @@ def reference_scores(logits: Tensor, rule: RoutingRule) -> tuple[Tensor, Tensor]
 
 
 def check_choice(logits: Tensor, rule: RoutingRule) -> ExpertChoice:
-    choice = experts.route(logits, rule)
+    num_read = torch.full((1,), 7, device=DEVICE)
+    choice = experts.route(logits, rule, num_read)
+    # What counts NaN is read by nobody.
+    assert num_read.item() - 7 == choice.ids[~choice.weights.isnan()].unique().numel()
     scores, ranked = reference_scores(logits, rule)
     ids = choice.ids.long().cpu()
     assert ids.shape == (len(logits), rule.top_k) and ((ids >= 0) & (ids < logits.shape[1])).all()
@@ -137,7 +140,9 @@ def test_nan_is_chosen_last_and_stays_in_its_row(num_tokens: int) -> None:
     logits = randn(num_tokens, 64, seed=3)
     sane = experts.route(logits, PLAIN)
     logits[0] = float("nan")
-    choice = experts.route(logits, PLAIN)
+    num_read = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    choice = experts.route(logits, PLAIN, num_read)
+    assert num_read.item() == choice.ids[1:].unique().numel()
     assert choice.ids[0].tolist() == [0, 1] and choice.weights[0].isnan().all()
     assert torch.equal(choice.ids[1:], sane.ids[1:]) and torch.equal(choice.weights[1:], sane.weights[1:])
     check_plan(choice)  # no expert is read for it

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bequest.engine.kernels import cuda_chain, cuda_coded, cuda_int4
+from bequest.engine.kernels import cuda_chain, cuda_coded, cuda_int4, cuda_tiles
 from bequest.engine.kernels.cuda_chain import Head, Product, Tail
 from bequest.engine.kernels.cuda_coded import GROUP, CodedRows
 from bequest.engine.kernels.cuda_linear import RowNorm
@@ -96,6 +96,13 @@ def test_rows_do_not_depend_on_the_batch(sizes: Sizes) -> None:
 PRODUCTS = [(8, 1024), (1024, 3072), (6144, 4096), (4096, 14336), (256, 768)]
 
 
+@pytest.fixture
+def without_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on chips that have none (tests/gpu/test_tile_linear.py)."""
+    monkeypatch.setattr(cuda_tiles, "is_tile_product", lambda *_, **__: False)
+
+
+@pytest.mark.usefixtures("without_tiles")
 @pytest.mark.parametrize(("outputs", "depth"), PRODUCTS)
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 4, 5, 8, 9, 16, 31, 64, 130])
 def test_products(outputs: int, depth: int, num_tokens: int) -> None:
@@ -117,6 +124,7 @@ def test_products(outputs: int, depth: int, num_tokens: int) -> None:
     check()
 
 
+@pytest.mark.usefixtures("without_tiles")
 @pytest.mark.parametrize(("outputs", "depth"), [*PRODUCTS, (298, 2048)])
 def test_tiles_do_not_depend_on_the_batch(outputs: int, depth: int) -> None:
     rows, values = draw(outputs, depth, 3)
@@ -127,7 +135,10 @@ def test_tiles_do_not_depend_on_the_batch(outputs: int, depth: int) -> None:
         assert torch.equal(cuda_coded.linear(x[first:end], rows, None), whole[first:end])
 
 
-def test_every_code_with_every_zero() -> None:
+@pytest.mark.parametrize("tiles", [False, True])
+def test_every_code_with_every_zero(tiles: bool, request: pytest.FixtureRequest) -> None:
+    if not tiles:
+        request.getfixturevalue("without_tiles")
     codes = torch.arange(16, dtype=torch.uint8, device=DEVICE).repeat(64, 64)  # [64, 1024]
     zeros = torch.arange(64, dtype=torch.int16, device=DEVICE)[:, None].expand(64, 8)
     scales = torch.full((64, 8), 0.5, device=DEVICE)
@@ -138,9 +149,9 @@ def test_every_code_with_every_zero() -> None:
     for at in range(20):
         one.zero_()[0, at * 51] = 1
         of_chain = cuda_int4.linear(one, rows, None, make_scratch())
-        of_tiles = cuda_coded.linear(one.expand(5, -1).contiguous(), rows, None)
+        of_five = cuda_coded.linear(one.expand(5, -1).contiguous(), rows, None)
         assert torch.equal(of_chain[0].float(), expected[:, at * 51])
-        assert torch.equal(of_tiles.float(), expected[:, at * 51].expand(5, -1))
+        assert torch.equal(of_five.float(), expected[:, at * 51].expand(5, -1))
 
 
 def test_what_cannot_be_packed() -> None:

@@ -101,6 +101,38 @@ def test_rows_get_what_their_slot_adds(num_rows: int) -> None:
         assert torch.equal(alone[0].cpu(), result[i + 1]), "a row's bits do not depend on the others"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_float32_and_odd_sizes(dtype: torch.dtype) -> None:
+    """Sums of threads: a router of 6 outputs, a gate of one, a depth that no tensor core takes; four rows share x."""
+    from bequest.engine.kernels.cuda_lora import LoraTiles, PackedPart, SiteShape, SiteSlots, most_tiles, write_tiles
+
+    device, ends, depth, num_rows = torch.device("cuda"), (6, 7), 50, 40
+    site = SiteSlots(SiteShape(ends, depth), SLOTS, MOST_RANK, device, dtype)
+    a, b = (random(3, size, seed=size).to(dtype).float() for size in (depth, 1))
+    for slot in range(1, SLOTS):  # slot 0 has nothing
+        site.write_part(slot, 1, PackedPart.of(a * slot, b, 0.5, dtype))
+        site.describe(slot, [0, 3], [0.0, 0.5])
+    slots = np.random.default_rng(3).integers(-1, SLOTS, num_rows).astype(np.int32)
+    rows, tiles = np.zeros(num_rows, np.int32), np.zeros((1 + num_rows, 3), np.int32)
+    write_tiles(slots, rows, tiles)
+    x, y = random(num_rows // 4, depth, seed=1).to(dtype), random(num_rows, 7, seed=2).to(dtype)
+    placed = LoraTiles(
+        torch.from_numpy(rows).to(device), torch.from_numpy(tiles).to(device), most_tiles(num_rows, SLOTS)
+    )
+    result = y.to(device)
+    site.add(x.to(device), result, placed.sharing(4))
+    shrunk = (
+        0.5
+        * torch.from_numpy(slots).clamp(min=0).double()[:, None]
+        * (x.double() @ a.double().T)[torch.arange(num_rows) // 4]
+    )
+    expected = y.double()
+    expected[:, 6:] += shrunk @ b.double()
+    close = {torch.float32: 1e-5, torch.bfloat16: 0.05}[dtype]
+    assert torch.allclose(result.cpu().double(), expected, rtol=close, atol=close)
+    assert torch.equal(result[:, :6].cpu(), y[:, :6])
+
+
 # --- the engine ----------------------------------------------------------------------------------------------------
 
 

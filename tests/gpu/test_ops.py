@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bequest.engine import _C
+from bequest.engine.backends.cuda.uploads import Uploads
 from bequest.engine.kernels import cuda as ops
 from bequest.engine.kernels.hidden_tap import HiddenTap, LayerTap
 
@@ -269,6 +270,20 @@ def test_parts_of_prepare_qkv(dtype: torch.dtype) -> None:
     assert (cache[0, 0, :, :, 1] == 0).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens,heads", [(1, 16), (7, 3), (300, 16)])
+@pytest.mark.parametrize("head_dim", [80, 48, 72])
+def test_rotation_of_heads_that_no_warp_divides(dtype: torch.dtype, num_tokens: int, heads: int, head_dim: int) -> None:
+    fused = randn(num_tokens, 3, heads, head_dim, dtype=dtype)
+    before = fused.clone()
+    positions = torch.randint(0, 50, (num_tokens,), dtype=torch.int32, device=DEVICE)
+    cos_sin = randn(50, head_dim)
+    ops.rotary(fused[:, 0], fused[:, 1], positions, cos_sin)
+    for part in range(2):
+        assert_close(fused[:, part], reference_rotary(before[:, part], positions, cos_sin))
+    assert torch.equal(fused[:, 2], before[:, 2])
+
+
 # --- activations, embedding ----------------------------------------------------------------------------------------
 
 
@@ -363,6 +378,20 @@ def test_copy_and_swap_blocks(shape: tuple[int, ...]) -> None:
     ops.swap_blocks(cache, host, np.empty((0, 2), np.int32))
     with pytest.raises(_C.Error, match="outside"):
         ops.swap_blocks(cache, host, np.array([(0, 6)], np.int32))
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_uploads(dtype: torch.dtype) -> None:
+    """Several pieces, one that is not whole, other dtypes and strides, rows that nothing is made of."""
+    uploads, whole = Uploads(), torch.randn(40_001, 700).to(dtype)
+    for values in (whole, whole[:7], whole[:, 1:], whole.t()[:, :3].t(), whole.double(), whole[:0], whole[0]):
+        place, check = guarded(*values.shape, dtype=dtype)
+        uploads.copy(place, values)
+        assert torch.equal(place.cpu(), values.to(dtype))
+        check()
 
 
 # --- graphs -----------------------------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ def test_products_of_few_rows(outputs: int, depth: int, num_tokens: int) -> None
 
 
 @pytest.mark.parametrize(("outputs", "depth"), PRODUCTS)
-@pytest.mark.parametrize("num_tokens", [5, 16, 129])
+@pytest.mark.parametrize("num_tokens", [129, 250])
 def test_products_of_many_rows(outputs: int, depth: int, num_tokens: int) -> None:
     x, codes, matrix = made(outputs, depth, num_tokens)
     assert codes.bias is not None and not cuda_linear.is_fused(x, codes.weight)
@@ -167,12 +167,13 @@ def test_products_of_many_rows(outputs: int, depth: int, num_tokens: int) -> Non
     assert_near(actual, rounded @ matrix.T + codes.bias.float())
 
 
-def test_rows_of_zeros_and_of_no_numbers() -> None:
-    x = torch.zeros(6, 512, dtype=BF16, device="cuda")
+@pytest.mark.parametrize("num_tokens", [6, 40, 129])
+def test_rows_of_zeros_and_of_no_numbers(num_tokens: int) -> None:
+    x = torch.zeros(num_tokens, 512, dtype=BF16, device="cuda")
     x[1, 3] = torch.nan
     codes = product(32, 512, False, 3)
     actual = cuda_linear.linear(x, codes.weight, None, codes.scales)
-    assert actual[1].isnan().all() and (actual[[0, 2, 3, 4, 5]] == 0).all()
+    assert actual[1].isnan().all() and (actual[0] == 0).all() and (actual[2:] == 0).all()
 
 
 # --- whole models ---------------------------------------------------------------------------------------------------

@@ -50,8 +50,8 @@ class Layer:
     tail: Tail
     head: Head | None
 
-    def run(self, attended: Tensor, residual: Tensor, scratch: Tensor) -> Tensor | None:
-        return cuda_chain.run(attended, residual, self.tail, self.head, scratch)
+    def run(self, attended: Tensor, residual: Tensor, scratch: Tensor, num_read: Tensor | None = None) -> Tensor | None:
+        return cuda_chain.run(attended, residual, self.tail, self.head, scratch, num_read=num_read)
 
 
 def make_layer(
@@ -139,7 +139,9 @@ def test_chain(sizes: Sizes, fields: dict[str, Any]) -> None:
     attended, start, expected = inputs(sizes, layer)
     residual, check = guarded(1, sizes.hidden, dtype=BF16)
     residual.copy_(start)
-    qkv = layer.run(attended, residual, make_scratch())
+    num_read = torch.full((1,), 5, device=residual.device)
+    qkv = layer.run(attended, residual, make_scratch(), num_read)
+    assert num_read.item() == 5 + sizes.top_k
     assert_near(residual, expected.residual)
     assert qkv is not None and expected.qkv is not None
     assert_near(qkv, expected.qkv)

@@ -157,7 +157,9 @@ def test_fused_rows_do_not_depend_on_the_batch(inner: int, depth: int, counts: r
 
 
 @pytest.mark.parametrize("depth", [256, 1024, 4096])
-@pytest.mark.parametrize(("outputs", "num_tokens"), [(8, 4), (2000, 4), (33000, 4), (8, 6), (2000, 6)])
+@pytest.mark.parametrize(
+    ("outputs", "num_tokens"), [(8, 4), (2000, 4), (33000, 4), (8, 6), (2000, 6), (8, 20), (2000, 20)]
+)
 def test_hidden_tap_of_a_normed_product(depth: int, outputs: int, num_tokens: int) -> None:
     """Token 0 wants layers 1 and 70, token 1 nothing, token 2 layer 70, token 3 layer 0, around the ring."""
     layers, first_rows = [(1, 70), (), (70,), (0,)], [5, -1, 1, 2]
@@ -197,8 +199,8 @@ def test_results_stay_in_their_rows() -> None:
 
 def test_what_is_not_fused_is_refused() -> None:
     small, large = randn(64, 4096, dtype=BF16), randn(8200, 9216, dtype=BF16)
-    x = randn(17, 4096, dtype=BF16)
-    assert products.is_fused(x[:16], small, normed=True) and not products.is_fused(x, small)
+    x = randn(33, 4096, dtype=BF16)
+    assert products.is_fused(x[:32], small, normed=True) and not products.is_fused(x, small)
     assert not products.is_fused(x[:0], small) and not products.is_fused(x[:1].float(), small)
     assert not products.is_fused(randn(1, 100, dtype=BF16), randn(8, 100, dtype=BF16))
     long = randn(5, 9216, dtype=BF16)
@@ -207,7 +209,7 @@ def test_what_is_not_fused_is_refused() -> None:
     with pytest.raises(_C.Error, match="normed"):
         products.normed_linear(long[:4], RowNorm(randn(9216, dtype=BF16), 1e-5), large, None)
     with pytest.raises(_C.Error, match="fuse"):
-        products.linear_into(x, small, None, randn(17, 64, dtype=BF16))
+        products.linear_into(x, small, None, randn(33, 64, dtype=BF16))
 
 
 @pytest.mark.parametrize("rows", [1, 16])

@@ -20,13 +20,17 @@ from bequest.engine.runner.catalogues import PlacedCatalogues
 from bequest.engine.scheduling.policy.tuning import Tuning
 from bequest.engine.types import NO_ROW, ChoiceDelta, OutputMode, Request, RowSpec, SamplingParams
 from bequest.engine.types.speculation import Speculation
+from tests.engine import test_drafted_transcripts
+from tests.engine.test_against_transformers import prompts
 from tests.engine.test_drafted_samples import CATALOGUE, KINDS, V, catalogue, draw_case, one_of_each, sampler_of, specs
-from tests.gpu.test_engine import BF16_GAP, config, prompts
+from tests.engine.test_encoder_decoder_models import encoder_decoder
+from tests.gpu.test_engine import BF16_GAP, config
 
 pytestmark = pytest.mark.gpu
+__all__ = ["encoder_decoder"]  # a fixture
 
 DEVICE = torch.device("cuda")
-# Timestamps are masked before a GPU samples: their rows draft nothing.
+# Timestamps are masked before a GPU samples, by nobody here.
 DRAFTING_KINDS = [kind for kind in KINDS if kind != "timestamps"]
 
 
@@ -189,3 +193,23 @@ async def test_random_requests_of_every_kind(tiny_model: Callable[[str], Path]) 
     counts = await compare(str(tiny_model("llama")), 3000, 3, ("ngram", "prediction"), device="cuda")
     for method in ("ngram", "prediction"):
         assert counts[method]["drafted"] > counts[method]["accepted"] > 20, method
+
+
+@pytest.mark.parametrize("name", ["whisper", "t5"])
+async def test_transcripts_are_the_same(name: str, encoder_decoder: Callable[[str], Path]) -> None:
+    """Their timestamps too: a rule that depends on what was said before, and so on drafts."""
+    fields = {"device": "cuda", "block_size": 16}
+    requests = [
+        replace(r, params=replace(r.params, temperature=0.0)) for r in test_drafted_transcripts.requests_of(name)
+    ]
+    off = [replace(request, speculation=Speculation(method="off")) for request in requests]
+    plain, _ = await test_drafted_transcripts.answers_of(encoder_decoder(name), off, **fields)
+    predicted = []
+    for request in requests:
+        tokens = [*plain[request.id].token_ids]
+        tokens[4::9] = [(token + 1) % test_drafted_transcripts.FIRST_TIME for token in tokens[4::9]]
+        predicted.append(replace(request, speculation=Speculation(prediction=tuple(tokens), most=5)))
+    said, num_right = await test_drafted_transcripts.answers_of(encoder_decoder(name), predicted, **fields)
+    assert num_right > 20
+    same = sum(said[id].token_ids == answer.token_ids for id, answer in plain.items())
+    assert same >= len(plain) - 1, "one may have met a tie"

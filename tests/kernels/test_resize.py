@@ -8,7 +8,7 @@ from PIL import Image
 
 from bequest.engine import _C
 from bequest.engine.types.image import Rgb
-from bequest.engine.vision.resizing import Size, resized
+from bequest.engine.vision.resizing import Size, packed, resized
 
 FILTERS = [1, 2, 3, 4, 5]
 CANARY = 77
@@ -68,14 +68,30 @@ def test_a_view_of_a_larger_image() -> None:
 def test_nothing_is_written_beside_it(size: Size) -> None:
     image, count = picture(37, 41), size[0] * size[1] * 3
     room = np.full(count + 128, CANARY, np.uint8)
-    _C.resize_pixels(image.ctypes.data, (37, 41), room.ctypes.data + 64, size, 3)
+    _C.resize_pixels(image.ctypes.data, (37, 41), 3, room.ctypes.data + 64, size, 3)
     assert (room[:64] == CANARY).all() and (room[-64:] == CANARY).all()
     assert np.array_equal(room[64:-64].reshape(*size, 3), by_pillow(image, size, 3))
 
 
 def test_what_is_refused() -> None:
     with pytest.raises(_C.Error, match="an image has pixels"):
-        _C.resize_pixels(0, (0, 4), 0, (2, 2), 3)
+        _C.resize_pixels(0, (0, 4), 3, 0, (2, 2), 3)
     image = picture(4, 4)
     with pytest.raises(_C.Error, match="no such filter"):
-        _C.resize_pixels(image.ctypes.data, (4, 4), image.ctypes.data, (2, 2), 9)
+        _C.resize_pixels(image.ctypes.data, (4, 4), 3, image.ctypes.data, (2, 2), 9)
+
+
+def test_pixels_of_four_bytes() -> None:
+    """As Pillow has them, and where nothing is resized."""
+    whole = np.random.default_rng(0).integers(0, 256, (37, 41, 4), np.uint8)
+    image = whole[:, :, :3]
+    for size in [(40, 47), (40, 41), (37, 47)]:
+        assert np.array_equal(resized(image, size, 3), by_pillow(np.ascontiguousarray(image), size, 3))
+    copy = packed(image)
+    assert np.array_equal(copy, image) and copy.flags.c_contiguous and copy.flags.writeable
+
+
+def test_several_threads_make_the_same() -> None:
+    """Of a large image; rows of each of them end within sixteen others."""
+    image = picture(700, 523)
+    assert np.array_equal(resized(image, (709, 531), 1), by_pillow(image, (709, 531), 1))

@@ -47,9 +47,13 @@ def test_every_byte_and_scale_decodes_as_in_transformers() -> None:
 
 @pytest.fixture
 def packed(tiny_model: Callable[[str], Path], tmp_path: Path) -> tuple[Path, GptOssForCausalLM]:
+    return tmp_path, write_packed("gpt-oss", tiny_model("gpt-oss"), tmp_path)
+
+
+def write_packed(model: str, directory: Path, tmp_path: Path) -> GptOssForCausalLM:
     """A checkpoint with experts in MXFP4 as the published ones have them, and the model that it is of."""
-    tensors = load_file(tiny_model("gpt-oss") / "model.safetensors")
-    reference = make_reference("gpt-oss")
+    tensors = load_file(directory / "model.safetensors")
+    reference = make_reference(model)
     weights = dict(reference.named_parameters())
     for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
         blocks, scales = encode(tensors.pop(name).transpose(1, 2))
@@ -57,10 +61,10 @@ def packed(tiny_model: Callable[[str], Path], tmp_path: Path) -> tuple[Path, Gpt
         with torch.no_grad():
             weights[name].copy_(convert_moe_packed_tensors(blocks, scales).float())
     save_file(tensors, tmp_path / "model.safetensors")
-    values = json.loads((tiny_model("gpt-oss") / "config.json").read_text())
+    values = json.loads((directory / "config.json").read_text())
     values["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
     (tmp_path / "config.json").write_text(json.dumps(values))
-    return tmp_path, reference
+    return reference
 
 
 @torch.no_grad()

@@ -99,6 +99,16 @@ def test_sliding_windows(values: dict[str, Any], windows: tuple[int, ...]) -> No
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "all layers must rotate alike"),
         ({"rope_parameters": {"mrope_section": [8, 4, 4]}}, "mrope_section is not supported"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
+        # What other architectures have: the transformers library overlooks it, or fails.
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported"),
+        (
+            {"rope_parameters": {"partial_rotary_factor": 0.5}},
+            "rope_parameters: partial_rotary_factor is not supported",
+        ),
+        ({"is_causal": False}, "is_causal = False"),
+        ({"num_kv_shared_layers": 1}, "num_kv_shared_layers = 1"),
+        ({"layer_types": ["sliding_attention"] * 3}, "layer_types has sliding_attention"),
+        ({"layer_types": ["full_attention"] * 4}, "layer_types are 4, but num_hidden_layers is 3"),
     ],
 )
 def test_refused(change: dict[str, Any], message: str) -> None:
@@ -109,7 +119,7 @@ def test_refused(change: dict[str, Any], message: str) -> None:
 def test_layer_types_must_be_known_and_complete() -> None:
     with pytest.raises(ModelError, match=re.escape("layer_types chunked_attention are not supported")):
         parse_hf_config(QWEN2 | SLIDING | {"layer_types": ["chunked_attention"] * 3})
-    with pytest.raises(ModelError, match="2 layer types for 3 layers"):
+    with pytest.raises(ModelError, match="layer_types are 2, but num_hidden_layers is 3"):
         parse_hf_config(QWEN2 | SLIDING | {"layer_types": ["full_attention"] * 2})
 
 
@@ -179,6 +189,18 @@ def test_windows_of_a_description_without_types(architecture: str, windows: tupl
         ("Cohere2ForCausalLM", {"use_parallel_block": False}, "use_parallel_block = False"),
         ("MistralForCausalLM", {"layer_types": ["full_attention"] * 3}, "layer_types full_attention beside a sliding"),
         ("MistralForCausalLM", {"rope_parameters": {"llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta"),
+        ("MistralForCausalLM", {"sliding_window": 0}, "sliding_window must be positive, not 0"),
+        ("Qwen3ForCausalLM", {"layer_types": ["sliding_attention"] * 3}, "lacks sliding_window, which layer_types"),
+        (
+            "SmolLM3ForCausalLM",
+            {"sliding_window": 8, "layer_types": ["sliding_attention"] * 3},
+            "use_sliding_window is false, but layer_types has",
+        ),
+        ("Phi3ForCausalLM", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope type 'linear' is not supported"),
+        ("Gemma3ForCausalLM", {"rope_parameters": {"rope_theta": 5.0}}, "must have full_attention and sliding"),
+        ("Olmo3ForCausalLM", {"rope_theta": 5.0}, "rope_theta must be 500000.0"),
+        ("GptOssForCausalLM", {}, "config.json lacks rope_parameters"),
+        ("OlmoeForCausalLM", {"num_experts": 8, "num_local_experts": 4}, "names of one number, and differ"),
         ("Gemma3ForConditionalGeneration", {"text_config": 3}, "text_config must be an object"),
         (
             "Gemma3ForConditionalGeneration",

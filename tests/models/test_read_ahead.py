@@ -23,11 +23,18 @@ def readers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "read-ahead"]
 
 
-def test_every_piece_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_every_piece_is_read_once(is_cached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for those that are there already."""
     monkeypatch.setattr(read_ahead, "_PIECE", 100)
     files, seen, read = write(tmp_path, 250, 0, 100, 731), list[tuple[str, int]](), os.preadv
 
-    def watched(file: int, buffers: list[bytearray], offset: int) -> int:
+    def watched(file: int, buffers: list[bytearray], offset: int, flags: int = 0) -> int:
+        if flags:
+            assert flags == os.RWF_NOWAIT and len(buffers[0]) == 1
+            if not is_cached:
+                raise BlockingIOError
+            return read(file, buffers, offset)
         seen.append((os.readlink(f"/proc/self/fd/{file}"), offset))
         return read(file, buffers, offset)
 
@@ -36,7 +43,9 @@ def test_every_piece_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for thread in readers():
             thread.join()
     wanted = [(str(path), offset) for path in files for offset in range(0, path.stat().st_size, 100)]
-    assert sorted(seen) == wanted
+    # An end that is no whole piece is not asked about.
+    ends = [(str(files[0]), 200), (str(files[3]), 700)]
+    assert sorted(seen) == (ends if is_cached else wanted)
 
 
 def test_threads_end_with_the_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

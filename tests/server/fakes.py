@@ -27,7 +27,7 @@ from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.types.image import PreparedImage, VisionInfo
 from bequest.engine.types.listening import CrossHeads, FloatRows
 from bequest.engine.types.model import Numbers
-from bequest.engine.watching.block_map import NOBODY, BlockField, BlockMap
+from bequest.engine.watching.block_map import NO_GROUP, NOBODY, BlockField, BlockMap
 from bequest.engine.watching.observation import EngineLoad
 from bequest.engine.watching.snapshot import OpenRequest, Snapshot
 from tests.server.fake_records import FakeRecords
@@ -216,12 +216,12 @@ class FakeEngine(FakeRecords):
         self.died.set_result(RuntimeError("device fault"))
 
     def snapshot(self) -> Snapshot:
-        empty = BlockField(np.zeros(3, np.uint8), np.full(3, NOBODY, np.int16))
+        empty = BlockField(np.zeros(3, np.uint8), np.full(3, NOBODY, np.int16), np.full(3, NO_GROUP, np.int8))
         requests = tuple(
             OpenRequest(r.id, r.terms.name, r.tenant, "running", 1.0, len(r.prompt_token_ids), 0, 0, 1, 1, 0)
             for r in (run.request for run in self.runs.values())
         )
-        return Snapshot(16, BlockMap((), empty, empty), requests)
+        return Snapshot(16, BlockMap((), (0,), empty, empty), requests)
 
     def expect_tenants(self, count: int) -> None:
         self.expected_tenants = count

@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bequest.engine.watching.block_map import FREE, IN_USE, LEASED, NOBODY, SHARED, WARM, BlockField, BlockMap
+from bequest.engine.types.recurrent import StateLoad
+from bequest.engine.watching.block_map import (
+    FREE,
+    IN_USE,
+    LEASED,
+    NO_GROUP,
+    NOBODY,
+    SHARED,
+    WARM,
+    BlockField,
+    BlockMap,
+)
 from bequest.engine.watching.snapshot import OpenRequest, Snapshot
 from bequest.server.about.console import STATIC_PATHS
 from bequest.server.about.console_state import field_of
@@ -71,7 +82,8 @@ async def test_what_operators_see(start: Starter, tmp_path: Path) -> None:
     assert shown["name"] == "mine" and shown["tenant"] == "guest" and shown["prompt_tokens"] == 4
     assert [error["code"] for error in state["errors"]] == ["invalid_api_key"]
     counts = {"free": 3, "warm": 0, "running": 0, "shared": 0, "leased": 0, "stored": 0}
-    assert state["blocks"] == {"total": 3, "counts": counts, "per_cell": 1, "cells": "000", "owners": "..."}
+    cells = {"per_cell": 1, "cells": "000", "owners": "...", "groups": "..."}
+    assert state["blocks"] == {"total": 3, "counts": counts, **cells}
     assert len(state["figures"]["first_token"]["counts"]) == len(state["figures"]["first_token"]["bounds"]) + 1
     assert state["figures"]["draft_tokens"] == 0 and state["states"] is None
     front.engine.advance()
@@ -79,7 +91,7 @@ async def test_what_operators_see(start: Starter, tmp_path: Path) -> None:
 
 
 class TwoTenants(FakeEngine):
-    """Blocks and requests of two tenants."""
+    """Blocks and requests of two tenants, of layers that see all tokens, of a window, and recurrent ones."""
 
     def snapshot(self) -> Snapshot:
         kinds = np.array([LEASED, IN_USE, WARM, SHARED, WARM, FREE], np.uint8)
@@ -87,8 +99,10 @@ class TwoTenants(FakeEngine):
         requests = tuple(
             OpenRequest(f"r-{tenant}", None, tenant, "running", 1.0, 3, 3, 0, 9, 1, 1) for tenant in ("boss", "guest")
         )
-        device, host = BlockField(kinds, owners), BlockField(kinds[:2], owners[:2])
-        return Snapshot(16, BlockMap(("boss", "guest"), device, host), requests)
+        groups = np.array([1, 0, 0, 1, NO_GROUP, NO_GROUP], np.int8)
+        device, host = BlockField(kinds, owners, groups), BlockField(kinds[:2], owners[:2], groups[:2])
+        blocks = BlockMap(("boss", "guest"), (0, 8), device, host)
+        return Snapshot(16, blocks, requests, StateLoad(9, 5, 1), 2, block_bytes=1000, state_bytes=70_000)
 
 
 async def test_a_tenant_sees_its_own_alone(start: Starter, tmp_path: Path) -> None:
@@ -96,7 +110,18 @@ async def test_a_tenant_sees_its_own_alone(start: Starter, tmp_path: Path) -> No
     _, whole = await front.get("/console/state", headers=bearer("b"))
     assert whole["blocks"]["cells"] == "421310" and whole["blocks"]["owners"] == "0111.."
     assert whole["tenants"] == ["boss", "guest"] and len(whole["requests"]) == 2
+    full, window, states = whole["groups"]
+    assert whole["blocks"]["groups"] == "1001.." and whole["host_blocks"]["groups"] == "10"
+    assert full["kind"] == "full" and full["bytes_each"] == 1000 and full["tenants"] == [0, 3]
+    assert full["device"] == {"warm": 1, "running": 1, "shared": 0, "leased": 0, "stored": 0}
+    assert window["kind"] == "window" and window["window"] == 8 and window["tenants"] == [2, 1]
+    assert window["device"] == {"warm": 0, "running": 0, "shared": 1, "leased": 1, "stored": 0}
+    assert window["host"] == {"warm": 0, "running": 0, "shared": 0, "leased": 1, "stored": 0}
+    held = {"running": 3, "leased": 2, "warm": 1}
+    assert states == {"kind": "state", "bytes_each": 70_000, "device": held}
     answer, own = await front.get("/console/state", headers=bearer("g"))
+    assert [group["tenants"] for group in own["groups"]] == [[3], [1]]
+    assert own["groups"][1]["device"]["leased"] == 0 and own["blocks"]["groups"] == ".001.."
     assert answer.status == 200 and own["scope"] == "own"
     assert own["blocks"]["cells"] == "021300" and own["blocks"]["owners"] == ".000.."
     assert own["host_blocks"]["cells"] == "02" and own["tenants"] == ["guest"]
@@ -116,7 +141,8 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def field(kinds: Any, owners: Any = None) -> dict[str, Any]:
-    return field_of(BlockField(kinds, np.full(len(kinds), NOBODY, np.int16) if owners is None else owners))
+    owners = np.full(len(kinds), NOBODY, np.int16) if owners is None else owners
+    return field_of(BlockField(kinds, owners, np.zeros(len(kinds), np.int8)))
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 10_000])

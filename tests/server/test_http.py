@@ -291,6 +291,7 @@ async def test_metrics(front: Front) -> None:
         StepStats(
             prompt_tokens=7, generated_tokens=2, preempted=1, swapped_out=5, swapped_in=6,
             seconds=0.004, first_token_seconds=(0.05,), inter_token_seconds=(0.0009, 0.001, 99.0),
+            experts=(24, 256),
         )
     )  # fmt: skip
     front.metrics.on_finish(
@@ -318,6 +319,8 @@ async def test_metrics(front: Front) -> None:
         f"bequest:computed_prompt_tokens_total{label} 7.0",
         f"vllm:generation_tokens_total{label} 2.0",
         f"vllm:num_preemptions_total{label} 1.0",
+        f"bequest:experts_read_total{label} 24.0",
+        f"bequest:experts_held_total{label} 256.0",
         f"vllm:prefix_cache_queries_total{label} 12.0",
         f"vllm:prefix_cache_hits_total{label} 4.0",
         'vllm:request_success_total{finished_reason="stop",model_name="fake/model"} 1.0',

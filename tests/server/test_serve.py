@@ -232,6 +232,34 @@ def test_signals_while_the_model_loads(number: signal.Signals) -> None:
         assert process.wait(20) == -number and process.stderr.read() == ""
 
 
+_HANGS_AT_ITS_END = """
+import asyncio, sys, types
+from tests.server.fakes import FakeEngine, FakeText
+async def stop(self, seconds):
+    print("stopping", flush=True)
+    await asyncio.sleep(60)
+FakeEngine.stop = stop
+async def build_engine(config, metrics, **others):
+    return types.SimpleNamespace(engine=FakeEngine(), text=FakeText())
+sys.modules["bequest.engine.build"] = types.SimpleNamespace(build_engine=build_engine)
+from bequest.server.__main__ import main
+main(["serve", "--port", "0"])
+"""
+
+
+def test_a_third_ctrl_c_ends_a_server_whose_device_hangs() -> None:
+    command = [sys.executable, "-c", _HANGS_AT_ITS_END]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None and process.stderr is not None
+        while "ready on" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "stopping\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == -signal.SIGINT and "Traceback" not in process.stderr.read()
+
+
 async def test_while_the_model_loads_live_is_up_and_the_rest_says_loading() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

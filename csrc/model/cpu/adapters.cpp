@@ -8,17 +8,25 @@ namespace bequest {
 std::vector<LoraRows> StepAdapters::at(int64_t site) const {
   std::vector<LoraRows> found;
   for (const Group& group : groups_) {
-    const auto parts = group.adapter->sites.find(site);
-    if (parts == group.adapter->sites.end() || group.rows.empty()) continue;
-    found.push_back({&parts->second, group.rows.data(), static_cast<int64_t>(group.rows.size())});
+    const Adapter::Parts* const parts = group.adapter->at(site);
+    if (parts == nullptr || group.rows.empty()) continue;
+    found.push_back({parts, group.rows.data(), static_cast<int64_t>(group.rows.size())});
   }
   return found;
 }
 
 bool StepAdapters::is_at(int64_t site) const {
   return std::any_of(groups_.begin(), groups_.end(), [site](const Group& group) {
-    return !group.rows.empty() && group.adapter->sites.contains(site);
+    return !group.rows.empty() && group.adapter->at(site) != nullptr;
   });
+}
+
+std::vector<StepAdapters::Group> StepAdapters::among(int64_t first_up, int64_t first_down) const {
+  std::vector<Group> found;
+  for (const Group& group : groups_)
+    if (!group.rows.empty() && (group.adapter->is_among(first_up) || group.adapter->is_among(first_down)))
+      found.push_back(group);
+  return found;
 }
 
 int64_t StepAdapters::num_rows_at(int64_t site) const {

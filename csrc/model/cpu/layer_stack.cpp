@@ -8,6 +8,7 @@
 
 #include "cache/cpu/kv_write.h"
 #include "core/check.h"
+#include "model/cpu/adapted_experts.h"
 #include "ops/cpu/activation.h"
 #include "ops/cpu/feed_forward.h"
 #include "ops/cpu/gather.h"
@@ -423,12 +424,10 @@ class StackRun {
     std::vector<int32_t> ids(weights.size());
     multiply(mixer.router, x, logits.data());
     route({logits.data(), rows, num_experts, mixer.routing, ids.data(), weights.data()});
-    stream_.num_experts_read += experts({x,
-                                         mixer.up,
-                                         mixer.activation,
-                                         mixer.down,
-                                         {ids.data(), weights.data(), rows, top_k},
-                                         stream_.added});
+    const ExpertsParams params{
+        x, mixer.up, mixer.activation, mixer.down, {ids.data(), weights.data(), rows, top_k}, stream_.added};
+    stream_.num_experts_read +=
+        adapters_ == nullptr ? experts(params) : experts_with_adapters(params, *adapters_);
     if (mixer.shared) add_shared(mixer, x);
   }
 

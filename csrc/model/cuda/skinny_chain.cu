@@ -15,6 +15,7 @@
 // behind it are let in when all of them have begun, or later. Should that ever be untrue, waiting ends in a
 // trap.
 #include "device/barriers.cuh"
+#include "device/fine_values.cuh"
 #include "device/launch.cuh"
 #include "device/pairs.cuh"
 #include "device/reductions.cuh"
@@ -43,8 +44,11 @@ struct Row {
     constexpr int kPacked = packed(kForm);
 #pragma unroll
     for (int i = 0; i < kStageUnits<kForm>; ++i)
-      of[i] = load_8(from + i / kPacked * (kPacked * kSliceBytes) + i % kPacked * 16);
+      of[i] = load_8(from + i / kPacked * (kPacked * kSliceBytes) + i % kPacked * access_bytes(kForm));
+    if constexpr (is_fine_of_8(kForm)) half = from & 2 * lane_bytes(kForm) ? kSecondTwice : kFirstTwice;
   }
+
+  uint32_t half = kFirstTwice;  // of its quad's groups, the lane's
 };
 
 // The sums of a tile. The tensor cores multiply 16 rows by 8 columns; here both are two halves. The 16 bytes
@@ -91,6 +95,28 @@ struct TileSum {
       }
       of[s % 2][0] += group.scale * ((sums[0][0] + sums[1][0]) + (sums[0][3] + sums[1][3]));
     }
+  }
+
+  // A lane has eight codes of each group, and so do those that share its row.
+  template <class Codec, Form kForm>
+  __device__ __forceinline__ void add_fine(const Weights<kForm>& w, const Row<kForm>& x) {
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s)
+#pragma unroll
+      for (int i = 0; i < Codec::kGroups; ++i) {
+        uint32_t a[4];
+        Codec::widen(w.of[s], w.groups[s], i, x.half, a);
+        multiply_accumulate_f16(of[i % 2], a, x.of[Codec::kGroups * s + i].x, x.of[Codec::kGroups * s + i].y);
+      }
+  }
+  __device__ __forceinline__ void add(const Weights<Form::kFine4>& w, const Row<Form::kFine4>& x) {
+    add_fine<fine::Offset4>(w, x);
+  }
+  __device__ __forceinline__ void add(const Weights<Form::kFine8>& w, const Row<Form::kFine8>& x) {
+    add_fine<fine::Scaled8>(w, x);
+  }
+  __device__ __forceinline__ void add(const Weights<Form::kFineFloat8>& w, const Row<Form::kFineFloat8>& x) {
+    add_fine<fine::Float8>(w, x);
   }
 
   __device__ __forceinline__ float total() const { return (of[0][0] + of[1][0]) + (of[0][3] + of[1][3]); }
@@ -212,7 +238,7 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
   RingEnd<kForm> ring(fixed.ring, shared_address(shared), warp, lane, a.stages);
   // Columns beyond the last row of x are the last; nobody stores what becomes of them.
   const uint32_t row_at = shared_address(shared + places.rows) + min(lane / 8, T - 1) * a.row_pitch +
-                          lane % 4 * (16 * packed(kForm)) + lane / 4 % 2 * 8;
+                          lane % 4 * lane_bytes(kForm) + lane / 4 % 2 * 8;
   RoundSums<T> sums(shared + places.parts);
   // Loops stay loops: most of the time of so short a kernel can go into fetching its instructions.
 #pragma unroll 1
@@ -272,7 +298,7 @@ __device__ __forceinline__ void read_weights(const A& a, Fixed& fixed, const Sha
       if (deltas.tiles[i].row >= 0) reader.read_rows(fixed.views[i].chunks, a.a[i], deltas.tiles[i].row);
       reader.read(fixed.views[i], a.weights[i]);
     }
-  } else if constexpr (kForm == Form::kInt4) {
+  } else if constexpr (is_grouped(kForm)) {
 #pragma unroll 1
     for (int i = 0; i < a.num_phases; ++i) reader.read(fixed.views[i], a.weights[i], a.groups[i]);
   } else if constexpr (kPerLane == 0) {
@@ -291,7 +317,7 @@ __device__ __forceinline__ void read_weights(const A& a, Fixed& fixed, const Sha
 
 // With adapters, or groups, it has more to hold than registers for two of it on a multiprocessor.
 template <int T, int kPerLane, Form kForm, class A>
-__global__ __launch_bounds__(kThreads, kIsAdapted<A> || kForm == Form::kInt4
+__global__ __launch_bounds__(kThreads, kIsAdapted<A> || is_grouped(kForm)
                                            ? 1
                                            : 2) void skinny_chain_kernel(const __grid_constant__ A a) {
   extern __shared__ __align__(1024) uint8_t shared[];
@@ -376,7 +402,10 @@ void launch_adapted_chain(const AdaptedArguments& a, int grid, Stream stream) {
   launch_of<Form::kNumbers>(a, grid, stream);
 }
 
-void launch_grouped_chain(const GroupedArguments& a, int grid, Stream stream) {
+void launch_grouped_chain(const GroupedArguments& a, Form form, int grid, Stream stream) {
+  if (form == Form::kFine4) return launch_of<Form::kFine4>(a, grid, stream);
+  if (form == Form::kFine8) return launch_of<Form::kFine8>(a, grid, stream);
+  if (form == Form::kFineFloat8) return launch_of<Form::kFineFloat8>(a, grid, stream);
   launch_of<Form::kInt4>(a, grid, stream);
 }
 

@@ -20,16 +20,30 @@ inline constexpr int kSteps = kStageDepth / kUnit;      // accesses of a lane to
 // scaled down: what is too large for that, from 2^20 on, stays the largest.
 inline constexpr float kBesideCodes = 1.0f / 16;
 
-// What weights are kept in: numbers, e4m3, or codes of 4 bits in groups of 128 along k.
-enum class Form { kNumbers, kFloat8, kInt4 };
+// What weights are kept in: numbers, e4m3, codes of 4 bits in groups of 128 along k, or codes of 4 or 8 bits,
+// or e4m3, in groups of 32.
+enum class Form { kNumbers, kFloat8, kInt4, kFine4, kFine8, kFineFloat8 };
 
+constexpr bool is_fine_of_8(Form form) { return form == Form::kFine8 || form == Form::kFineFloat8; }
+constexpr bool is_fine(Form form) { return form == Form::kFine4 || is_fine_of_8(form); }
+constexpr bool is_grouped(Form form) { return form == Form::kInt4 || is_fine(form); }
 // Values of a weight that lie where one number does.
-constexpr int packed(Form form) { return form == Form::kNumbers ? 1 : form == Form::kFloat8 ? 2 : 4; }
+constexpr int packed(Form form) {
+  if (form == Form::kNumbers) return 1;
+  return form == Form::kFloat8 || is_fine_of_8(form) ? 2 : 4;
+}
+// What rows of weights are a multiple of.
+constexpr int depth_unit(Form form) { return is_fine(form) ? 1024 : packed(form) * kUnit; }
 constexpr int stage_units(Form form) { return kSteps * packed(form); }  // of k
 template <Form kForm>
 inline constexpr int kStageUnits = stage_units(kForm);
-// Behind the codes of a stage, what its groups are scaled by: a word for each of 8 rows and 32 groups.
-constexpr int ring_bytes(Form form) { return kStageBytes + (form == Form::kInt4 ? kGroupBytes : 0); }
+// Behind the codes of a stage, what its groups are scaled by: lines of a word for each of 8 rows and 32
+// groups.
+constexpr int group_lines(Form form) {
+  if (!is_grouped(form)) return 0;
+  return form == Form::kInt4 ? 1 : form == Form::kFine4 ? 4 : 2;
+}
+constexpr int ring_bytes(Form form) { return kStageBytes + group_lines(form) * kGroupBytes; }
 inline constexpr int kRoundTiles = 8;  // whose sums wait in shared memory for their end
 inline constexpr int kPlaces = kRoundTiles * kTile;
 inline constexpr int kPartPitch = kPlaces + 4;  // floats; warps that are read at once lie in different banks
@@ -102,8 +116,9 @@ struct Arguments {
   const Word* logits;  // [E / 2] in sectors: the router's
   const void* attended;
   Activation activation;
-  HiddenTap tap;       // of the results of the phase before the last
-  uint32_t* launches;  // [CTAs]: how many there were; each CTA has its own
+  HiddenTap tap;                 // of the results of the phase before the last
+  uint32_t* launches;            // [CTAs]: how many there were; each CTA has its own
+  unsigned long long* num_read;  // as ChainExperts has it
 };
 
 // A product as one CTA sees it, in shared memory, because reading arguments by index takes much longer.
@@ -198,6 +213,11 @@ __device__ __forceinline__ int slice_of(int unit, int warp) {
   return unit / kPacked * (kPacked * kWarps) + kPacked * warp + unit % kPacked;
 }
 
+// Where a lane reads of the 128 or 64 neighbours of x that its quad has at once: all of its own, or a part of
+// each group.
+constexpr int lane_bytes(Form form) { return is_fine(form) ? 16 : 16 * packed(form); }
+constexpr int access_bytes(Form form) { return is_fine(form) ? 64 : 16; }
+
 // Of weights in groups.
 struct GroupedArguments : Arguments {
   CUtensorMap groups[kMostPhases];  // see group_map
@@ -208,6 +228,6 @@ struct AdaptedArguments;
 // REQUIRES: as many CTAs as the chip has room for at once.
 void launch_chain(const Arguments& a, Form form, int grid, Stream stream);
 void launch_adapted_chain(const AdaptedArguments& a, int grid, Stream stream);
-void launch_grouped_chain(const GroupedArguments& a, int grid, Stream stream);
+void launch_grouped_chain(const GroupedArguments& a, Form form, int grid, Stream stream);
 
 }  // namespace bequest::cuda::chain

@@ -21,13 +21,16 @@ inline constexpr size_t kChainScratchBytes = 2 << 20;
 
 struct ChainProduct {
   // [N, K] bfloat16, e4m3 where there are scales, or codes of 4 bits where there are groups: bytes [N, K / 2]
-  // in the order that int4_to_f16 takes. Contiguous, aligned to 16 bytes
+  // in the order that int4_to_f16 takes. With fine_codec as FineMatrices has them. Contiguous, aligned to 16
+  // bytes
   const void* weight;
   const void* bias;  // [N] bfloat16, or null
   int64_t out_features;
   int64_t in_features;
-  const float* scales;     // [N]: what each row of e4m3 is multiplied by, or null
+  const float* scales;     // [N]: what each row of e4m3, or of fine codes, is multiplied by, or null
   const uint32_t* groups;  // [N, K / 128 filled up to a multiple of 32]: see CodeGroup; or null
+  // kOffset4, kScaled8, kFloat8, plus 1: groups are [N, K / 32] words of such codes; 0: they are not
+  int fine_codec;
 };
 
 // A root-mean-square norm of the residual.
@@ -46,6 +49,7 @@ struct ChainExperts {
   // One that every row takes, of the size of the others; it counts the sigmoid of the router's last output.
   ChainProduct shared_up;    // [2 I, H]; weight null: there is none
   ChainProduct shared_down;  // [H, I]
+  uint64_t* num_read;        // [1]: K is added to it; null: nobody counts
 };
 
 // What adapters add to the products; of a site without `a` nothing.
@@ -72,8 +76,9 @@ struct SkinnyChainParams {
   ChainDeltas deltas;
 };
 
-// Whether there is a kernel for these sizes, for any T up to kMostChainedRows; bits: of a weight, 16, 8 or 4
-bool can_chain(int64_t attended, int64_t hidden, int64_t inner, int bits);
+// Whether there is a kernel for these sizes, for any T up to kMostChainedRows; bits: of a weight, 16, 8 or 4;
+// fine: with scales of every 32
+bool can_chain(int64_t attended, int64_t hidden, int64_t inner, int bits, bool fine);
 
 // The same of one row and experts of this inner size.
 bool can_chain_experts(int64_t attended, int64_t hidden, int64_t inner, int64_t num_experts,
@@ -100,8 +105,8 @@ struct ChainedLinearParams {
   void* scratch;          // as that of chains, of the same stream
 };
 
-// Whether there is a kernel for rows of K values, for any T up to kMostChainedRows; bits: of a weight
-bool can_chain_linear(int64_t in_features, int bits);
+// Whether there is a kernel for rows of K values, for any T up to kMostChainedRows; bits, fine: of a weight
+bool can_chain_linear(int64_t in_features, int bits, bool fine);
 
 // REQUIRES: 1 <= T <= kMostChainedRows; can_chain_linear
 void chained_linear(const ChainedLinearParams& p, Stream stream);

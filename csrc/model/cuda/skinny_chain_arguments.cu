@@ -6,6 +6,7 @@
 #include "device/launch.cuh"
 #include "model/cuda/skinny_chain.cuh"
 #include "model/cuda/skinny_chain_deltas.cuh"
+#include "ops/cuda/fine_codes.h"
 #include "ops/cuda/skinny_linear.cuh"
 
 namespace bequest::cuda {
@@ -18,7 +19,7 @@ constexpr int64_t kDeltaWords = kMostChainedRows * kTokenShrunk;  // of a phase
 constexpr int kRowPad = 64;  // bytes: two rows that are read at once lie in different banks
 constexpr int kMostSharedBytes = 226 * 1024;
 // A stage of codes of 4 bits has as many values as four of numbers.
-constexpr int fewest_stages(Form form) { return form == Form::kInt4 ? 3 : 4; }
+constexpr int fewest_stages(Form form) { return packed(form) == 4 ? 3 : 4; }
 
 // How much of the weights is on its way, and how much waits in shared memory for its rows.
 struct Depth {
@@ -32,13 +33,24 @@ struct Depth {
 constexpr Depth kSmallLayer{6, 2, false}, kLargeLayer{10, 3, true};
 constexpr int64_t kLargeShare = 64;  // stages that a CTA has of a layer
 
+Form form_of_codec(FineCodec codec) {
+  check(codec == FineCodec::kOffset4 || codec == FineCodec::kScaled8 || codec == FineCodec::kFloat8,
+        "skinny_chain: codes that are not chained");
+  if (codec == FineCodec::kOffset4) return Form::kFine4;
+  return codec == FineCodec::kScaled8 ? Form::kFine8 : Form::kFineFloat8;
+}
+
 Form form_of(const ChainProduct& product) {
+  if (product.fine_codec != 0) return form_of_codec(static_cast<FineCodec>(product.fine_codec - 1));
   if (product.groups != nullptr) return Form::kInt4;
   return product.scales != nullptr ? Form::kFloat8 : Form::kNumbers;
 }
 
 int bits_of(Form form) { return 16 / packed(form); }
-Form form_of_bits(int bits) { return bits == 16 ? Form::kNumbers : bits == 8 ? Form::kFloat8 : Form::kInt4; }
+Form form_of_bits(int bits, bool fine) {
+  if (fine) return bits == 4 ? Form::kFine4 : Form::kFine8;
+  return bits == 16 ? Form::kNumbers : bits == 8 ? Form::kFloat8 : Form::kInt4;
+}
 
 int chunks_of(int64_t depth, Form form) {
   return static_cast<int>(ceil_div(depth / kUnit, stage_units(form)));
@@ -148,6 +160,7 @@ void add_feed_forward(Builder& builder, const SkinnyChainParams& p, const Word* 
     a.num_chosen = static_cast<int>(p.experts.num_chosen);
     a.renormalises = p.experts.renormalises;
     a.factor = p.experts.factor;
+    a.num_read = reinterpret_cast<unsigned long long*>(p.experts.num_read);
   }
   Phase& gate =
       has_experts ? builder.add_of_experts(p.gate_up, Kind::kGate) : builder.add(p.gate_up, Kind::kGate);
@@ -189,9 +202,12 @@ GroupedArguments grouped(const Arguments& plain, std::initializer_list<const Cha
   GroupedArguments a{};
   static_cast<Arguments&>(a) = plain;
   const ChainProduct* const* product = products.begin();
-  for (int i = 0; i < a.num_phases; ++i, ++product)
-    a.groups[i] = group_map((*product)->groups, (*product)->out_features, a.phases[i].chunks,
+  for (int i = 0; i < a.num_phases; ++i, ++product) {
+    const Form form = form_of(**product);
+    const int64_t lines = is_fine(form) ? (*product)->in_features / depth_unit(form) : a.phases[i].chunks;
+    a.groups[i] = group_map((*product)->groups, (*product)->out_features, lines, group_lines(form),
                             a.phases[i].kind == Kind::kGate);
+  }
   return a;
 }
 
@@ -250,7 +266,7 @@ void check_params(const SkinnyChainParams& p) {
           "skinny_chain: a shared expert of another size");
   } else {
     check(p.num_tokens >= 1 && p.num_tokens <= kMostChainedRows, "skinny_chain: 1 to 4 rows");
-    check(can_chain(attended, hidden, inner, bits_of(form)), "skinny_chain: sizes");
+    check(can_chain(attended, hidden, inner, bits_of(form), is_fine(form)), "skinny_chain: sizes");
     check(p.mlp_norm.offset == 0 && p.next_norm.offset == 0, "skinny_chain: offsets of norms");
   }
   for (const ChainProduct* product : {&experts.router, &p.gate_up, &p.down, &p.next_qkv})
@@ -280,7 +296,7 @@ bool has_room(std::initializer_list<int64_t> depths, std::initializer_list<int64
               int64_t hidden, int num_tokens, chain::Form form, bool has_deltas = false) {
   using namespace chain;
   for (const int64_t depth : depths)
-    if (depth < kUnit || depth % (packed(form) * kUnit) != 0) return false;
+    if (depth < kUnit || depth % depth_unit(form) != 0) return false;
   size_t scratch = kMostBlocks * sizeof(uint32_t);
   for (const int64_t width : widths)
     scratch += static_cast<size_t>(place_of_word(kMostChainedRows * width / 2));
@@ -294,9 +310,9 @@ bool has_room(std::initializer_list<int64_t> depths, std::initializer_list<int64
 
 }  // namespace
 
-bool can_chain(int64_t attended, int64_t hidden, int64_t inner, int bits) {
+bool can_chain(int64_t attended, int64_t hidden, int64_t inner, int bits, bool fine) {
   return has_room({attended, hidden, inner}, {hidden, inner, hidden}, std::max({attended, hidden, inner}),
-                  hidden, kMostChainedRows, chain::form_of_bits(bits));
+                  hidden, kMostChainedRows, chain::form_of_bits(bits, fine));
 }
 
 bool can_chain_deltas(int64_t attended, int64_t hidden, int64_t inner, int64_t most_rank) {
@@ -326,20 +342,21 @@ void skinny_chain(const SkinnyChainParams& p, Stream stream) {
   if (p.deltas.slots != nullptr)
     return launch_adapted_chain(adapted(a, p.deltas, builder.words_end(), grid), grid, stream);
   const Form form = form_of(p.output);
-  if (form == Form::kInt4)
-    return launch_grouped_chain(grouped(a, {&p.output, &p.gate_up, &p.down, &p.next_qkv}), grid, stream);
+  if (is_grouped(form))
+    return launch_grouped_chain(grouped(a, {&p.output, &p.gate_up, &p.down, &p.next_qkv}), form, grid,
+                                stream);
   launch_chain(a, form, grid, stream);
 }
 
-bool can_chain_linear(int64_t in_features, int bits) {
-  return has_room({in_features}, {}, in_features, 0, kMostChainedRows, chain::form_of_bits(bits));
+bool can_chain_linear(int64_t in_features, int bits, bool fine) {
+  return has_room({in_features}, {}, in_features, 0, kMostChainedRows, chain::form_of_bits(bits, fine));
 }
 
 void chained_linear(const ChainedLinearParams& p, Stream stream) {
   using namespace chain;
   const Form form = form_of(p.product);
   check(p.num_tokens >= 1 && p.num_tokens <= kMostChainedRows, "chained_linear: 1 to 4 rows");
-  check(can_chain_linear(p.product.in_features, bits_of(form)), "chained_linear: sizes");
+  check(can_chain_linear(p.product.in_features, bits_of(form), is_fine(form)), "chained_linear: sizes");
   check(is_aligned(p.x, 16) && is_aligned(p.product.weight, 16) && is_aligned(p.product.groups, 16),
         "chained_linear: rows and weights are aligned to 16 bytes");
   const int grid = multiprocessors();
@@ -351,7 +368,7 @@ void chained_linear(const ChainedLinearParams& p, Stream stream) {
   finish(a, p.num_tokens, form, 0);
   a.attended = p.x;
   a.activation = p.activation;
-  if (form == Form::kInt4) return launch_grouped_chain(grouped(a, {&p.product}), grid, stream);
+  if (is_grouped(form)) return launch_grouped_chain(grouped(a, {&p.product}), form, grid, stream);
   launch_chain(a, form, grid, stream);
 }
 

@@ -107,6 +107,8 @@ __device__ __forceinline__ void choose(const Arguments& a, LaunchNumber number, 
     chosen.there.arrive();
     chosen.counts[lane] = count * a.factor;
   }
+  if (a.num_read != nullptr && blockIdx.x == 0 && lane == 0)
+    atomicAdd(a.num_read, static_cast<unsigned long long>(a.num_chosen));
   if (a.has_shared && lane == 0) chosen.counts[a.num_chosen] = count_of_shared(a, number.get());
 }
 

@@ -25,7 +25,8 @@ class Reader {
 #pragma unroll 1
       for (int chunk = 0; chunk < view.chunks; ++chunk) {
         make_room();
-        copy_grouped_stage(map, groups, place(), ring_.full[at_.index], tile * rows, chunk, policy_);
+        copy_grouped_stage<group_lines(kForm)>(map, groups, place(), ring_.full[at_.index], tile * rows,
+                                               chunk, policy_);
         advance();
       }
   }
@@ -109,6 +110,20 @@ struct Weights<Form::kInt4> {
   int stage;
   uint32_t groups[kSteps];
 };
+template <>
+struct Weights<Form::kFine4> {
+  uint32_t of[kSteps][4];
+  int stage;
+  uint32_t groups[kSteps][4];
+};
+template <>
+struct Weights<Form::kFine8> {
+  uint32_t of[kSteps][4];
+  int stage;
+  uint32_t groups[kSteps][2];
+};
+template <>
+struct Weights<Form::kFineFloat8> : Weights<Form::kFine8> {};
 
 template <Form kForm>
 class RingEnd {
@@ -116,7 +131,9 @@ class RingEnd {
   __device__ RingEnd(Ring& ring, uint32_t ring_at, int warp, int lane, int stages)
       : ring_(ring),
         lane_at_(ring_at + lane_in_stage(warp, lane)),
-        groups_at_(ring_at + kStageBytes + lane_in_groups(warp, lane)),
+        groups_at_(ring_at + kStageBytes +
+                   (is_fine(kForm) ? lane_in_fine_groups(16 / packed(kForm), warp, lane)
+                                   : lane_in_groups(warp, lane))),
         lane_(lane),
         stages_(stages) {}
 
@@ -125,12 +142,16 @@ class RingEnd {
     w.stage = at_.index;
     ring_.full[at_.index].wait(at_.parity);
     const uint32_t from = lane_at_ + at_.index * ring_bytes(kForm);
+    const uint32_t groups = groups_at_ + at_.index * ring_bytes(kForm);
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) w.of[s] = load_16(from + s * kStepBytes);
-    if constexpr (kForm == Form::kInt4) {
-      const uint32_t groups = groups_at_ + at_.index * ring_bytes(kForm);
-#pragma unroll
-      for (int s = 0; s < kSteps; ++s) w.groups[s] = load_4(groups ^ (s * 32));
+    for (int s = 0; s < kSteps; ++s) {
+      if constexpr (is_fine(kForm))
+        load_16(w.of[s], from + s * kStepBytes);
+      else
+        w.of[s] = load_16(from + s * kStepBytes);
+      if constexpr (kForm == Form::kInt4) w.groups[s] = load_4(groups ^ (s * 32));
+      if constexpr (kForm == Form::kFine4) load_16(w.groups[s], groups + s * kGroupBytes);
+      if constexpr (is_fine_of_8(kForm)) load_8(w.groups[s], (groups ^ (s % 2 * 64)) + s / 2 * kGroupBytes);
     }
     at_.advance(stages_);
   }

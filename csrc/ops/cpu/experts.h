@@ -21,6 +21,7 @@ struct ExpertMatrices {
   const float* bias;     // [E, N], or null
   int64_t out_features;  // N
   int64_t in_features;   // K
+  int64_t site = -1;     // what adapters know expert 0's by; expert e's is e more
 };
 
 // The experts of T tokens, by rank.

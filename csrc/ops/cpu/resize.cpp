@@ -3,17 +3,19 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <thread>
 #include <vector>
 
 #include "core/isa.h"
 
 namespace bequest {
 
-BEQUEST_DECLARE_PER_ISA(void resize_columns(const ResizePass& p); void resize_rows(const ResizePass& p))
+BEQUEST_DECLARE_PER_ISA(void resize_columns(const ResizeColumns& p); void resize_rows(const ResizeRows& p))
 
 namespace {
 
 constexpr int kWeightBits = 22;
+constexpr int64_t kTogether = 16;  // rows that a pass over columns takes
 constexpr double kBicubic = -0.5;
 
 double sinc(double x) {
@@ -97,31 +99,61 @@ class Taps {
   std::vector<int32_t> weights_, first_, num_;
 };
 
-void run_columns(const ResizePass& p) { BEQUEST_DISPATCH_ISA(resize_columns(p)); }
-void run_rows(const ResizePass& p) { BEQUEST_DISPATCH_ISA(resize_rows(p)); }
+void run_columns(const ResizeColumns& p) { BEQUEST_DISPATCH_ISA(resize_columns(p)); }
+void run_rows(const ResizeRows& p) { BEQUEST_DISPATCH_ISA(resize_rows(p)); }
+
+// Threads for so many pixels. Not those of the kernels, which a step may need meanwhile.
+int64_t threads_for(int64_t pixels) {
+  constexpr int64_t kLarge = 1 << 18, kMost = 4;
+  const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
+  return pixels < kLarge ? 1 : std::clamp<int64_t>(cores / 4, 1, kMost);
+}
+
+// run(begin, end) over parts of [0, count), each in a thread of its own.
+template <class Run>
+void in_parts(int64_t count, int64_t num_threads, Run run) {
+  const int64_t groups = (count + kTogether - 1) / kTogether;
+  const int64_t part = (groups + num_threads - 1) / num_threads * kTogether;
+  std::vector<std::jthread> others;
+  for (int64_t begin = part; begin < count; begin += part)
+    others.emplace_back([=] { run(begin, std::min(count, begin + part)); });
+  run(0, std::min(count, part));
+}
+
+void make_columns(const ResizeParams& p, uint8_t* out, int64_t num_threads) {
+  const Taps taps(p.width, p.out_width, p.filter);
+  in_parts(p.height, num_threads, [&](int64_t begin, int64_t end) {
+    std::vector<uint8_t> scratch((p.width * p.in_pixel + p.out_width * 3) * kTogether);
+    run_columns({p.in, out, begin, end, p.width, p.in_pixel, taps.taps(), scratch.data()});
+  });
+}
+
+void make_rows(const ResizeParams& p, const uint8_t* in, int64_t num_threads) {
+  const Taps taps(p.height, p.out_height, p.filter);
+  in_parts(p.out_height, num_threads, [&](int64_t begin, int64_t end) {
+    run_rows({in, p.out, begin, end, p.out_width * 3, taps.taps()});
+  });
+}
+
+// [count, in_pixel] → [count, 3]
+void pack(const uint8_t* in, int64_t count, int64_t in_pixel, uint8_t* out) {
+  for (int64_t i = 0; i < count; ++i) std::copy_n(in + i * in_pixel, 3, out + i * 3);
+}
 
 }  // namespace
 
 void resize(const ResizeParams& p) {
   check(p.height > 0 && p.width > 0 && p.out_height > 0 && p.out_width > 0, "an image has pixels");
-  const uint8_t* in = p.in;
-  std::vector<uint8_t> between;
-  if (p.width != p.out_width) {
-    const bool ends = p.height == p.out_height;
-    if (!ends) between.resize(p.height * p.out_width * 3);
-    const Taps taps(p.width, p.out_width, p.filter);
-    std::vector<uint8_t> scratch((p.width + p.out_width) * 3 * 16);
-    uint8_t* out = ends ? p.out : between.data();
-    run_columns({in, out, p.height, p.width, taps.taps(), scratch.data()});
-    if (ends) return;
-    in = between.data();
-  }
-  if (p.height == p.out_height) {
-    std::copy_n(in, p.height * p.width * 3, p.out);
-    return;
-  }
-  const Taps taps(p.height, p.out_height, p.filter);
-  run_rows({in, p.out, p.out_width * 3, p.height, taps.taps(), nullptr});
+  check(p.in_pixel == 3 || p.in_pixel == 4, "a pixel has three bytes, or four");
+  const int64_t num_threads = threads_for(p.out_height * p.out_width);
+  const bool ends = p.height == p.out_height;
+  std::vector<uint8_t> between(ends ? 0 : p.height * p.out_width * 3);
+  uint8_t* const made = ends ? p.out : between.data();
+  if (p.width != p.out_width)
+    make_columns(p, made, num_threads);
+  else
+    pack(p.in, p.height * p.width, p.in_pixel, made);
+  if (!ends) make_rows(p, made, num_threads);
 }
 
 }  // namespace bequest

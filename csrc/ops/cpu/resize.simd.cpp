@@ -116,18 +116,18 @@ void lift(const uint8_t* in, int64_t rows, int64_t size, uint8_t* out) {
 
 }  // namespace
 
-void resize_columns(const ResizePass& p) {
-  const int64_t size = p.in_size * 3, out_size = p.taps.count * 3;
+void resize_columns(const ResizeColumns& p) {
+  const int64_t size = p.in_size * p.in_pixel, out_size = p.taps.count * 3, pixel = p.in_pixel * kLanes;
   uint8_t* const laid = p.scratch;
   uint8_t* const made = p.scratch + size * kLanes;
-  for (int64_t row = 0; row < p.across; row += kLanes) {
-    const int64_t rows = p.across - row < kLanes ? p.across - row : kLanes;
+  for (int64_t row = p.begin; row < p.end; row += kLanes) {
+    const int64_t rows = p.end - row < kLanes ? p.end - row : kLanes;
     lay_down(p.in + row * size, rows, size, laid);
     for (int64_t i = 0; i < p.taps.count; ++i) {
       const int32_t* const weights = p.taps.weights + i * p.taps.stride;
-      const uint8_t* from = laid + static_cast<int64_t>(p.taps.first[i]) * 3 * kLanes;
+      const uint8_t* from = laid + p.taps.first[i] * pixel;
       Sums red = half(), green = half(), blue = half();
-      for (int32_t k = 0; k < p.taps.num[i]; ++k, from += 3 * kLanes) {
+      for (int32_t k = 0; k < p.taps.num[i]; ++k, from += pixel) {
         red = weighted(red, from, weights[k]);
         green = weighted(green, from + kLanes, weights[k]);
         blue = weighted(blue, from + 2 * kLanes, weights[k]);
@@ -140,25 +140,25 @@ void resize_columns(const ResizePass& p) {
   }
 }
 
-void resize_rows(const ResizePass& p) {
-  for (int64_t i = 0; i < p.taps.count; ++i) {
+void resize_rows(const ResizeRows& p) {
+  for (int64_t i = p.begin; i < p.end; ++i) {
     const int32_t* const weights = p.taps.weights + i * p.taps.stride;
-    const uint8_t* const in = p.in + p.taps.first[i] * p.across;
-    uint8_t* const out = p.out + i * p.across;
+    const uint8_t* const in = p.in + p.taps.first[i] * p.columns;
+    uint8_t* const out = p.out + i * p.columns;
     int64_t at = 0;
-    for (; at + 2 * kLanes <= p.across; at += 2 * kLanes) {
+    for (; at + 2 * kLanes <= p.columns; at += 2 * kLanes) {
       Sums left = half(), right = half();
       const uint8_t* from = in + at;
-      for (int32_t k = 0; k < p.taps.num[i]; ++k, from += p.across) {
+      for (int32_t k = 0; k < p.taps.num[i]; ++k, from += p.columns) {
         left = weighted(left, from, weights[k]);
         right = weighted(right, from + kLanes, weights[k]);
       }
       store(out + at, rounded(left));
       store(out + at + kLanes, rounded(right));
     }
-    for (; at < p.across; ++at) {
+    for (; at < p.columns; ++at) {
       int32_t sum = 1 << (kWeightBits - 1);
-      for (int32_t k = 0; k < p.taps.num[i]; ++k) sum += in[k * p.across + at] * weights[k];
+      for (int32_t k = 0; k < p.taps.num[i]; ++k) sum += in[k * p.columns + at] * weights[k];
       sum >>= kWeightBits;
       out[at] = static_cast<uint8_t>(sum < 0 ? 0 : sum > 255 ? 255 : sum);
     }

@@ -30,7 +30,7 @@ __global__ void expert_row_kernel(const __grid_constant__ ExpertProduct p) {
   const int64_t output = int64_t{blockIdx.y} * kRowWarps + threadIdx.x / kWarp;
   if (output >= outputs) return;
   const int64_t first = p.choice.ids[pair] * p.matrices.out_features;  // row of W of all experts
-  const T* x = static_cast<const T*>(p.x) + (p.gated ? pair / p.choice.sizes.num_chosen : pair) * depth;
+  const T* x = static_cast<const T*>(p.x) + (p.shares_rows ? pair / p.choice.sizes.num_chosen : pair) * depth;
   const auto product = [&](int64_t row) {
     const float sum = dot(x, static_cast<const T*>(p.matrices.weight) + row * depth, depth);
     return rounded<T>(p.matrices.bias == nullptr ? sum : sum + p.matrices.bias[row]);
@@ -62,9 +62,9 @@ __global__ __launch_bounds__(kSumThreads) void expert_sum_kernel(const T* produc
 }
 
 template <class T, int W>
-void launch_sum(const ExpertSummedParams& p, Stream stream) {
+void launch_sum(const ExpertSumParams& p, Stream stream) {
   const ExpertSizes& sizes = p.choice.sizes;
-  const int64_t columns = p.matrices.out_features;
+  const int64_t columns = p.columns;
   const LaunchShape shape{.grid = {static_cast<unsigned>(sizes.num_tokens),
                                    static_cast<unsigned>(ceil_div(columns, kSumThreads * W))},
                           .block = kSumThreads,
@@ -108,25 +108,43 @@ void expert_gated(const ExpertGatedParams& p, Stream stream) {
             .matrices = p.matrices,
             .choice = p.choice,
             .gated = true,
+            .shares_rows = true,
             .activation = p.activation,
             .out = p.out},
            stream);
 }
 
-void expert_summed(const ExpertSummedParams& p, Stream stream) {
+void expert_products(const ExpertProductsParams& p, Stream stream) {
   multiply({.x = p.x,
             .matrices = p.matrices,
             .choice = p.choice,
             .gated = false,
+            .shares_rows = p.shares_rows,
             .activation = Activation::kSilu,
-            .out = p.products},
+            .out = p.out},
            stream);
-  dispatch(p.matrices.dtype, [&]<class T>() {
+}
+
+void sum_expert_products(const ExpertSumParams& p, Stream stream) {
+  if (p.choice.sizes.num_tokens == 0) return;
+  dispatch(p.dtype, [&]<class T>() {
     constexpr int kWide = kVectorWidth<T>;
-    if (p.matrices.out_features % kWide == 0 && is_aligned(p.products, 16) && is_aligned(p.out, 16))
+    if (p.columns % kWide == 0 && is_aligned(p.products, 16) && is_aligned(p.out, 16))
       return launch_sum<T, kWide>(p, stream);
     launch_sum<T, 1>(p, stream);
   });
+}
+
+void expert_summed(const ExpertSummedParams& p, Stream stream) {
+  expert_products(
+      {.x = p.x, .matrices = p.matrices, .choice = p.choice, .shares_rows = false, .out = p.products},
+      stream);
+  sum_expert_products({.products = p.products,
+                       .columns = p.matrices.out_features,
+                       .dtype = p.matrices.dtype,
+                       .choice = p.choice,
+                       .out = p.out},
+                      stream);
 }
 
 }  // namespace bequest::cuda

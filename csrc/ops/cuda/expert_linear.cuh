@@ -7,10 +7,11 @@ namespace bequest::cuda {
 
 // Of every pair: f(gate) * up, or the product as it is.
 struct ExpertProduct {
-  const void* x;  // [T, D] if gated, else [T * K, D]
+  const void* x;  // [T, D] if the pairs of a token share a row, else [T * K, D]
   ExpertMatrices matrices;
   ExpertChoice choice;
   bool gated;
+  bool shares_rows;
   Activation activation;  // of a gated one
   void* out;              // [T * K, outputs()]
 

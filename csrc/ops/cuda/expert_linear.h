@@ -40,6 +40,28 @@ struct ExpertGatedParams {
 // where they are multiples of 8, bfloat16 is aligned to 16 bytes.
 void expert_gated(const ExpertGatedParams& p, Stream stream);
 
+struct ExpertProductsParams {
+  const void* x;  // [T, D] if the pairs of a token share a row, else [T * K, D]; contiguous
+  ExpertMatrices matrices;
+  ExpertChoice choice;
+  bool shares_rows;
+  void* out;  // [T * K, N]: the product of each pair
+};
+
+// As they are: for what comes between them and their activation or sum. Reads the plan, and weights by it,
+// before the kernel ahead has ended. REQUIRES: the choice has been waited for by a kernel ahead.
+void expert_products(const ExpertProductsParams& p, Stream stream);
+
+struct ExpertSumParams {
+  const void* products;  // [T * K, N]
+  int64_t columns;       // N
+  DType dtype;
+  ExpertChoice choice;
+  void* out;  // [T, N]: a token's products times what they count, added by rank
+};
+
+void sum_expert_products(const ExpertSumParams& p, Stream stream);
+
 struct ExpertSummedParams {
   const void* x;  // [T * K, D], contiguous
   ExpertMatrices matrices;

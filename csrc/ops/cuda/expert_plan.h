@@ -40,6 +40,7 @@ struct ExpertPlan {
   ExpertRun* runs;     // [most_tiles]: the run that a tile is a part of
   int32_t* order;      // [T * K]: pairs, run by run, and nothing behind the last
   int32_t tile_rows;
+  unsigned long long* num_read;  // the experts that have a run are added to it; null: nobody counts
 };
 
 // In memory that is aligned to 16 bytes.
@@ -49,7 +50,8 @@ inline int64_t expert_plan_bytes(const ExpertSizes& sizes) {
 inline ExpertPlan expert_plan_at(void* memory, const ExpertSizes& sizes) {
   auto* bytes = static_cast<uint8_t*>(memory);
   return {reinterpret_cast<int32_t*>(bytes), reinterpret_cast<ExpertRun*>(bytes + 16),
-          reinterpret_cast<int32_t*>(bytes + 16 + sizes.most_tiles() * sizeof(ExpertRun)), sizes.tile_rows()};
+          reinterpret_cast<int32_t*>(bytes + 16 + sizes.most_tiles() * sizeof(ExpertRun)), sizes.tile_rows(),
+          nullptr};
 }
 
 }  // namespace bequest::cuda

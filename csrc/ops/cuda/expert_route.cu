@@ -174,7 +174,8 @@ __global__ __launch_bounds__(kSortThreads) void sort_kernel(ChosenPairs pairs, E
 template <class T, int kPerLane>
 void launch_route(const RouteParams& p, Stream stream) {
   const ExpertSizes& sizes = p.sizes;
-  const ExpertPlan plan = expert_plan_at(p.plan, sizes);
+  ExpertPlan plan = expert_plan_at(p.plan, sizes);
+  plan.num_read = reinterpret_cast<unsigned long long*>(p.num_read);
   const size_t ranked_bytes = p.routing.num_groups > 1 ? sizes.num_experts * sizeof(float) : 0;  // of a warp
   static_assert(kGroupTokens <= kSortWarps);
   if (sizes.num_tokens <= kGroupTokens) {

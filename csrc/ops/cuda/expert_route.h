@@ -26,9 +26,10 @@ struct RouteParams {
   DType dtype;
   ExpertSizes sizes;
   ExpertRouting routing;
-  int32_t* ids;    // [T, K], best first; of equal ones the smaller comes first
-  float* weights;  // [T, K]
-  void* plan;      // expert_plan_bytes, aligned to 16
+  int32_t* ids;                  // [T, K], best first; of equal ones the smaller comes first
+  float* weights;                // [T, K]
+  void* plan;                    // expert_plan_bytes, aligned to 16
+  uint64_t* num_read = nullptr;  // [1]: the experts that any token takes are added to it; null: nobody counts
 };
 
 // NaN is worse than everything else, so ids are always experts. REQUIRES: 1 <= K <= E, K <= kMostChosen,

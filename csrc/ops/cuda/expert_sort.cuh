@@ -41,13 +41,15 @@ __device__ __forceinline__ int leave_runs(int rows, const ExpertPlan& plan, Sort
   const int tiles = (rows + plan.tile_rows - 1) / plan.tile_rows;
   const int rows_until = inclusive_warp_sum(rows), tiles_until = inclusive_warp_sum(tiles);
   if (lane == kWarp - 1) shared.rows[warp] = rows_until, shared.tiles[warp] = tiles_until;
-  __syncthreads();
+  const int used = __syncthreads_count(rows > 0);
   // Of the warps before, each lane has one.
   const int rows_before = __reduce_add_sync(kAllLanes, lane < warp ? shared.rows[lane] : 0);
   const int tiles_before = __reduce_add_sync(kAllLanes, lane < warp ? shared.tiles[lane] : 0);
   const ExpertRun run{expert, rows_before + rows_until - rows, rows, tiles_before + tiles_until - tiles};
   for (int i = 0; i < tiles; ++i) plan.runs[run.first_tile + i] = run;
   if (expert == kSortThreads - 1) *plan.num_tiles = run.first_tile + tiles;
+  if (expert == 0 && plan.num_read != nullptr)
+    atomicAdd(plan.num_read, static_cast<unsigned long long>(used));
   return run.first;
 }
 

@@ -394,7 +394,7 @@ void multiply_tiles(const ExpertProduct& p, Stream stream) {
                    .outputs = p.outputs(),
                    .most_tiles = static_cast<int>(p.choice.sizes.most_tiles()),
                    .blocks = 0,
-                   .pairs_of_row = static_cast<int>(p.gated ? p.choice.sizes.num_chosen : 1),
+                   .pairs_of_row = static_cast<int>(p.shares_rows ? p.choice.sizes.num_chosen : 1),
                    .activation = p.activation};
   p.gated ? launch_sizes<true>(a, p.matrices, p.choice.sizes, stream)
           : launch_sizes<false>(a, p.matrices, p.choice.sizes, stream);

@@ -278,6 +278,7 @@ __global__ __launch_bounds__(kThreads,
   __shared__ SharedTile tile;
   let_next_start();
   ring.init();
+  if (p.tiles.made_in_step) wait_for_previous();
   const int each = units_of_tile(p.site);
   Run run = own_run(int64_t{num_tiles(p.tiles)} * each);
   if (threadIdx.x >= kConsumers) {
@@ -295,6 +296,7 @@ __global__ __launch_bounds__(kThreads,
 
 void lora_expand(const LoraExpandParams& p, Stream stream) {
   lora::check_site(p.site);
+  if (!p.site.has_tensor_cores()) return lora::expand_rows(p, stream);
   check(is_aligned(p.y, 4), "lora_expand: rows must be aligned");
   const int64_t shrunk_bytes = kLoraRows * p.site.num_parts * p.site.most_rank * 2;
   launch(lora::expand_kernel,

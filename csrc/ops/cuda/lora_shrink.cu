@@ -51,9 +51,10 @@ struct Rows {
   __device__ __forceinline__ static void load_row(uint4 (&to)[kSteps], const LoraShrinkParams& p,
                                                   const Unit& unit, int i, int place) {
     const bool exists = i < unit.tile.count;
-    const int64_t row = exists ? __ldg(p.tiles.rows + unit.tile.first + i) : 0;
-    const auto* const from = reinterpret_cast<const uint4*>(static_cast<const BFloat16*>(p.x) +
-                                                            row * p.site.in_features + unit.begin + place);
+    const int row = exists ? __ldg(p.tiles.rows + unit.tile.first + i) : 0;
+    const auto* const from = reinterpret_cast<const uint4*>(
+        static_cast<const BFloat16*>(p.x) + row / static_cast<int>(p.tiles.rows_of_x) * p.site.in_features +
+        unit.begin + place);
 #pragma unroll
     for (int s = 0; s < kSteps; ++s)
       to[s] = exists && place + s * kStep < unit.depth ? __ldcg(from + s * (kStep / 8)) : uint4{};
@@ -156,6 +157,7 @@ __global__ __launch_bounds__(kThreads,
   __shared__ Sums sums;
   let_next_start();
   ring.init();
+  if (p.tiles.made_in_step) wait_for_previous();
   const Run run = own_run(num_tiles(p.tiles) * p.site.num_parts * lora_pieces(p.site.in_features));
   const uint32_t stages = shared_address(shared);
   if (threadIdx.x >= kConsumers) return bring(p, run, ring, stages);
@@ -168,6 +170,8 @@ __global__ __launch_bounds__(kThreads,
 
 void lora_shrink(const LoraShrinkParams& p, Stream stream) {
   lora::check_site(p.site);
+  check(p.tiles.rows_of_x >= 1 && p.tiles.rows_of_x <= INT32_MAX, "lora_shrink: rows of x");
+  if (!p.site.has_tensor_cores()) return lora::shrink_rows(p, stream);
   check(is_aligned(p.x, 16), "lora_shrink: rows must be aligned");
   const int64_t units = p.tiles.most_tiles * p.site.num_parts * lora_pieces(p.site.in_features);
   launch(lora::shrink_kernel,

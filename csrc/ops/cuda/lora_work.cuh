@@ -65,9 +65,13 @@ struct Ring {
 inline void check_site(const LoraSite& site) {
   check(site.num_parts >= 1 && site.num_parts <= kMostLoraParts, "lora: parts");
   check(site.most_rank >= 1 && site.most_rank % kLoraRanks == 0, "lora: the rank must be a multiple of 16");
-  check(site.in_features % 32 == 0 && site.out_features % 8 == 0, "lora: odd sizes");
+  check(site.in_features >= 1 && site.out_features >= 1, "lora: sizes");
   check(is_aligned(site.a, 16) && is_aligned(site.b, 16), "lora: matrices must be aligned");
 }
+
+// Any sizes and types, for tiles whose sums are threads'.
+void shrink_rows(const LoraShrinkParams& p, Stream stream);
+void expand_rows(const LoraExpandParams& p, Stream stream);
 
 // For so many units at most.
 inline unsigned grid_for(int64_t units) {

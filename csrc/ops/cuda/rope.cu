@@ -1,4 +1,6 @@
 // Memory-bound: each head is read once and written once.
+#include <algorithm>
+
 #include "device/launch.cuh"
 #include "device/reductions.cuh"
 #include "ops/cuda/qkv_heads.cuh"
@@ -61,6 +63,54 @@ __global__ void prepare_qkv_kernel(const QkvParams p) {
   }
 }
 
+// Rotation alone, of heads of any size: a thread has W elements of the first half of a head and those that
+// they turn with. Lanes that a head of 80, say, leaves idle above are none here.
+template <class T, int W>
+__global__ void rotate_kernel(const QkvParams p) {
+  let_next_start();
+  const int half = static_cast<int>(p.head_dim) / 2;
+  const int parts = half / W;
+  const int64_t token = blockIdx.x;
+  const float* const cosines = p.cos_sin + p.positions[token] * p.rotary_dim;
+  const int count = static_cast<int>(p.q_heads + p.k_heads) * parts;
+  wait_for_previous();
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
+    const int head = i / parts;
+    const int at = (i - head * parts) * W;
+    T* const x = source_of<T>(p, token, head_of(p, head)) + at;
+    float first[W], second[W];
+    load_vector<T, W>(x, first);
+    load_vector<T, W>(x + half, second);
+#pragma unroll
+    for (int j = 0; j < W; ++j) {
+      const float cosine = __ldg(cosines + at + j), sine = __ldg(cosines + half + at + j);
+      const float turned = first[j] * cosine + second[j] * -sine;
+      second[j] = second[j] * cosine + first[j] * sine;
+      first[j] = turned;
+    }
+    store_vector<T, W>(x, first);
+    store_vector<T, W>(x + half, second);
+  }
+}
+
+// Whether nothing is to be done but a rotation of whole heads, in vectors of W.
+template <class T, int W>
+bool only_rotates(const QkvParams& p) {
+  constexpr size_t kBytes = W * sizeof(T);
+  return p.cos_sin && !p.q_weight && !p.kv_cache && p.rotary_dim == p.head_dim && p.head_dim % (2 * W) == 0 &&
+         is_aligned(p.q, kBytes) && is_aligned(p.k, kBytes) && p.q_stride % W == 0 && p.k_stride % W == 0;
+}
+
+template <class T, int W>
+void launch_rotation(const QkvParams& p, Stream stream) {
+  constexpr int64_t kMostThreads = 256;
+  const int64_t count = (p.q_heads + p.k_heads) * (p.head_dim / (2 * W));
+  const auto threads = static_cast<unsigned>(std::min(kMostThreads, round_up(count, kWarp)));
+  const LaunchShape shape{
+      .grid = static_cast<unsigned>(p.num_tokens), .block = threads, .overlaps_previous = true};
+  launch(rotate_kernel<T, W>, shape, stream, p);
+}
+
 template <class T, class C, int E, int kHeads>
 void launch_heads(const QkvParams& p, Stream stream) {
   constexpr size_t kBytes = E * sizeof(T);
@@ -109,6 +159,8 @@ void prepare_qkv(const QkvParams& p, Stream stream) {
   check(p.layout.num_slots() <= INT32_MAX, "prepare_qkv: more slots than 32 bits count");
   if (p.num_tokens == 0 || p.q_heads + p.k_heads == 0) return;
   dispatch(p.dtype, [&]<class T>() {
+    constexpr int kWide = kVectorWidth<T>;
+    if (p.head_dim % kWarp != 0 && only_rotates<T, kWide>(p)) return launch_rotation<T, kWide>(p, stream);
     if (p.kv_cache && p.kv_dtype == DType::kF8E4M3) return launch_head_dim<T, Float8>(p, stream);
     launch_head_dim<T, T>(p, stream);
   });

@@ -332,8 +332,9 @@ __device__ void finish(const SampleParams& p, RowCluster& logits, int64_t item, 
   logits.sync();  // nobody leaves while its shared memory is read, and all have read the row
   if (!logits.leads()) return;
   const int row_id = p.row_ids[item];
-  if (!choice.bad) record(logits.shared(), p.rows[row_id], p.last_tokens[row_id], choice.token);
+  if (!choice.bad && !p.guesses) record(logits.shared(), p.rows[row_id], p.last_tokens[row_id], choice.token);
   if (threadIdx.x == 0) {
+    if (!choice.bad && p.guesses) p.last_tokens[row_id] = choice.token;
     p.tokens[item] = choice.bad ? 0 : choice.token;
     p.bad[item] = choice.bad;
   }
@@ -472,6 +473,7 @@ void update_rows(const RowUpdateParams& p, Stream stream) {
 void sample(const SampleParams& p, Stream stream) {
   check(p.vocab_size >= 1 && p.vocab_size <= kMaxVocab, "sample: vocabulary outside [1, 416000]");
   check(p.stride >= p.vocab_size || p.num <= 1, "sample: rows overlap");
+  check(!p.guesses || !p.drafts, "sample: a guess is of one token");
   dispatch(p.dtype, [&]<class T>() {
     p.drafts ? launch_sampling<T, true>(p, stream) : launch_sampling<T, false>(p, stream);
   });

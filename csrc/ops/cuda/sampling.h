@@ -88,6 +88,9 @@ struct SampleParams {
   int32_t* tokens;       // [N]; 0 where bad
   bool* bad;  // [N]: NaN or +inf in the logits, nothing left to sample, or a closed row; the row stays as it
               // was
+  // No row changes: what each would sample goes to last_tokens, which is then another array than the
+  // sampler's. REQUIRES: no drafts, so that no row is there twice
+  bool guesses;
 };
 
 // Two launches, whatever the mixture of rows. Throws on a vocabulary above 416,000.

@@ -36,6 +36,10 @@ struct SkinnyLinearParams {
   float eps = 0;
   HiddenTap tap = {};             // of x as it is before the norm; not `store_output`
   const float* scales = nullptr;  // [N]: what each row of codes is multiplied by; null: W is in numbers
+  // [N, G] words of codes of 4 bits, see CodeGroup; G: K / 128, filled up to a multiple of 32. Of tile_linear
+  // alone
+  const uint32_t* groups = nullptr;
+  const float* x_scales = nullptr;  // [T]: x is in e4m3, and so is W; null: in bfloat16. Of tile_linear alone
 };
 
 // Whether a norm can be part of a product of rows [T, K].

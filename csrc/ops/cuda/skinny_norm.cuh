@@ -1,6 +1,7 @@
 // The norm that a product of few rows takes in: bfloat16 pairs of x and of the norm's weight, the gain.
 #pragma once
 
+#include "core/dtype.h"
 #include "device/pairs.cuh"
 #include "ops/cuda/hidden_tap.cuh"
 #include "ops/cuda/skinny_linear.h"
@@ -48,7 +49,8 @@ __device__ __forceinline__ uint4 normed(const uint4& x, const uint4& gain, float
 __device__ __forceinline__ void tap_rows(const SkinnyLinearParams& p, int first, int step) {
   const int vectors = static_cast<int>(p.in_features) / 8;
 #pragma unroll 1
-  for (int row = blockIdx.x; row < p.num_tokens; row += gridDim.x) {
+  for (unsigned row = blockIdx.y * gridDim.x + blockIdx.x; row < static_cast<unsigned>(p.num_tokens);
+       row += gridDim.x * gridDim.y) {
     auto* to = reinterpret_cast<uint4*>(tap_row<BFloat16>(p.tap, row, p.in_features));
     if (to == nullptr) continue;
     const uint4* from = static_cast<const uint4*>(p.x) + int64_t{row} * vectors;

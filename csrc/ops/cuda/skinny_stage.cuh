@@ -56,13 +56,16 @@ inline CUtensorMap expert_weight_map(const void* weight, int64_t num_experts, in
 inline constexpr int kStageGroups = 32;
 inline constexpr int kGroupBytes = kStageRows * kStageGroups * 4;
 
-inline CUtensorMap group_map(const void* groups, int64_t out_features, int64_t chunks, bool gated) {
+// Of groups of 32 there are several such lines for a stage, of 1024 values each. lines: of a row, and of a
+// stage; those beyond the end arrive as zeros
+inline CUtensorMap group_map(const void* groups, int64_t out_features, int64_t lines, int stage_lines,
+                             bool gated) {
   const cuuint64_t halves = gated ? 2 : 1, rows = static_cast<cuuint64_t>(out_features) / halves;
-  const cuuint64_t pitch = static_cast<cuuint64_t>(chunks) * kStageGroups * 4;
-  const cuuint64_t sizes[] = {kStageGroups, rows, halves, static_cast<cuuint64_t>(chunks)};
+  const cuuint64_t pitch = static_cast<cuuint64_t>(lines) * kStageGroups * 4;
+  const cuuint64_t sizes[] = {kStageGroups, rows, halves, static_cast<cuuint64_t>(lines)};
   const cuuint64_t strides[] = {pitch, rows * pitch, kStageGroups * 4};
   const cuuint32_t box[] = {kStageGroups, static_cast<cuuint32_t>(kStageRows / halves),
-                            static_cast<cuuint32_t>(halves), 1};
+                            static_cast<cuuint32_t>(halves), static_cast<cuuint32_t>(stage_lines)};
   const cuuint32_t steps[] = {1, 1, 1, 1};
   CUtensorMap map;
   const CUresult result =
@@ -87,13 +90,14 @@ __device__ __forceinline__ void copy_expert_stage(const CUtensorMap& map, uint32
   copy_box(map, to, arrived, {0, row_and_line.x, 0, row_and_line.y}, expert, policy);
 }
 
-// The same with what its groups are scaled by, behind its codes.
+// The same with what its groups are scaled by, behind its codes, in so many lines.
+template <int kLines>
 __device__ __forceinline__ void copy_grouped_stage(const CUtensorMap& map, const CUtensorMap& groups,
                                                    uint32_t to, PhaseBarrier& arrived, int row, int chunk,
                                                    uint64_t policy) {
-  arrived.arrive_expecting(kStageBytes + kGroupBytes);
+  arrived.arrive_expecting(kStageBytes + kLines * kGroupBytes);
   copy_box(map, to, arrived, {0, row, 0, chunk * kStageLines}, policy);
-  copy_box(groups, to + kStageBytes, arrived, {0, row, 0, chunk}, policy);
+  copy_box(groups, to + kStageBytes, arrived, {0, row, 0, chunk * kLines}, policy);
 }
 
 // --- a lane's part of a stage, where kStageWarps warps divide each 256 of k
@@ -117,6 +121,13 @@ __device__ __forceinline__ uint32_t lane_in_stage(int warp, int lane) {
 __device__ __forceinline__ uint32_t lane_in_groups(int warp, int lane) {
   const int row = row_of_lane(lane);
   return row * (kStageGroups * 4) + (warp / 4 ^ row) * 16 + warp % 4 * 4;
+}
+
+// The same of groups of 32: the four words of step s lie at this place + s * kGroupBytes where codes have 4
+// bits, its two words at this place ^ (s % 2 * 64), + s / 2 * kGroupBytes, where they have 8.
+__device__ __forceinline__ uint32_t lane_in_fine_groups(int bits, int warp, int lane) {
+  const int row = row_of_lane(lane), piece = bits == 4 ? warp : warp / 2;
+  return row * (kStageGroups * 4) + (piece ^ row) * 16 + (bits == 4 ? 0 : warp % 2 * 8);
 }
 
 }  // namespace bequest::cuda

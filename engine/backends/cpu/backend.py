@@ -29,7 +29,7 @@ class CpuBackend:
     """A Backend."""
 
     device = torch.device("cpu")
-    joins_codes = True
+    joins_codes, tables_in_codes = True, True
 
     def __init__(self, *, fast: bool = False) -> None:
         """`fast`: codes of checkpoints are multiplied as integers, else as the float32 values that they stand for."""

@@ -18,6 +18,9 @@ from bequest.engine.layers.step_adapters import StepAdapters
 class CpuOps:
     """Ops."""
 
+    def __init__(self) -> None:
+        self.experts_read: Tensor | None = None
+
     def norm(self, x: Tensor, norm: Norm, residual: Tensor | None, tap: LayerTap | None) -> Tensor:
         assert norm.offset == 0.0, "the backend adds it when it loads a weight"
         if norm.bias is None:
@@ -58,7 +61,10 @@ class CpuOps:
         kernels.write_kv(k, v, kv_cache, layer, slots)
 
     def route(self, logits: Tensor, routing: Routing) -> Chosen:
-        return Chosen(*cpu_experts.route(logits, rule_of(routing)))
+        chosen = Chosen(*cpu_experts.route(logits, rule_of(routing)))
+        if self.experts_read is not None:
+            self.experts_read += chosen.ids.flatten().bincount().count_nonzero()
+        return chosen
 
     def add_weighed(self, total: Tensor, added: Tensor, gates: Tensor) -> Tensor:
         return cpu_experts.add_gated_rows(total, added, gates)

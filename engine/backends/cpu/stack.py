@@ -72,7 +72,9 @@ class StackProgram:
             self._stack.add(layer.index, [self._sublayer(sublayer) for sublayer in layer.sublayers])
 
     def run(self, stream: Stream, step: LayerStep) -> None:
-        stream.total, stream.added = self._stack.run(self._step(step), stream.total, stream.added)
+        stream.total, stream.added = self._stack.run(
+            self._step(step), stream.total, stream.added, self._ops.experts_read
+        )
 
     def run_from(self, start: StartRows, step: LayerStep) -> Stream:
         table, positions = start.table, start.position_table
@@ -84,7 +86,8 @@ class StackProgram:
             return stream
         assert start.last_tokens is None, "on the CPU the runner resolves them"
         rows = positions.values if type(positions) is CpuRows else None
-        return Stream(self._ops, *self._stack.run_from(self._step(step), start.ids, table.packed, start.factor, rows))
+        embedding = cpu_stack.embedding(start.ids, table.packed, start.factor, rows)
+        return Stream(self._ops, *self._stack.run_from(self._step(step), embedding, self._ops.experts_read))
 
     def _step(self, step: LayerStep) -> cpu_stack.StackStep:
         plans = [plan_of(work) for work in step.attention]

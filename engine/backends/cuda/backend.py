@@ -7,12 +7,14 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from bequest.engine.backends.cuda import coded
+from bequest.engine.backends.cuda import coded, fine
 from bequest.engine.backends.cuda.chain import ChainCompiler
 from bequest.engine.backends.cuda.experts import DenseExperts, check_experts, place_experts
 from bequest.engine.backends.cuda.ops import CudaOps
+from bequest.engine.backends.cuda.uploads import Uploads
 from bequest.engine.backends.cuda.weights import DenseWeight
 from bequest.engine.kernels import cuda_chain
+from bequest.engine.kernels.cpu_weights import QuantisedRows
 from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.layers.codes import Codes, Float8Rows, IntegerRows
 from bequest.engine.layers.expert_weights import ExpertWeights
@@ -27,13 +29,14 @@ class CudaBackend:
     """A Backend. Activations are bfloat16 or float32, weights the same or, beside bfloat16, float8; the cache is in the
     same as activations or in fp8."""
 
-    matmul, joins_codes = None, False
+    matmul, joins_codes, tables_in_codes = None, True, False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.ops = CudaOps()
         self._scratch = cuda_chain.make_scratch(device)
         self._chain = ChainCompiler(self.ops, self._scratch)
+        self._uploads = Uploads()
 
     def head_sizes(self, dtype: torch.dtype) -> tuple[int, ...]:
         return (64, 128, 256) if dtype is torch.bfloat16 else ()
@@ -46,23 +49,22 @@ class CudaBackend:
         stacked = torch.empty(sum(map(len, parts)), *parts[0].shape[1:], dtype=dtype, device=self.device)
         begin = 0
         for part in parts:
-            stacked[begin : begin + len(part)].copy_(part, non_blocking=True)
+            self._uploads.copy(stacked[begin : begin + len(part)], part)
             begin += len(part)
         return stacked
 
     def code_types(self, dtype: torch.dtype) -> tuple[type[Codes], ...]:
-        return (Float8Rows, IntegerRows) if dtype is torch.bfloat16 else ()
+        return (Float8Rows, IntegerRows, QuantisedRows) if dtype is torch.bfloat16 else ()
 
     def quantised_weight(self, matrices: Sequence[Codes], bias: Tensor | None) -> Weight | None:
-        """Codes of up to 4 bits in groups of 128, and float8 with a scale for each row; others become bfloat16."""
+        """In kernels of their own integers of up to 4 bits in groups of 128, and float8 with a scale for each row."""
         integers = [part for part in matrices if isinstance(part, IntegerRows)]
-        if len(integers) == len(matrices):
-            packed = coded.int4_groups(integers, self.device)
-            return None if packed is None else coded.Int4Weight(packed, bias, self.ops, self._scratch)
+        if len(integers) == len(matrices) and (packed := coded.int4_groups(integers, self.device)) is not None:
+            return coded.Int4Weight(packed, bias, self.ops, self._scratch)
         rows = [part for part in matrices if isinstance(part, Float8Rows) and part.scales.shape[1] == 1]
         num_outputs = sum(len(part.codes) for part in rows)
         if len(rows) < len(matrices) or num_outputs % _SCALED_UNIT or rows[0].codes.shape[1] % _SCALED_UNIT:
-            return None
+            return fine.fine_weight(matrices, bias, self.ops, self._scratch, self.device)
         codes = self._stacked([part.codes for part in rows], FP8)
         scales = self._stacked([part.scales[:, 0] for part in rows], torch.float32)
         return DenseWeight(codes, bias, self.ops, scales)
@@ -70,13 +72,13 @@ class CudaBackend:
     def expert_weights(
         self, matrices: Iterable[Sequence[Tensor]], num_experts: int, bias: Tensor | None, dtype: torch.dtype
     ) -> ExpertWeights:
-        placed = place_experts(matrices, num_experts, dtype, self.device)
+        placed = place_experts(matrices, num_experts, dtype, self.device, self._uploads)
         return DenseExperts(placed, None if bias is None else bias.to(self.device))
 
     def quantised_expert_weights(
         self, matrices: Iterable[Sequence[Codes]], num_experts: int, bias: Tensor | None
     ) -> ExpertWeights | None:
-        return None
+        return fine.fine_experts(matrices, num_experts, bias, self.ops, self.device)
 
     def table(self, rows: Tensor, dtype: torch.dtype) -> Table:
         return self.weight([rows], None, dtype)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bequest.engine.backends.cuda.coded import Int4Weight
 from bequest.engine.backends.cuda.experts import DenseExperts
+from bequest.engine.backends.cuda.fine import FineWeight
 from bequest.engine.backends.cuda.weights import DenseWeight, row_norm
 from bequest.engine.kernels import cuda_chain, cuda_int4
 from bequest.engine.kernels.cuda_lora import LoraRows
@@ -63,6 +64,8 @@ class ChainCompiler:
 
 
 def _is_chained(weight: Weight) -> bool:
+    if type(weight) is FineWeight:
+        return weight.columns is None and weight.packed.is_chained
     return type(weight) is Int4Weight or (type(weight) is DenseWeight and weight.matrix.dtype is not torch.float32)
 
 
@@ -71,7 +74,9 @@ def _refusal_of_dense(layer: LayerSpec, mixer: Attention, feed_forward: FeedForw
         return "norms whose weights have an offset"
     down = feed_forward.down
     sizes = (mixer.output.in_features, down.out_features, down.in_features)
-    return None if cuda_chain.has_kernel(*sizes, bits=_product(down).bits) else "no kernel for these sizes"
+    product = _product(down)
+    has_kernel = cuda_chain.has_kernel(*sizes, bits=product.bits, fine=product.fine_codec > 0)
+    return None if has_kernel else "no kernel for these sizes"
 
 
 def _refusal_of_gate(mixer: Attention | DeltaNet) -> str | None:
@@ -191,7 +196,7 @@ class ChainProgram:
         for link, following in pairwise([*self._links, None]):
             assert link is not None
             mixed, head = link.mixed(rows, stream.ops, step), _head(link, following, step)
-            projected = cuda_chain.run(mixed, residual, link.tail, head, self._scratch, deltas)
+            projected = cuda_chain.run(mixed, residual, link.tail, head, self._scratch, deltas, stream.ops.experts_read)
             if following is not None:
                 rows = following.project(stream, step) if projected is None else projected
 
@@ -253,6 +258,8 @@ def _expert_product(weights: ExpertWeights) -> cuda_chain.Product:
 
 
 def _product(weight: Weight) -> cuda_chain.Product:
+    if isinstance(weight, FineWeight):
+        return weight.packed.product(weight.bias, weight.site)
     if isinstance(weight, Int4Weight):
         return cuda_int4.product(weight.packed, weight.bias, weight.site)
     assert isinstance(weight, DenseWeight)

@@ -57,11 +57,15 @@ class Int4Weight(Weight):
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
         if self._is_few(x):
             return cuda_int4.gated_linear(x, self.packed, self.bias, activation, self._scratch)
+        if self.packed.is_tiled(len(x)):
+            return cuda_coded.gated_linear(x, self.packed, self.bias, activation)
         return super().gated(x, activation)
 
     def add_to(self, stream: Stream, x: Tensor) -> None:
         if self._is_few(x):
             cuda_int4.linear_into(x, self.packed, self.bias, stream.state(), self._scratch)
+        elif self.packed.is_tiled(len(x)):
+            cuda_coded.linear_into(x, self.packed, self.bias, stream.state())
         else:
             super().add_to(stream, x)
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from bequest.engine.backends.cuda.uploads import Uploads
 from bequest.engine.errors import ModelError
-from bequest.engine.kernels import cuda_experts
+from bequest.engine.kernels import cuda, cuda_experts
+from bequest.engine.kernels.cuda_lora import LoraRows
 from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.parts import Activation, Chosen, Routing
 from bequest.engine.layers.spec import Experts, LayerSpec
+from bequest.engine.layers.step_adapters import AdapterRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,7 @@ class PlannedChoice(Chosen):
     choice: cuda_experts.ExpertChoice
 
 
-def route(logits: Tensor, routing: Routing) -> PlannedChoice:
+def route(logits: Tensor, routing: Routing, num_read: Tensor | None) -> PlannedChoice:
     rule = cuda_experts.RoutingRule(
         top_k=routing.top_k,
         scoring=routing.scoring,
@@ -33,11 +37,32 @@ def route(logits: Tensor, routing: Routing) -> PlannedChoice:
         renormalises=routing.renormalises,
         factor=routing.factor,
     )
-    choice = cuda_experts.route(logits, rule)
+    choice = cuda_experts.route(logits, rule, num_read)
     return PlannedChoice(choice.ids, choice.weights, choice)
 
 
-class DenseExperts(ExpertWeights):
+class PlannedExperts(ExpertWeights):
+    """Whose products go by the plan of a choice, each on its own where adapters add to them."""
+
+    @abstractmethod
+    def products(self, x: Tensor, choice: cuda_experts.ExpertChoice, *, shares_rows: bool) -> Tensor:
+        """x [T, K] if the pairs of a token share a row, else [T top_k, K] → [T top_k, N]"""
+
+    def with_adapters(
+        self, down: ExpertWeights, x: Tensor, chosen: Chosen, activation: Activation, rows: AdapterRows
+    ) -> Tensor:
+        assert isinstance(down, PlannedExperts) and isinstance(rows, LoraRows), "of this backend"
+        choice = choice_of(chosen)
+        tiles = rows.tiles_of_experts(choice.ids, choice.num_experts)  # which waits for the choice
+        both = self.products(x, choice, shares_rows=True)
+        rows.add_to_experts(self.site, x, both, tiles.sharing(choice.ids.shape[1]))
+        inner = cuda.gated_activation(both, activation)
+        products = down.products(inner, choice, shares_rows=False)
+        rows.add_to_experts(down.site, inner, products, tiles)
+        return cuda_experts.sum_products(products, choice)
+
+
+class DenseExperts(PlannedExperts):
     """Float32 or bfloat16, as states are; one tensor of all experts."""
 
     def __init__(self, matrices: Tensor, bias: Tensor | None) -> None:
@@ -69,20 +94,27 @@ class DenseExperts(ExpertWeights):
         return str(self._matrices.weight.dtype).removeprefix("torch.")
 
     def gated(self, x: Tensor, chosen: Chosen, activation: Activation) -> Tensor:
-        return cuda_experts.gated(x, self._matrices, _choice(chosen), activation)
+        return cuda_experts.gated(x, self._matrices, choice_of(chosen), activation)
 
     def summed(self, x: Tensor, chosen: Chosen) -> Tensor:
-        return cuda_experts.summed(x, self._matrices, _choice(chosen))
+        return cuda_experts.summed(x, self._matrices, choice_of(chosen))
+
+    def products(self, x: Tensor, choice: cuda_experts.ExpertChoice, *, shares_rows: bool) -> Tensor:
+        return cuda_experts.products(x, self._matrices, choice, shares_rows=shares_rows)
 
 
-def _choice(chosen: Chosen) -> cuda_experts.ExpertChoice:
+def choice_of(chosen: Chosen) -> cuda_experts.ExpertChoice:
     """The ops of this backend have made it."""
     assert isinstance(chosen, PlannedChoice)
     return chosen.choice
 
 
 def place_experts(
-    matrices: Iterable[Sequence[Tensor]], num_experts: int, dtype: torch.dtype, device: torch.device
+    matrices: Iterable[Sequence[Tensor]],
+    num_experts: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    uploads: Uploads,
 ) -> Tensor:
     """[E, N, K] of each expert's matrices [N_i, K], each copied straight to its place on the device."""
     placed: Tensor | None = None
@@ -93,7 +125,7 @@ def place_experts(
             placed = torch.empty(num_experts, rows, of_expert[0].shape[1], dtype=dtype, device=device)
         begin = 0
         for matrix in of_expert:
-            placed[count, begin : begin + matrix.shape[0]].copy_(matrix, non_blocking=True)
+            uploads.copy(placed[count, begin : begin + matrix.shape[0]], matrix)
             begin += matrix.shape[0]
         count += 1
     assert placed is not None and count == num_experts, (count, num_experts)

@@ -16,6 +16,9 @@ from bequest.engine.layers.step import LayerStep
 class CudaOps:
     """Ops."""
 
+    def __init__(self) -> None:
+        self.experts_read: Tensor | None = None
+
     def norm(self, x: Tensor, norm: Norm, residual: Tensor | None, tap: LayerTap | None) -> Tensor:
         if norm.bias is None:
             return cuda.rms_norm(x, norm.weight, norm.eps, residual, tap=tap, offset=norm.offset)
@@ -58,7 +61,7 @@ class CudaOps:
         cuda.write_kv(k, v, kv_cache, layer, slots)
 
     def route(self, logits: Tensor, routing: Routing) -> Chosen:
-        return experts.route(logits, routing)
+        return experts.route(logits, routing, self.experts_read)
 
     def add_weighed(self, total: Tensor, added: Tensor, gates: Tensor) -> Tensor:
         return total.addcmul_(gates.sigmoid(), added)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bequest.engine.layers.ops import Ops
+from bequest.engine.layers.stream import Stream
 from bequest.engine.models.towers.config import GridConfig
 from bequest.engine.models.towers.grid_places import Parts, Places, PlacesBySize
 from bequest.engine.models.towers.tensors import Affine, Tensors, TowerNorm, activated
@@ -47,14 +48,14 @@ class GridEye:
         rows = functional.linear(self._cut(values[0]), self._patches, self._bias)
         if self._table is not None and places.stretched is not None:
             rows = rows + places.stretched.rows(self._table)
-        rows = rows if places.order is None else rows[places.order]
+        stream = Stream(ops, rows if places.order is None else rows[places.order])
         deep = []
         for index, layer in enumerate(self._layers):
             sees_all = not config.window or index in config.full_layers
-            rows = layer(rows, places, places.whole if sees_all else places.windows, ops)
+            layer(stream, places, places.whole if sees_all else places.windows)
             if index in self._deep:
-                deep.append(self._deep[index](rows))
-        merged = self._merger(rows)
+                deep.append(self._deep[index](stream))
+        merged = self._merger(stream)
         merged = torch.cat([merged, *deep], dim=1) if deep else merged
         return merged if places.back is None else merged[places.back]
 
@@ -85,9 +86,12 @@ class _Merger:
         self._norm = TowerNorm(read, "ln_q", size, _EPS, centred=not config.gated)
         self._first, self._second = Affine(read, "mlp.0", merged, merged), Affine(read, "mlp.2", out_size, merged)
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        """[N, D] → [N / merge², H]"""
-        rows = self._norm(rows.view(-1, self._width) if self._norms_merged else rows).view(-1, self._width)
+    def __call__(self, stream: Stream) -> Tensor:
+        """Of N patches → [N / merge², H]; the stream stays as it is."""
+        if self._norms_merged:
+            rows = self._norm(stream.state().view(-1, self._width))
+        else:
+            rows = stream.normed(self._norm.norm).view(-1, self._width)
         return self._second(activated(self._first(rows), "gelu"))
 
 
@@ -104,12 +108,12 @@ class _Layer:
         self._inner = Affine(mlp, names, inner, size, whole_rows=_WHOLE)
         self._outer = Affine(mlp, "down_proj" if config.gated else "fc2", size, inner, whole_columns=_WHOLE)
 
-    def __call__(self, rows: Tensor, places: Places, parts: Parts, ops: Ops) -> Tensor:
-        rows = rows + self._attend(self._norms[0](rows), places, parts, ops)
-        inner = self._inner(self._norms[1](rows))
-        if not self._config.gated:
-            return rows + self._outer(activated(inner, self._config.activation))
-        return rows + self._outer(self._gated(inner, ops))
+    def __call__(self, stream: Stream, places: Places, parts: Parts) -> None:
+        ops = stream.ops
+        stream.add(self._attend(stream.normed(self._norms[0].norm), places, parts, ops))
+        inner = self._inner(stream.normed(self._norms[1].norm))
+        gated = self._config.gated
+        stream.add(self._outer(self._gated(inner, ops) if gated else activated(inner, self._config.activation)))
 
     def _gated(self, inner: Tensor, ops: Ops) -> Tensor:
         """[N, 2 I] → [N, I]"""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bequest.engine.layers.parts import Norm
 from bequest.engine.models.reader import Reader
 from bequest.engine.models.towers.config import TowerActivation
 
@@ -76,14 +77,14 @@ class TowerNorm:
     """Subtracts the mean and has a bias; or neither, by the root of the mean square."""
 
     def __init__(self, read: Tensors, name: str, size: int, eps: float, *, centred: bool = True) -> None:
-        self._weight = read.get(f"{name}.weight", size)
-        self._bias = read.get(f"{name}.bias", size) if centred else None
-        self._eps = eps
+        bias = read.get(f"{name}.bias", size) if centred else None
+        self.norm = Norm(read.get(f"{name}.weight", size), eps, bias)  # for whoever adds to the rows on the way
 
     def __call__(self, rows: Tensor) -> Tensor:
-        if self._bias is not None:
-            return functional.layer_norm(rows, self._weight.shape, self._weight, self._bias, self._eps)
-        return functional.rms_norm(rows, self._weight.shape, self._weight, self._eps)
+        weight, bias, eps = self.norm.weight, self.norm.bias, self.norm.eps
+        if bias is not None:
+            return functional.layer_norm(rows, weight.shape, weight, bias, eps)
+        return functional.rms_norm(rows, weight.shape, weight, eps)
 
 
 def activated(rows: Tensor, kind: TowerActivation) -> Tensor:

@@ -20,6 +20,9 @@ const HINT = "Point at a square to see what it is and whose.";
 // Hues far from each other for tenants that stand beside each other.
 export const tenantColour = (number) => `hsl(${(number * 137 + 200) % 360} 65% 50%)`;
 
+// What the layers of a group see.
+export const sight = ({ kind, window }) => ({ full: "all tokens", window: `the last ${plural(window, "token")}`, state: "one state for all before" })[kind];
+
 export class BlockMap {
   // `point(tenant)` is called with the number of the tenant that is pointed at, or null.
   constructor(title, point) {
@@ -35,9 +38,10 @@ export class BlockMap {
     this.canvas.addEventListener("pointerleave", () => { this.told.textContent = HINT; this.point(null); });
   }
 
-  // field: { total, per_cell, cells, owners, counts } as the server tells it.
-  show(field, blockSize, tenants) {
+  // field: { total, per_cell, cells, owners, groups, counts } as the server tells it; groups: of layers, by what they see.
+  show(field, blockSize, tenants, groups) {
     this.field = field;
+    this.groups = groups;
     this.tenants = tenants;
     const unit = field.per_cell === 1 ? "a square is a block" : `a square is ${field.per_cell} blocks`;
     this.caption.textContent = ` ${plural(field.total, "block")} of ${blockSize} tokens; ${unit}`;
@@ -103,7 +107,9 @@ export class BlockMap {
     const first = cell * this.field.per_cell + 1;
     const which = this.field.per_cell === 1 ? `Block ${count(first)}` : `Blocks ${count(first)} to ${count(Math.min(this.field.total, first + this.field.per_cell - 1))}, mostly`;
     const whose = owner === -1 ? "" : ` Of ${this.tenants[owner] ?? "other tenants"}.`;
-    this.told.textContent = `${which}: ${name}, ${help}.${whose}`;
+    const group = this.groups.length > 1 ? this.groups[OWNERS.indexOf(this.field.groups[cell])] : undefined;
+    const layers = group ? ` Of layers that see ${sight(group)}.` : "";
+    this.told.textContent = `${which}: ${name}, ${help}.${layers}${whose}`;
     this.point(owner === -1 ? null : owner);
   }
 }

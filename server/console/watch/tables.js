@@ -1,6 +1,7 @@
 // Tables of what runs and of what went wrong.
 import { el } from "../parts/dom.js";
-import { ago, count, duration } from "../parts/units.js";
+import { ago, bytes, count, duration } from "../parts/units.js";
+import { sight } from "./blockmap.js";
 
 export class Table {
   constructor(title, columns, nothing) {
@@ -30,6 +31,21 @@ export const requestRow = (request) => [
   request.name ?? request.id, request.tenant, request.status, duration(request.seconds), count(request.prompt_tokens),
   `${count(request.generated_tokens)} of ${count(request.max_tokens * Math.max(1, request.sequences))}`, count(request.blocks),
 ];
+
+export const groupTable = () => new Table("What layers keep", [
+  { name: "Layers see" }, { name: "Running", numeric: true }, { name: "Shared", numeric: true }, { name: "Leased", numeric: true }, { name: "Warm", numeric: true },
+  { name: "In host memory", numeric: true }, { name: "Each", numeric: true }, { name: "Together", numeric: true }, { name: "Held by" },
+], "Nothing is kept.");
+
+export const groupRow = (group, tenants) => {
+  const { device, host = {}, bytes_each: each } = group;
+  const all = (counts) => Object.values(counts).reduce((sum, number) => sum + number, 0);
+  const holders = (group.tenants ?? []).map((number, i) => number && `${tenants[i]} ${count(number)}`).filter(Boolean);
+  return [
+    sight(group), count(device.running ?? 0), count(device.shared ?? 0), count((device.leased ?? 0) + (device.stored ?? 0)), count(device.warm ?? 0),
+    count(all(host)), bytes(each), bytes(each * (all(device) + all(host))), holders.join(", "),
+  ];
+};
 
 export const errorTable = () => new Table("Last errors", [{ name: "When" }, { name: "Status" }, { name: "Code" }, { name: "Message" }], "No request has failed.");
 

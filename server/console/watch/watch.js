@@ -5,7 +5,7 @@ import { count, plural } from "../parts/units.js";
 import { BlockMap, tenantColour } from "./blockmap.js";
 import { Plot, quantiles, sinceLast } from "./plot.js";
 import { Replicas } from "./replicas.js";
-import { errorRow, errorTable, requestRow, requestTable } from "./tables.js";
+import { errorRow, errorTable, groupRow, groupTable, requestRow, requestTable } from "./tables.js";
 
 const QUICK = 1000, SLOW = 5000;
 
@@ -37,10 +37,11 @@ export class Watch {
     this.facts = el("dl.facts");
     this.note = el("p.help.scope", { hidden: true });
     this.replicas = new Replicas();
+    this.groups = groupTable();
     this.requests = requestTable();
     this.errors = errorTable();
     this.own = [this.rates, this.first, this.between].map((plot) => plot.element);
-    box.append(this.note, this.replicas.element, this.facts, el("section.maps", {}, this.device.element, this.tenants, this.host.element),
+    box.append(this.note, this.replicas.element, this.facts, el("section.maps", {}, this.device.element, this.tenants, this.host.element), this.groups.element,
       el("section.plots", {}, ...this.own, this.drafts.element), this.requests.element, this.errors.element);
   }
 
@@ -119,10 +120,12 @@ export class Watch {
     this.facts.replaceChildren(...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
   }
 
-  drawMaps({ blocks, host_blocks: host, block_size: size, tenants }) {
-    this.device.show(blocks, size, tenants);
+  drawMaps({ blocks, host_blocks: host, block_size: size, tenants, groups }) {
+    this.device.show(blocks, size, tenants, groups);
     this.host.element.hidden = host.total === 0;
-    if (host.total) this.host.show(host, size, tenants);
+    if (host.total) this.host.show(host, size, tenants, groups);
+    this.groups.element.hidden = groups.length < 2; // else the map says it all
+    this.groups.show(groups.map((group) => groupRow(group, tenants)));
     this.drawTenants(tenants);
   }
 

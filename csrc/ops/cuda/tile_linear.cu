@@ -1,0 +1,96 @@
+// Which products are tiles, and how they are divided: by the sweeps of benchmarks/gpu_tiles.py.
+#include "ops/cuda/tile_linear.h"
+
+#include <algorithm>
+
+#include "device/current_device.cuh"
+#include "ops/cuda/tile_kernels.h"
+
+namespace bequest::cuda {
+namespace {
+
+constexpr int64_t kSmallWeight = 8 << 20;  // elements: cuBLAS multiplies larger ones as fast in bfloat16
+constexpr int64_t kFewRows = 32, kMoreRows = 64, kBlockRows = 128;
+constexpr int64_t kFewestRows = 5,
+                  kRegisterRows = 16;    // what comes before is the chain's, and skinny_linear_mma's
+constexpr int64_t kMostCodedRows = 256;  // of codes of 4 bits: more are faster as bfloat16
+constexpr int64_t kGroupRows = 64, kMostSplits = 8;
+constexpr int64_t kLeastDepth = 512;  // of k, of a CTA
+
+bool has_rows(int64_t num_tokens, int64_t elements, TileFormat format) {
+  switch (format) {
+    case TileFormat::kInt4:
+      return num_tokens >= 1 && num_tokens <= kMostCodedRows;
+    case TileFormat::kFloat8:
+      return num_tokens >= kFewestRows && num_tokens <= kFewRows;
+    case TileFormat::kFloat8Rows:
+      return num_tokens > kFewRows && num_tokens <= kBlockRows;
+    case TileFormat::kBFloat16:
+      return num_tokens > kRegisterRows && num_tokens <= kFewRows && elements <= kSmallWeight;
+  }
+  return false;
+}
+
+// What K is a multiple of.
+int64_t depth_unit(TileFormat format) {
+  return format == TileFormat::kInt4 || format == TileFormat::kFloat8Rows ? 128 : 64;
+}
+
+void check_sizes(const SkinnyLinearParams& p) {
+  const int64_t unit = depth_unit(tile_format(p)), outputs = p.result == SkinnyResult::kGate ? 4 : 2;
+  check(p.num_tokens >= 1, "tile_linear: no rows");
+  check(p.in_features >= unit && p.in_features % unit == 0,
+        "tile_linear: K is no multiple of 64, of x in e4m3 and of codes of 4 bits of 128");
+  check(p.out_features >= outputs && p.out_features % outputs == 0, "tile_linear: an odd number of outputs");
+}
+
+}  // namespace
+
+bool is_tile_product(int64_t num_tokens, int64_t out_features, int64_t in_features, TileFormat format,
+                     bool normed) {
+  if (!has_rows(num_tokens, out_features * in_features, format)) return false;
+  if (normed && format != TileFormat::kBFloat16) return false;
+  return out_features % 4 == 0 && in_features % depth_unit(format) == 0 && is_hopper();
+}
+
+// Two CTAs share a multiprocessor up to 64 tokens. What they read of x for each byte of W falls with the rows
+// of W that they have; so do the CTAs that read.
+TilePlan tile_plan(int64_t num_tokens, int64_t out_features, int64_t in_features, TileFormat format) {
+  const int64_t chip = multiprocessors(), groups = ceil_div(out_features, kGroupRows);
+  const int64_t most_splits = std::clamp<int64_t>(in_features / kLeastDepth, 1, kMostSplits);
+  int64_t rows = groups > 2 * chip ? 2 : 1, blocks = chip * 17 / 10;
+  if (num_tokens > kFewRows && ceil_div(groups, int64_t{2}) * most_splits >= chip) rows = 2;
+  if (num_tokens > kMoreRows && format == TileFormat::kInt4) {
+    rows = groups > chip ? 4 : 1;
+    blocks = chip / ceil_div(num_tokens, kBlockRows);
+  }
+  const int64_t splits = std::min(blocks / ceil_div(groups, rows), most_splits);
+  return {static_cast<int>(rows), static_cast<int>(std::max<int64_t>(splits, 1))};
+}
+
+void tile_linear(const SkinnyLinearParams& p, const TilePlan& plan, Stream stream) {
+  check_sizes(p);
+  check(is_aligned(p.x, 16) && is_aligned(p.weight, 16) && is_aligned(p.norm_weight, 16) &&
+            is_aligned(p.out, 4) && is_aligned(p.bias, 4) && is_aligned(p.scales, 8) &&
+            is_aligned(p.groups, 16),
+        "tile_linear: x, weights and results must be aligned");
+  check(p.scales == nullptr || p.groups == nullptr, "tile_linear: codes are of one kind");
+  check(in_range(p.tap) && !p.tap.store_output, "tile_linear: tap");
+  check(p.tap.ring_rows == nullptr || (p.norm_weight != nullptr && is_aligned(p.tap.ring, 16)),
+        "tile_linear: a tap is the norm's");
+  check(plan.row_groups == 1 || plan.row_groups == 2 || plan.row_groups == 4,
+        "tile_linear: 1, 2 or 4 groups of rows");
+  check(plan.splits >= 1 && plan.splits <= kMostSplits, "tile_linear: 1 to 8 parts of k");
+  check(p.norm_weight == nullptr || (p.scales == nullptr && p.groups == nullptr),
+        "tile_linear: a norm beside codes");
+  check(is_hopper(), "tile_linear: for Hopper alone");
+  check(p.x_scales == nullptr || (p.scales != nullptr && p.norm_weight == nullptr),
+        "tile_linear: x in e4m3 is for weights in e4m3");
+  const TileFormat format = tile_format(p);
+  if (format == TileFormat::kInt4) return tile_linear_int4(p, plan, stream);
+  if (format == TileFormat::kFloat8) return tile_linear_fp8(p, plan, stream);
+  if (format == TileFormat::kFloat8Rows) return tile_linear_fp8_rows(p, plan, stream);
+  p.norm_weight != nullptr ? tile_linear_bf16_normed(p, plan, stream) : tile_linear_bf16(p, plan, stream);
+}
+
+}  // namespace bequest::cuda

@@ -1,0 +1,218 @@
+// What a warpgroup of tile_linear.cuh multiplies and sums, and the sizes of it all.
+#pragma once
+
+#include "device/barriers.cuh"
+#include "device/reductions.cuh"
+#include "device/shared_memory.cuh"
+#include "device/warpgroup.cuh"
+#include "device/warpgroup_rows.cuh"
+#include "ops/cuda/tile_formats.cuh"
+
+namespace bequest::cuda::tiles {
+
+inline constexpr int kWarpgroup = 4 * kWarp, kWarpgroups = 2, kThreads = kWarpgroups * kWarpgroup;
+inline constexpr int kGroupRows = 64;   // of W, of one product of a warpgroup
+inline constexpr int kLineBytes = 128;  // of a row, of a stage
+inline constexpr int kTile = 8;         // tokens
+inline constexpr int kMostStages = 16;
+inline constexpr int kMostSplits = 8;  // CTAs of a cluster
+inline constexpr int kWordBytes = 16;  // of a row, of a stage: the words of four groups, two of them its own
+
+// kRowGroups times 64 rows of W against kTokenTiles times 8 tokens.
+template <class FormatType, int kTokenTiles, int kRowGroups>
+struct Sizes {
+  using Format = FormatType;
+  static constexpr int kTokens = kTokenTiles * kTile;
+  static constexpr int kRows = kRowGroups * kGroupRows;
+  static constexpr int kReaders = kRowGroups == 1 ? 1 : 2;  // warpgroups that read a stage
+  static constexpr int kHeight = kRowGroups / kReaders;     // products of 64 rows, of each
+  static constexpr int kSlices = kWarpgroups / kReaders;    // that take turns with the stages
+  static constexpr int kSums = kTokenTiles * 4;             // of a lane, of a product
+  static constexpr int kBatches = Format::kUnit / Format::kLine;
+  static constexpr int kWeightBytes = kRows * kLineBytes;
+  static constexpr int kGroupBytes = Format::kGrouped ? kRows * kWordBytes : 0;
+  static constexpr int kLineOfRows = kTokens * kLineBytes;  // bytes of x
+  static constexpr int kStageBytes = kWeightBytes + kGroupBytes + kBatches * kLineOfRows;
+  static constexpr int kPitch =
+      kRows + 4;  // floats of a token's sums: those stored at once are in other banks
+  static constexpr int kPartBytes = kTokens * kPitch * 4;
+  static constexpr int kSquareBytes = kSlices * kTokens * 4;
+  // On a multiprocessor, as registers allow.
+  static constexpr int kBlocks = (kHeight + (Format::kGrouped ? 1 : 0)) * kSums <= 64 ? 2 : 1;
+  static_assert(kStageBytes % 1024 == 0 && kReaders * kHeight == kRowGroups);
+
+  // Where things lie behind the ring, whose memory the sums of the slices share: the sums of squares, then
+  // the norm's weight.
+  __host__ __device__ static constexpr int squares(int stages) {
+    const int ring = stages * kStageBytes, parts = kSlices * kPartBytes;
+    return ring > parts ? ring : parts;
+  }
+  __host__ __device__ static constexpr int gain(int stages) {
+    return (squares(stages) + kSquareBytes + kLineBytes - 1) / kLineBytes * kLineBytes;
+  }
+};
+
+// Where a stage lies, and the norm's weight of its unit. words: of the unit's two groups, of the first row
+struct StagePlaces {
+  uint32_t weights, rows, words, gain;
+};
+
+// What a warpgroup has summed.
+template <class Size, bool kNorm>
+class Sums {
+ public:
+  using Format = typename Size::Format;
+  static_assert(!(kNorm && Format::kGrouped) && (!Format::kIsOperand || Size::kBatches == 1));
+  static constexpr int kGroups =
+      16 * Size::kReaders;  // of eight lanes, that divide the tokens to square them
+  static constexpr int kSquares = Size::kTokens > kGroups ? Size::kTokens / kGroups : 1;
+
+  float of[Size::kHeight][Size::kSums] = {};
+  float square[kSquares] = {};
+
+  static constexpr bool kConverts = !Format::kIsOperand || kNorm;  // W passes through registers
+  // Whether the products of a stage are done when `add` returns; else those of the stage before it are.
+  static constexpr bool kIsDone = kConverts;
+
+  // The products of a stage. `reader`: which of its warpgroups this is
+  __device__ __forceinline__ void add(const StagePlaces& at, int reader) {
+    if constexpr (kNorm) add_squares(at.rows, reader);
+    if constexpr (Format::kGrouped)
+      add_groups(at, reader);
+    else if constexpr (kConverts)
+      add_converted(at, reader);
+    else
+      add_operands(at, reader);
+  }
+
+  __device__ __forceinline__ void finish() {
+#pragma unroll
+    for (auto& sums : of) wait_products<0>(sums);
+  }
+
+ private:
+  // Of x: `rows` is where the stage's lie.
+  __device__ static __forceinline__ uint64_t line_of(uint32_t rows, int batch) {
+    return operand(rows + batch * Size::kLineOfRows, kSwizzleBytes);
+  }
+  // The lane's first row of the product's 64.
+  __device__ static __forceinline__ uint32_t lane_row(int reader, int height) {
+    const int warp = threadIdx.x / kWarp % 4;
+    return (reader * Size::kHeight + height) * kGroupRows + warp * 16 + threadIdx.x / 4 % 8;
+  }
+
+  // W where it is.
+  __device__ __forceinline__ void add_operands(const StagePlaces& at, int reader) {
+    begin_products();
+#pragma unroll
+    for (int height = 0; height < Size::kHeight; ++height) {
+      const uint64_t a =
+          operand(at.weights + (reader * Size::kHeight + height) * (kGroupRows * kLineBytes), kSwizzleBytes);
+#pragma unroll
+      for (int step = 0; step < kBatchSteps; ++step)
+        Format::multiply_operands(of[height], advance(a, step * 32), advance(line_of(at.rows, 0), step * 32));
+    }
+    commit_products();
+    wait_operands<1>();
+  }
+
+  // W through registers: the next batch is made while the tensor cores have one. More than two batches at
+  // once find no registers, and the compiler would wait for each product.
+  __device__ __forceinline__ void add_converted(const StagePlaces& at, int reader) {
+    constexpr int kCount = Size::kBatches * Size::kHeight;
+    TileOperands a[kCount > 1 ? 2 : 1];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int batch = i / Size::kHeight, height = i % Size::kHeight;
+      if (i >= 2) {
+        wait_operands<1>();
+        hold(a[i % 2]);
+      }
+      Format::load(at.weights + lane_row(reader, height) * kLineBytes, batch, {}, a[i % 2]);
+      if constexpr (kNorm) weigh(at.gain, batch, a[i % 2]);
+      multiply_batch(of[height], a[i % 2], line_of(at.rows, batch), true);
+    }
+    wait_operands<0>();
+#pragma unroll
+    for (const TileOperands& operands : a) hold(operands);
+  }
+
+  // The sums of a group are scaled when they are done.
+  __device__ __forceinline__ void add_groups(const StagePlaces& at, int reader) {
+#pragma unroll
+    for (int group = 0; group < 2; ++group)
+#pragma unroll
+      for (int height = 0; height < Size::kHeight; ++height) {
+        const uint32_t row = lane_row(reader, height);
+        const uint32_t words = at.words + row * kWordBytes + group * 4;
+        const uint32_t low = load_4(words), high = load_4(words + 8 * kWordBytes);
+        const uint32_t offsets[2] = {Format::offset(low), Format::offset(high)};
+        float sums[Size::kSums];
+        TileOperands a[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int batch = group * 2 + half;
+          Format::load(at.weights + row * kLineBytes, batch, offsets, a[half]);
+          multiply_batch(sums, a[half], line_of(at.rows, batch), half > 0);
+        }
+        wait_products<0>(sums);
+        hold(a[0]), hold(a[1]);
+#pragma unroll
+        for (int i = 0; i < Size::kSums; ++i)
+          of[height][i] += Format::scale(i / 2 % 2 == 0 ? low : high) * sums[i];
+      }
+  }
+
+  __device__ static __forceinline__ void multiply_batch(float (&sums)[Size::kSums], const TileOperands& a,
+                                                        uint64_t x, bool accumulate) {
+    begin_products();
+#pragma unroll
+    for (int step = 0; step < kBatchSteps; ++step)
+      multiply_rows(sums, a[step], advance(x, step * 32), accumulate || step > 0);
+    commit_products();
+  }
+
+  // Products read registers while they run: these must stay what they are until here.
+  __device__ static __forceinline__ void hold(const TileOperands& a) {
+#pragma unroll
+    for (const auto& step : a)
+#pragma unroll
+      for (uint32_t pair : step) asm volatile("" ::"r"(pair) : "memory");
+  }
+
+  // W times the norm's weight of its columns.
+  __device__ static __forceinline__ void weigh(uint32_t gain, int batch, TileOperands& a) {
+    const uint32_t from = gain + batch * kLineBytes + threadIdx.x % 4 * 4;
+#pragma unroll
+    for (int step = 0; step < kBatchSteps; ++step)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t pair = load_4(from + step * 32 + i * 16);
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          asm("mul.rn.bf16x2 %0, %0, %1;" : "+r"(a[step][i * 2 + half]) : "r"(pair));
+      }
+  }
+
+  // Eight lanes have a token, 16 bytes of each of its lines.
+  __device__ __forceinline__ void add_squares(uint32_t rows, int reader) {
+    const int group = reader * 16 + threadIdx.x % kWarpgroup / 8;
+#pragma unroll
+    for (int i = 0; i < kSquares; ++i)
+#pragma unroll
+      for (int line = 0; line < Size::kBatches; ++line) {
+        if (Size::kTokens < kGroups && group >= Size::kTokens) break;
+        uint32_t pairs[4];
+        load_16(pairs,
+                rows + line * Size::kLineOfRows + (group + i * kGroups) * kLineBytes + threadIdx.x % 8 * 16);
+#pragma unroll
+        for (uint32_t pair : pairs) {
+          const float low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xffff0000u);
+          square[i] += low * low;
+          square[i] += high * high;
+        }
+      }
+  }
+};
+
+}  // namespace bequest::cuda::tiles

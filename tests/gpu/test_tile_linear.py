@@ -1,0 +1,192 @@
+"""Products of batches of rows in tiles, in four formats, with what is fused around them, against float32 torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from bequest.engine import _C
+from bequest.engine.kernels import cuda, cuda_coded, cuda_linear
+from bequest.engine.kernels.cuda_linear import RowNorm
+from bequest.engine.kernels.cuda_tiles import TileFormat
+from bequest.engine.kernels.kv_format import FP8
+from tests.gpu.test_int4 import draw
+from tests.gpu.test_ops import guarded, randn, reference_norm
+from tests.gpu.test_skinny_linear import assert_near
+
+pytestmark = pytest.mark.gpu
+
+BF16 = torch.bfloat16
+BFLOAT16, FLOAT8, FLOAT8_ROWS, INT4 = TileFormat
+# (N, K): part of a tile, part of a unit of k, several units, few CTAs and many.
+SHAPES = [(8, 256), (1000, 640), (1024, 3072), (4096, 1024), (2052, 2048)]
+LARGE_SHAPES = [(6144, 4096), (28672, 512), (4096, 14336)]
+ROWS = {BFLOAT16: (17, 24, 32), FLOAT8: (5, 16, 31), FLOAT8_ROWS: (33, 64, 65, 128), INT4: (5, 16, 33, 64, 65, 200)}
+
+
+def weight_of(outputs: int, depth: int, format: TileFormat) -> tuple[object, Tensor]:
+    """As a kernel takes it, and its values in float32."""
+    if format is INT4:
+        return draw(outputs, depth, 3)
+    matrix = randn(outputs, depth, dtype=BF16, seed=2, scale=depth**-0.5)
+    if format is BFLOAT16:
+        return (matrix, None), matrix.float()
+    scales = matrix.float().abs().amax(1) / 448
+    codes = (matrix.float() / scales[:, None]).to(FP8)
+    return (codes, scales), codes.float() * scales[:, None]
+
+
+def multiplied(x: Tensor, format: TileFormat) -> Tensor:
+    """What is multiplied of x, in float32."""
+    if format is not FLOAT8_ROWS:
+        return x.float()
+    codes, scales = cuda_linear.float8_rows(x)
+    return codes.float() * scales[:, None]
+
+
+ALL = [
+    (format, rows, outputs, depth)
+    for format in TileFormat
+    for rows in ROWS[format]
+    for outputs, depth in (SHAPES if format is BFLOAT16 else SHAPES + LARGE_SHAPES)
+]
+
+
+def linear(x: Tensor, weight: object, bias: Tensor | None) -> Tensor:
+    if isinstance(weight, cuda_coded.CodedRows):
+        assert weight.is_tiled(len(x))
+        return cuda_coded.linear(x, weight, bias)
+    assert isinstance(weight, tuple) and cuda_linear.tile_format(x, weight[0]) is not None
+    return cuda_linear.linear(x, weight[0], bias, weight[1])
+
+
+def gated_linear(x: Tensor, weight: object, bias: Tensor | None, activation: str) -> Tensor:
+    if isinstance(weight, cuda_coded.CodedRows):
+        return cuda_coded.gated_linear(x, weight, bias, activation)
+    assert isinstance(weight, tuple)
+    return cuda_linear.gated_linear(x, weight[0], bias, activation, None, weight[1])
+
+
+def linear_into(x: Tensor, weight: object, bias: Tensor | None, residual: Tensor) -> None:
+    if isinstance(weight, cuda_coded.CodedRows):
+        cuda_coded.linear_into(x, weight, bias, residual)
+    else:
+        assert isinstance(weight, tuple)
+        cuda_linear.linear_into(x, weight[0], bias, residual, weight[1])
+
+
+SMALL = [(BFLOAT16, 32), (FLOAT8, 16), (FLOAT8, 32), (FLOAT8_ROWS, 64), (FLOAT8_ROWS, 65)]
+SMALL += [(INT4, 16), (INT4, 32), (INT4, 64), (INT4, 65)]
+
+
+@pytest.mark.parametrize(("format", "num_tokens"), SMALL)
+def test_small(format: TileFormat, num_tokens: int) -> None:
+    """Rings of every length that go round, of a piece of k that ends in the middle of a round."""
+    x = randn(num_tokens, 14336, dtype=BF16, seed=1)
+    weight, values = weight_of(68, 14336, format)
+    assert_near(linear(x, weight, None), multiplied(x, format) @ values.T)
+
+
+@pytest.mark.parametrize(("format", "num_tokens", "outputs", "depth"), ALL)
+def test_products(format: TileFormat, num_tokens: int, outputs: int, depth: int) -> None:
+    x = randn(num_tokens, depth, dtype=BF16, seed=1)
+    weight, values = weight_of(outputs, depth, format)
+    bias = randn(outputs, dtype=BF16, seed=3)
+    product = multiplied(x, format) @ values.T
+    plain = linear(x, weight, bias)
+    assert_near(plain, product + bias.float())
+    assert_near(linear(x, weight, None), product)
+    residual, check = guarded(num_tokens, outputs, dtype=BF16)
+    before = randn(num_tokens, outputs, dtype=BF16, seed=4)
+    residual.copy_(before)
+    linear_into(x, weight, bias, residual)
+    assert torch.equal(residual, before + plain)
+    check()
+    assert torch.equal(gated_linear(x, weight, bias, "silu"), cuda.gated_activation(plain, "silu"))
+
+
+@pytest.mark.parametrize("num_tokens", ROWS[BFLOAT16])
+@pytest.mark.parametrize(("outputs", "depth"), SHAPES)
+def test_normed_products(num_tokens: int, outputs: int, depth: int) -> None:
+    x = randn(num_tokens, depth, dtype=BF16, seed=1, scale=3.0)
+    norm = RowNorm(randn(depth, dtype=BF16, seed=5), 1e-5)
+    matrix = randn(outputs, depth, dtype=BF16, seed=2, scale=depth**-0.5)
+    bias = randn(outputs, dtype=BF16, seed=3)
+    expected = reference_norm(x, norm.weight, norm.eps) @ matrix.float().T + bias.float()
+    normed = cuda_linear.normed_linear(x, norm, matrix, bias)
+    assert_near(normed, expected)
+    gated = cuda_linear.gated_linear(x, matrix, bias, "silu", norm)
+    assert torch.equal(gated, cuda.gated_activation(normed, "silu"))
+
+
+@pytest.mark.parametrize(
+    ("format", "counts"),
+    [
+        (BFLOAT16, (17, 20, 32)),
+        (FLOAT8, (5, 16, 17, 32)),
+        (FLOAT8_ROWS, (33, 64)),
+        (FLOAT8_ROWS, (65, 128)),
+        (INT4, (5, 16, 31)),
+        (INT4, (65, 99, 128)),
+        (INT4, (129, 256)),
+    ],
+)
+@pytest.mark.parametrize(("outputs", "depth"), [(1024, 3072), (4096, 1024), (6144, 1024)])
+def test_rows_do_not_depend_on_the_batch(format: TileFormat, counts: tuple[int, ...], outputs: int, depth: int) -> None:
+    x = randn(counts[-1], depth, dtype=BF16, seed=1)
+    weight, _ = weight_of(outputs, depth, format)
+    whole = linear(x, weight, None)
+    for count in counts[:-1]:
+        assert torch.equal(linear(x[-count:], weight, None), whole[-count:])
+
+
+@pytest.mark.parametrize(("format", "num_tokens"), [(each, max(ROWS[each])) for each in TileFormat] + [(INT4, 128)])
+def test_the_same_bits_every_time(format: TileFormat, num_tokens: int) -> None:
+    """What tensor cores still read is not overwritten, and kernels that overlap keep their order."""
+    x = randn(num_tokens, 4096, dtype=BF16, seed=1)
+    up, _ = weight_of(2048, 4096, format)
+    down, _ = weight_of(4096, 1024, format)
+    first = None
+    for _ in range(100):
+        residual = x.clone()
+        for _ in range(4):
+            linear_into(gated_linear(residual, up, None, "silu"), down, None, residual)
+        first = residual if first is None else first
+        assert torch.equal(residual, first)
+
+
+def test_a_slice_that_is_ahead_waits() -> None:
+    """With three stages a warpgroup waits for a round before the other's has landed. The memory is busy beside it, so
+    that copies overtake each other; a barrier too few fails within some dozens of these."""
+    x = randn(65, 14336, dtype=BF16, seed=1)
+    weight, values = weight_of(4096, 14336, INT4)
+    first = linear(x, weight, None)
+    assert_near(first, x.float() @ values.T)
+    beside = torch.empty(80 << 20, dtype=torch.uint8, device="cuda")
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(300):
+        beside.zero_()
+        wrong += (linear(x, weight, None) != first).sum()
+    assert int(wrong) == 0
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "outputs", "depth", "format", "normed"),
+    [
+        (16, 1024, 1024, BFLOAT16, False),
+        (33, 1024, 1024, BFLOAT16, True),
+        (32, 8192, 8192, BFLOAT16, False),
+        (32, 1022, 1024, FLOAT8, False),
+        (32, 1024, 1056, FLOAT8, False),
+        (32, 1024, 1024, FLOAT8, True),
+        (33, 1024, 1024, FLOAT8, False),
+        (32, 1024, 1024, FLOAT8_ROWS, False),
+        (64, 1024, 1088, FLOAT8_ROWS, False),
+        (129, 1024, 1024, FLOAT8_ROWS, False),
+        (257, 1024, 1024, INT4, False),
+        (0, 1024, 1024, INT4, False),
+    ],
+)
+def test_what_is_no_tile(num_tokens: int, outputs: int, depth: int, format: TileFormat, normed: bool) -> None:
+    assert not _C.cuda_is_tile_product(num_tokens, outputs, depth, format, normed)
