@@ -88,10 +88,11 @@ def _store(context: Context, first: GivenImage) -> ImageStore:
 
 async def _image(context: Context, store: ImageStore, given: GivenImage, detail: Detail) -> Image:
     tenant = current_tenant()
-    fetched = None if _scheme(given.url) == "data" else await _fetched(context, given)
+    url = given.url.strip()
+    fetched = None if _scheme(url) == "data" else await _fetched(context, given)
 
     def look() -> tuple[bytes, ContentKey]:
-        data = _inline(given.url, given.param) if fetched is None else fetched
+        data = _inline(url, given.param) if fetched is None else fetched
         return data, ContentKey.of(tenant, data, detail, store.vision.settings)
 
     data, key = await in_pool(context, look)
@@ -133,17 +134,26 @@ async def _fetched(context: Context, given: GivenImage) -> bytes:
 
 
 def _inline(url: str, param: str) -> bytes:
-    """The media type is a hint: the file itself says what it is. Some write base64 for URLs, or leave its end out."""
+    """The media type is a hint: the file itself says what it is."""
     comma = url.find(",")
     kind = url[len("data:") : max(comma, 0)].lower()
     if comma < 0 or not kind.endswith(";base64") or not kind.startswith(_MEDIA):
         message = f"`{param}` must be a data: URL of an image in base64, such as data:image/png;base64,iVBOR…"
         raise ApiError(400, "invalid_image_url", message, param=param)
     try:
-        return _from_base64(url, comma + 1)
+        try:
+            return from_base64(url, comma + 1, blanks=True)
+        except ValueError:
+            return from_base64(_mended(url[comma + 1 :]))
     except ValueError:
         message = f"`{param}` is not valid base64."
         raise ApiError(400, "invalid_image_url", message, param=param) from None
+
+
+def _mended(text: str) -> str:
+    """Some write base64 with the letters of URLs, or quoted as in one, or leave its end out."""
+    plain = "".join(unquote(text).split()).translate(_PLAIN).rstrip("=")
+    return plain + "=" * (-len(plain) % 4)
 
 
 def spelling_of_images(context: Context) -> tuple[str, str] | None:
@@ -263,13 +273,3 @@ def extend_seen(
     extension = extend(tokenizer, folded, most, prompt_text, text)
     behind = images[fold.num_images(extension.at) :]
     return Extension(fold.end_of(extension.at), unfolded(context, extension.suffix_ids, behind, "messages"))
-
-
-def _from_base64(text: str, begin: int) -> bytes:
-    """Raises ValueError. What most clients write is read without a copy."""
-    try:
-        return from_base64(text, begin, blanks=True)
-    except ValueError:
-        body = text[begin:]
-        plain = "".join((unquote(body) if "%" in body else body).split()).translate(_PLAIN).rstrip("=")
-        return from_base64(plain + "=" * (-len(plain) % 4), 0)
