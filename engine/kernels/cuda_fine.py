@@ -193,7 +193,9 @@ def linear(x: Tensor, rows: FineRows, bias: Tensor | None) -> Tensor:
     splits = _C.cuda_fine_splits(outputs, rows.depth)
     parts = torch.empty(splits if splits > 1 else 0, num_tokens, outputs, dtype=torch.float32, device=x.device)
     bias_address = 0 if bias is None else cuda.address_of(bias, _BF16, outputs)
-    _C.cuda_fine_linear(_rows(x, rows, out, parts), rows.arguments(), bias_address, current_stream())
+    halves = torch.empty_like(x, dtype=torch.float16)  # which the kernel makes of x
+    passed = _rows(x, halves, rows, out, parts)
+    _C.cuda_fine_linear(passed, rows.arguments(), bias_address, current_stream())
     return out
 
 
@@ -204,13 +206,14 @@ def expert_linear(x: Tensor, rows: FineRows, bias: Tensor | None, choice: Expert
     assert x.shape == (num_tokens if shared else num_tokens * top_k, rows.depth), x.shape
     out = torch.empty(num_tokens * top_k, rows.num_rows, dtype=_BF16, device=x.device)
     bias_address = 0 if bias is None else cuda.address_of(bias, torch.float32, *rows.codes.shape[:2])
-    passed = _rows(x, rows, out, out[:0])
+    halves = torch.empty_like(x, dtype=torch.float16)
+    passed = _rows(x, halves, rows, out, out[:0])
     _C.cuda_fine_expert_linear(passed, rows.arguments(), bias_address, choice.arguments(), shared, current_stream())
     return out
 
 
-def _rows(x: Tensor, rows: FineRows, out: Tensor, parts: Tensor) -> _C.FineRows:
-    halves = torch.empty_like(x, dtype=torch.float16)
+def _rows(x: Tensor, halves: Tensor, rows: FineRows, out: Tensor, parts: Tensor) -> _C.FineRows:
+    """Addresses alone: the caller holds the tensors until the kernel is queued."""
     return cuda.address_of(x, _BF16, len(x), rows.depth), halves.data_ptr(), out.data_ptr(), parts.data_ptr(), len(out)
 
 
