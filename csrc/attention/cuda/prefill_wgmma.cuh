@@ -14,12 +14,15 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "attention/cuda/device_args.cuh"
 #include "attention/cuda/prefill_wgmma_load.cuh"
 #include "attention/cuda/prefill_wgmma_rows.cuh"
 #include "device/barriers.cuh"
 #include "device/copies.cuh"
 #include "device/launch.cuh"
+#include "device/pairs.cuh"
 #include "device/reductions.cuh"
 #include "device/shared_memory.cuh"
 #include "device/warpgroup.cuh"
@@ -32,9 +35,10 @@ inline constexpr int kWgmmaThreads = (1 + kMultipliers) * 128;
 //
 // Wherever a product is waited for, it was issued in another iteration of a loop or behind a branch: the
 // compiler moves such a wait up in straight code, before the softmax that should run beside the product.
-template <int D, class Cache, class B, Scores kScores>
+template <int D, class Cache, Scores kScores>
 class Multiplier {
  public:
+  using B = PrefillBuffers<D>;
   using Softmax = RowSoftmax<kScores>;
   using Accumulator = RowAccumulator<D, Cache>;
 
@@ -162,7 +166,25 @@ class Multiplier {
   }
 
   __device__ __forceinline__ void wait_queries() const {
-    buffers_.queries_ready(queries_.index, index_).wait(queries_.parity);
+    control_.queries_full[queries_.index][index_].wait(queries_.parity);
+    if constexpr (!std::is_same_v<typename Cache::Operands, Bf16Operands>) convert_queries();
+  }
+  // Makes them what the cache is multiplied with. A loading warp alone would take longer than a short item.
+  __device__ __forceinline__ void convert_queries() const {
+    constexpr int kChunks = D / 8;
+    const int thread = threadIdx.x % 128, chunk = thread % kChunks;
+    const uint32_t panel = queries() + chunk / 8 * B::kQueryPanelBytes;
+#pragma unroll 2
+    for (int row = thread / kChunks; row < kMultiplierRows; row += 128 / kChunks) {
+      const uint32_t place = panel + panel_offset(row, chunk % 8);
+      uint32_t pairs[4];
+      load_16(pairs, place);
+#pragma unroll
+      for (uint32_t& pair : pairs) pair = bf16_to_f16(pair);
+      store_16(place, pairs);
+    }
+    fence_async_proxy();
+    sync_warpgroup(turn(kMultipliers + index_));
   }
   __device__ __forceinline__ void release_keys() {
     release(control_.keys_empty[keys_.index]);
@@ -212,7 +234,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
       load_all(a, maps, buffers);
     } else {
       grow_registers<Buffers::kMultiplierRegisters>();
-      Multiplier<D, Cache, Buffers, kScores>(a, buffers, warpgroup - 1).run();
+      Multiplier<D, Cache, kScores>(a, buffers, warpgroup - 1).run();
     }
   }
 }

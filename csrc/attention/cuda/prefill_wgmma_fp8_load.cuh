@@ -5,11 +5,10 @@
 // of its own:
 //
 //   warp 0  draws tickets, publishes them as tasks, asks the copy engine for units of keys
-//   warp 1  makes float16 of the first multiplier's queries and widens keys
+//   warp 1  widens keys
 //   warp 2  asks for queries and for units of values
-//   warp 3  makes float16 of the second multiplier's queries and widens values; rows that hold no key of the
-//           item become zeros: what lies there may be NaN, and a weight of 0 would not hide it. Keys need no
-//           such care, their scores are replaced.
+//   warp 3  widens values; rows that hold no key of the item become zeros: what lies there may be NaN, and a
+//           weight of 0 would not hide it. Keys need no such care, their scores are replaced.
 //
 // Counted for a tile of 128 keys of 128 dimensions, where the products take 2,048 cycles: a widening warp has
 // 32 loads and 64 stores of 16 bytes per lane, and 256 conversions of a pair at two cycles each, about 1,200
@@ -67,17 +66,10 @@ struct Fp8PrefillBuffers : PrefillBuffers<D> {
 
   Ring stored_keys;
   Ring stored_values;
-  PhaseBarrier converted_queries[kTasks][kMultipliers];
-
-  __device__ PhaseBarrier& queries_ready(int slot, int multiplier) {
-    return converted_queries[slot][multiplier];
-  }
 
   __device__ void init(int group) {
     stored_keys.init();
     stored_values.init();
-    for (auto& barriers : converted_queries)
-      for (PhaseBarrier& barrier : barriers) barrier.init(1);
     this->control.init(has_query_boxes(group) ? 1 : 32);  // last, as it publishes all
   }
 };
@@ -227,33 +219,11 @@ class UnitWidener {
   uint32_t source_, target_;
 };
 
-// Makes float16 of a multiplier's queries, in place. By a whole warp. These warps run ahead of the products:
-// a multiplier that did it itself would hold up its products by 1,500 cycles an item.
-template <int D>
-__device__ __forceinline__ void convert_queries(uint32_t queries) {
-  constexpr int kChunks = D / 8, kRows = 32 / kChunks, kBatch = 4;
-  const int lane = threadIdx.x % 32, chunk = lane % kChunks;
-  const uint32_t panel = queries + chunk / 8 * PrefillBuffers<D>::kQueryPanelBytes;
-#pragma unroll 1
-  for (int row = lane / kChunks; row < kMultiplierRows; row += kBatch * kRows) {
-    uint32_t pairs[kBatch][4];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) load_16(pairs[i], panel + panel_offset(row + i * kRows, chunk % 8));
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-#pragma unroll
-      for (uint32_t& pair : pairs[i]) pair = bf16_to_f16(pair);
-      store_16(panel + panel_offset(row + i * kRows, chunk % 8), pairs[i]);
-    }
-  }
-}
-
-// Warps 1 and 3: converts the queries of one multiplier, fills the tiles of one kind from its ring.
+// Warps 1 and 3: fills the tiles of one kind from its ring.
 template <int D, bool kAreValues>
 __device__ void widen_tiles(Fp8PrefillBuffers<D>& buffers) {
   using B = Fp8PrefillBuffers<D>;
   constexpr int kStages = kAreValues ? B::kValueStages : B::kKeyStages;
-  constexpr int kMultiplier = kAreValues ? 1 : 0;  // whose queries it converts
   auto& control = buffers.control;
   auto& ring = kAreValues ? buffers.stored_values : buffers.stored_keys;
   auto& tiles = [&]() -> auto& {
@@ -269,13 +239,7 @@ __device__ void widen_tiles(Fp8PrefillBuffers<D>& buffers) {
   TaskReader tasks(control);
   Turn<kStages> stage;
   Turn<B::kUnitStages> unit;
-  Turn<kTasks> queries;
-  for (PrefillTask task = tasks.next(); task.exists(); task = tasks.next(), queries.advance()) {
-    control.queries_full[queries.index()][kMultiplier].wait(queries.parity());
-    convert_queries<D>(shared_address(buffers.queries[queries.index()][kMultiplier]));
-    fence_async_proxy();
-    __syncwarp();
-    if (is_first_lane) buffers.queries_ready(queries.index(), kMultiplier).arrive();
+  for (PrefillTask task = tasks.next(); task.exists(); task = tasks.next()) {
     for (int key = task.first_key(); key < task.item.kv_end; key += kTileKeys, stage.advance()) {
       empty[stage.index()].wait(stage.parity() ^ 1);
       const uint32_t tile = shared_address(tiles[stage.index()]);

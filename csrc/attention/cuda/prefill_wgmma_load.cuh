@@ -102,10 +102,6 @@ struct PrefillBuffers {
   Control control;
 
   __device__ void init(int group) { control.init(1); }
-  // What a multiplier waits for.
-  __device__ PhaseBarrier& queries_ready(int slot, int multiplier) {
-    return control.queries_full[slot][multiplier];
-  }
 };
 
 // The tasks in the order in which they are published. By a whole warp.
