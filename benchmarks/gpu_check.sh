@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Everything that a GPU must show, in a few minutes: build, tests, sanitizers, figures.
 #
-#   benchmarks/gpu_check.sh [folder for logs and JSON]     STAGES="build tests memcheck racecheck engine …"
+#   benchmarks/gpu_check.sh [folder for logs and JSON]     STAGES="build tests memcheck racecheck engine …" PARTS=6
 #
-# Tests run beside memcheck (they do not time anything). Racecheck runs alone, because tests beside it found the memory
-# of the card taken, and so do benchmarks.
+# Tests run in PARTS processes beside memcheck (they do not time anything). Racecheck runs alone, because tests beside
+# it found the memory of the card taken, and so do benchmarks. References of tests run on the CPU: with a thread for
+# every core in each process they would wait for each other, so each has two.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=$(mkdir -p "${1:-results/gpu}" && cd "${1:-results/gpu}" && pwd)
@@ -74,7 +75,7 @@ sanitized=(
   "tests/gpu/test_fp8_cache.py::test_small"
 )
 sanitize() { # tool
-  PYTORCH_NO_CUDA_MEMORY_CACHING=1 check "$1" 3 compute-sanitizer --tool "$1" --kernel-regex kns=bequest \
+  OMP_NUM_THREADS=2 PYTORCH_NO_CUDA_MEMORY_CACHING=1 check "$1" 3 compute-sanitizer --tool "$1" --kernel-regex kns=bequest \
     --error-exitcode 9 --print-limit 5 "$python" -m pytest -m gpu -q -p no:cacheprovider --timeout 100 "${sanitized[@]}"
 }
 
@@ -86,7 +87,10 @@ if has build; then
 fi
 jobs=()
 if has tests; then
-  check tests 12 "$python" -m pytest -m gpu tests/gpu -q -p no:cacheprovider --timeout 120 --durations=4 & jobs+=($!)
+  for part in $(seq "${PARTS:-6}"); do
+    OMP_NUM_THREADS=2 check "tests.$part" 6 "$python" -m pytest -m gpu tests/gpu --part "$part/${PARTS:-6}" -q \
+      -p no:cacheprovider --timeout 120 --durations=3 & jobs+=($!)
+  done
 fi
 if has memcheck; then
   sanitize memcheck & jobs+=($!)
