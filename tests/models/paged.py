@@ -13,6 +13,7 @@ from bequest.engine.kernels.cpu import AttentionPlan
 from bequest.engine.kernels.cpu_lora import LoraMatrices
 from bequest.engine.kernels.delta_net import RecurrentStep
 from bequest.engine.layers.step_adapters import StepAdapters
+from bequest.engine.models.any_model import logits_of
 from bequest.engine.models.batch import ModelInput, ReadRows
 from bequest.engine.models.decoder import Decoder
 from bequest.engine.runner.adapters import step_adapters
@@ -83,7 +84,7 @@ class PagedSequences:
         hidden = self.model.forward(batch)
         adapters = batch.adapters
         of_read = None if adapters is None else StepAdapters(adapters.of(len(hidden)), len(hidden))
-        logits = self.model.logits(hidden, of_read)
+        logits = logits_of(self.model, hidden, of_read)
         return dict(zip(sequences, logits.split(counts if read is None else wanted), strict=True))
 
     def _adapters(self, sequences: Sequence[int], starts: Tensor, read: ReadRows | None) -> StepAdapters | None:
