@@ -325,9 +325,9 @@ async def test_a_deadline_while_generating_gives_what_there_is_with_its_state() 
             runner.gate, runner.hold_from = threading.Event(), 6
             params = SamplingParams(max_tokens=50, temperature=0)
             wanted = wants(positions)  # type: ignore[arg-type]
-            asked = request(PROMPT, params, hidden_states=wanted, deadline=time.monotonic() + 0.1)
+            asked = request(PROMPT, params, hidden_states=wanted, deadline=time.monotonic() + 0.3)
             task = asyncio.ensure_future(ask(engine, asked))
-            await asyncio.sleep(0.15)
+            await asyncio.sleep(0.35)
             runner.gate.set()
             answer = await task
             made = answer.token_ids[0]
