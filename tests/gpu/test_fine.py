@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from bequest.engine.backends.cuda.backend import CudaBackend
-from bequest.engine.backends.cuda.fine import FineWeight, JoinedWeight
+from bequest.engine.backends.cuda.fine import FineWeight
 from bequest.engine.kernels import cuda_experts, cuda_fine
 from bequest.engine.kernels.cpu_weights import QuantisedRows, StoredType
 from bequest.engine.kernels.cuda_chain import Head, Product, Tail
@@ -24,6 +24,7 @@ from bequest.engine.kernels.cuda_experts import ExpertChoice, ExpertMatrices
 from bequest.engine.kernels.cuda_fine import Codec, FineRows
 from bequest.engine.kernels.cuda_linear import RowNorm
 from bequest.engine.kernels.kv_format import FP8
+from bequest.engine.layers.joined import JoinedWeight
 from bequest.engine.models.load import load_model
 from tests.gpu.test_engine import BF16_GAP
 from tests.gpu.test_experts import PLAIN, gated_by, products

@@ -38,7 +38,7 @@ FORMATS = {
     "Q4_K": ("codes of 4 bits",),
     "Q5_K": ("codes of 5 bits",),
     "Q6_K": ("codes of 6 bits",),
-    "mixed": ("codes of 4 and 6 bits", "codes of 4 bits", "codes of 6 bits"),
+    "mixed": ("codes of 4 bits", "codes of 4 bits beside codes of 6 bits", "codes of 6 bits"),
 }
 
 

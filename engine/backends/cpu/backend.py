@@ -10,7 +10,6 @@ from torch import Tensor
 
 from bequest.engine.backends.cpu.codes import packable
 from bequest.engine.backends.cpu.experts import CpuExperts
-from bequest.engine.backends.cpu.joined import JoinedWeight
 from bequest.engine.backends.cpu.ops import CpuOps
 from bequest.engine.backends.cpu.stack import StackCompiler
 from bequest.engine.backends.cpu.weights import CpuRows, CpuWeight
@@ -20,6 +19,7 @@ from bequest.engine.kernels import cpu_experts
 from bequest.engine.layers.backend import MatMul
 from bequest.engine.layers.codes import Codes, IntegerRows
 from bequest.engine.layers.expert_weights import ExpertWeights
+from bequest.engine.layers.joined import JoinedWeight
 from bequest.engine.layers.program import Stack, compile_layers
 from bequest.engine.layers.spec import LayerSpec
 from bequest.engine.layers.weight import Table, Weight

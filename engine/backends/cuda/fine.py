@@ -14,6 +14,7 @@ from bequest.engine.backends.cuda.fine_codes import columns_of, fine_float8, fin
 from bequest.engine.kernels import cuda_experts, cuda_fine
 from bequest.engine.kernels.cuda_fine import FineRows
 from bequest.engine.layers.codes import Codes, Float8Rows, IntegerRows
+from bequest.engine.layers.joined import JoinedWeight
 from bequest.engine.layers.ops import Ops
 from bequest.engine.layers.parts import Activation, Chosen
 from bequest.engine.layers.stream import Stream
@@ -85,43 +86,6 @@ class FineWeight(Weight):
 
     def _ordered(self, x: Tensor) -> Tensor:
         return x if self.columns is None else x.index_select(1, self.columns)
-
-
-class JoinedWeight(Weight):
-    """Weights of one input in several formats, their outputs one behind the other. Layers with one run kernel by
-    kernel."""
-
-    def __init__(self, parts: Sequence[Weight], bias: Tensor | None) -> None:
-        """The bias is that of all outputs; the parts have none."""
-        self._parts = tuple(parts)
-        self._bias = bias
-        self.ops = parts[0].ops
-
-    @property
-    def out_features(self) -> int:
-        return sum(part.out_features for part in self._parts)
-
-    @property
-    def in_features(self) -> int:
-        return self._parts[0].in_features
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in self._parts)
-
-    @property
-    def format(self) -> str:
-        return " beside ".join(sorted({part.format for part in self._parts}))
-
-    def with_bias(self, bias: Tensor) -> Weight:
-        return JoinedWeight(self._parts, bias)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        products = torch.cat([part(x) for part in self._parts], dim=1)
-        return products if self._bias is None else products + self._bias
-
-    def rows(self, ids: Tensor, last_tokens: Tensor | None = None) -> Tensor:
-        raise AssertionError("a table is one matrix")
 
 
 class FineExperts(PlannedExperts):

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bequest.engine.backends.cpu.weights import CpuWeight
 from bequest.engine.layers.weight import Weight
 
 
 class JoinedWeight(Weight):
     """Weights of one input, their outputs one behind the other. Layers with one run kernel by kernel."""
 
-    def __init__(self, parts: Sequence[CpuWeight], bias: Tensor | None) -> None:
+    def __init__(self, parts: Sequence[Weight], bias: Tensor | None) -> None:
         """The bias is that of all outputs; the parts have none."""
         self._parts = tuple(parts)
         self._bias = bias
@@ -34,8 +33,7 @@ class JoinedWeight(Weight):
 
     @property
     def format(self) -> str:
-        bits = sorted({part.packed.codes.bits for part in self._parts if part.packed.codes is not None})
-        return f"codes of {' and '.join(map(str, bits))} bits"
+        return " beside ".join(sorted({part.format for part in self._parts}))
 
     def with_bias(self, bias: Tensor) -> Weight:
         return JoinedWeight(self._parts, bias)
