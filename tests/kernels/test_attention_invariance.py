@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import subprocess
@@ -79,20 +80,28 @@ def share_front(step: Step, common: list[int]) -> Step:
     return replace(step, block_tables=tables)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("threads", [1, 3])
-def test_alone_and_among_those_that_share_a_prefix(variant: dict[str, object], threads: int) -> None:
+@functools.lru_cache(maxsize=1)
+def crowd_with_prefixes(variant: int) -> tuple[Step, Step]:
+    """The same sequences over keys of their own, and with those of a common prefix in common blocks."""
     prefixes = [512] * 3 + [1300] * 100 + [600, 600, 511, 512, 1024]
     lens = (*((1, n + 1 + 7 * i % 90) for i, n in enumerate(prefixes)), (6, 1400), (1, 1400), (1, 1400))
     common = [0, *map(min, itertools.pairwise(prefixes)), 1000, 1300, 1399]
+    apart = make_step(Case(lens, **VARIANTS[variant]))  # type: ignore[arg-type]
+    return apart, share_front(apart, common)
+
+
+# Both numbers of threads of a variant in turn: they share its step.
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("variant", range(len(VARIANTS)))
+def test_alone_and_among_those_that_share_a_prefix(variant: int, threads: int) -> None:
     before = _C.num_threads()
     try:
         _C.set_num_threads(threads)
-        step = share_front(make_step(Case(lens, **variant)), common)  # type: ignore[arg-type]
+        apart, step = crowd_with_prefixes(variant)
         together = attend(step)
-        if "window" not in variant:
-            assert make_plan(step).num_items != make_plan(make_step(step.case)).num_items, "nothing was shared"
-        for s, (query_len, _) in enumerate(lens):
+        if "window" not in VARIANTS[variant]:
+            assert make_plan(step).num_items != make_plan(apart).num_items, "nothing was shared"
+        for s, (query_len, _) in enumerate(step.case.lens):
             first = int(step.query_start[s])
             assert torch.equal(attend(rows_of(step, s, 0, query_len)), together[first : first + query_len])
     finally:
