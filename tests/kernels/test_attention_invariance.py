@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +12,7 @@ import torch
 
 from bequest.engine import _C
 from bequest.engine.kernels import cpu as kernels
+from tests.forked import run_tests
 from tests.kernels.test_attention import LAYER, Case, Step, attend, make_plan, make_step
 
 
@@ -159,8 +157,6 @@ def test_narrower_instruction_set() -> None:
     folder = Path(__file__).parent
     tests = ("test_attention.py", "test_kv.py::test_write", "test_sampling.py", "test_sampling_logprobs.py")
     selection = "lengths or windows or soft_cap or 17 or 40 or test_write or features or against"
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-k", selection]
-    command += [str(folder / test) for test in tests]
-    environment = os.environ | {"BEQUEST_ISA": "avx2"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = ["-x", "-k", selection, *(str(folder / test) for test in tests)]
+    done = run_tests(command, BEQUEST_ISA="avx2")
     assert done.returncode == 0, done.stdout + done.stderr
