@@ -147,4 +147,5 @@ def _run_module(arguments: list[str]) -> None:
 
 def _run_text(text: str) -> None:
     sys.argv = ["-c"]
-    exec(compile(text, "<string>", "exec"), {"__name__": "__main__"})
+    # Not with what this file imports from the future.
+    exec(compile(text, "<string>", "exec", dont_inherit=True), {"__name__": "__main__"})
