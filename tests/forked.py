@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import IO, Any
@@ -106,7 +106,7 @@ def _pipe() -> tuple[IO[str], int]:
 
 def _start(
     target: Callable[..., None], what: object, stdout: int, stderr: int, environment: dict[str, str] = _NONE
-) -> Any:
+) -> ForkServerProcess:
     # A daemon: one that a test leaves behind does not keep the suite from its end.
     files = _Passed(stdout), _Passed(stderr)
     arguments = (target, what, *files, dict(os.environ) | environment)
