@@ -7,15 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bequest.engine.build import build_engine
 from bequest.engine.config import EngineConfig
-from bequest.engine.runner.prepare_draft import LoadedDrafts
 from bequest.engine.types.encoder import EncoderInput
-from bequest.engine.types.speculation import DraftCosts, ModelDrafts
-from tests.engine.harness import ask, request
-from tests.engine.model_sleep import GREEDY, check_sleep
+from tests.engine.model_sleep import cheap_drafts as cheap_drafts
+from tests.engine.model_sleep import check_drafts, check_sleep
 from tests.engine.mtp_reference import save_with_head
-from tests.engine.test_draft_model import Watcher
 from tests.engine.test_eagle3 import save_head
 from tests.engine.test_encoder_decoder_models import save_model
 from tests.engine.test_estates_on_a_model import ENCODER, config
@@ -34,16 +30,6 @@ async def test_a_real_model_gives_its_memory_back() -> None:
     """Weights of more than a hundred megabytes, and as much of the cache."""
     given_back = await check_sleep(EngineConfig(device="cpu", dtype="float32", num_blocks=200, max_model_len=512))
     assert given_back > 150e6
-
-
-@pytest.fixture
-def cheap_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever drafts counts as small, however large it is."""
-
-    def drafts(self: LoadedDrafts, costs: DraftCosts, one_pass: float | None = None) -> ModelDrafts:
-        return ModelDrafts(method=self.method, costs=costs)
-
-    monkeypatch.setattr(LoadedDrafts, "drafts", drafts)
 
 
 def drafting(method: str, tiny_model: Callable[[str], Path], folder: Path) -> EngineConfig:
@@ -65,13 +51,4 @@ async def test_beside_who_drafts(
 async def test_drafts_are_as_right_as_they_were(
     cheap_drafts: None, tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    watcher = Watcher()
-    engine = (await build_engine(drafting("draft", tiny_model, tmp_path), watcher)).engine
-    try:
-        for number in range(3):
-            before = watcher.drafted
-            await ask(engine, request([1 + number, *range(5, 45)], GREEDY))
-            assert watcher.accepted == watcher.drafted > before
-            await engine.sleep(wakes_itself=True)
-    finally:
-        await engine.stop()
+    await check_drafts(drafting("draft", tiny_model, tmp_path))
