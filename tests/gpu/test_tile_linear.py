@@ -50,7 +50,9 @@ ALL = [
     for format in TileFormat
     for rows in ROWS[format]
     for outputs, depth in (SHAPES if format is BFLOAT16 else SHAPES + LARGE_SHAPES)
-] + [(INT4, 200, 6144, 4096), (INT4, 256, 4096, 14336)]
+]
+ALL += [(INT4, 200, 6144, 4096), (INT4, 256, 4096, 14336)]
+ALL += [(BFLOAT16, rows, outputs, depth) for rows in (5, 8, 16) for outputs, depth in LARGE_SHAPES]
 
 
 def linear(x: Tensor, weight: object, bias: Tensor | None) -> Tensor:

@@ -360,13 +360,15 @@ WorkListLayout work_list_layout(const WorkShape& shape) {
   static_assert(kMinSharedKeys >= kWideUnits * kUnitKeys, "no more wide tiles than workers for them");
   layout.ticket_ints = kDrawnTickets + layout.wide_workers * shape.num_kv_heads;
   layout.decode_tokens = f32 ? std::max(1, kDecodeRows / group) : kDecodeRows / group;
+  layout.few_tokens = std::max(layout.decode_tokens, std::min(kFewTokens, kFewTiles * layout.decode_tokens));
   const bool prefill = !f32 && shape.max_tokens > layout.decode_tokens;
   layout.prefill_tokens = prefill ? prefill_tile_rows(shape.head_dim) / group : 0;
 
   // A cut adds one piece and makes at most two states, and a worker without work holds an item; a prefill
   // tile is cut into pieces of at least half the longest.
   const int64_t most_sequences = std::min(shape.max_sequences, shape.max_tokens);
-  const int64_t decode_tiles = f32 ? shape.max_tokens : most_sequences;
+  const int64_t decode_tiles =
+      f32 ? shape.max_tokens : std::min(kFewTiles * most_sequences, shape.max_tokens);
   const int64_t shared_tiles = f32 ? 0 : most_sequences / 2;  // each has two sequences at least
   const int64_t decode_cuts = f32 ? 0 : layout.workers;
   const int64_t prefill_tiles =

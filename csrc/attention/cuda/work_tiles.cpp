@@ -55,7 +55,7 @@ void choose_wide_tiles(Step& step) {
 }  // namespace
 
 bool is_decode(const Step& step, int32_t query_len) {
-  return step.shape.dtype == DType::kF32 || query_len <= step.layout.decode_tokens;
+  return step.shape.dtype == DType::kF32 || query_len <= step.layout.few_tokens;
 }
 
 Section reader_of(const Step& step, const SharedRun& run) {
