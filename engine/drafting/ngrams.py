@@ -70,19 +70,24 @@ class NgramGuesses:
         # Who predicts an answer stands for it.
         self._paces = [Pace(costs, account=None if kind is _Kind.PREDICTION else self._account) for kind in _Kind]
         self._kind = _Kind.PAIR  # of the next draft
+        self._known_len = num_prompt
+        self._has_drafted = False  # since the last look
         self._seen = NgramIndex(_SHORTEST_RUN)
         self._pairs = NgramIndex(2)
         self._texts = texts
         self._prediction = _Prediction(prediction, num_prompt) if prediction else None
 
     def look(self, tokens: TokenList, most: int, *, beside: bool) -> None:
-        self.waits = False
+        if self.waits and not self._has_drafted:
+            self._paces[self._kind].note_wait()
+        self.waits = self._has_drafted = False
+        num_new, self._known_len = len(tokens) - self._known_len, len(tokens)
         most = min(most, self._most)
         if most <= 0:
             return
         self._seen.learn(tokens)
         self._pairs.learn(tokens)
-        self._account.note_token()
+        self._account.note_tokens(num_new)
         if not self._find(tokens, 1):
             return
         pace = self._paces[self._kind]
@@ -90,6 +95,7 @@ class NgramGuesses:
         self.waits = not pace.rests() and pace.length(most) > 0
 
     def draft(self, tokens: TokenList, most: int) -> tuple[int, ...]:
+        self._has_drafted = True
         length = self._paces[self._kind].length(min(most, self._most))
         return self._find(tokens, length) if length else ()
 

@@ -209,7 +209,7 @@ def test_an_account_bounds_what_wrong_guesses_cost(beside: bool) -> None:
     paces = [Pace(costs, account=account) for _ in range(3)]
     seconds, tries = 0.0, 0
     for number in range(200):
-        account.note_token()
+        account.note_tokens(1)
         pace = paces[number % 3]
         pace.beside = beside
         length = 0 if pace.rests() else pace.length(16)
@@ -220,3 +220,16 @@ def test_an_account_bounds_what_wrong_guesses_cost(beside: bool) -> None:
     assert tries > 1 and seconds < 200 * 1.02
     paces[0].note(8, 8)
     assert paces[0].length(8) > 0, "what it brings pays for more"
+
+
+def test_to_wait_in_vain_is_a_try() -> None:
+    """Beside others a sequence that waits sits a step out. Here two tokens are as before, and the third never is."""
+    guesses = NgramGuesses(0, (), 16, ON_GPU)
+    tokens = TokenList([])
+    waits = 0
+    for number in range(200):
+        for token in (7, 8, 1000 + number):
+            tokens.append(token)
+            guesses.look(tokens, 16, beside=True)
+            waits += guesses.waits
+    assert 1 < waits < 0.02 * len(tokens)

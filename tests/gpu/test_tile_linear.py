@@ -141,6 +141,16 @@ def test_rows_do_not_depend_on_the_batch(format: TileFormat, counts: tuple[int, 
         assert torch.equal(linear(x[-count:], weight, None), whole[-count:])
 
 
+@pytest.mark.parametrize(("outputs", "depth"), LARGE_SHAPES)
+def test_rows_that_are_checked_do_not_depend_on_the_batch(outputs: int, depth: int) -> None:
+    """Of large weights in bfloat16: up to eight rows and more of them have kernels of their own."""
+    x = randn(16, depth, dtype=BF16, seed=1)
+    weight, _ = weight_of(outputs, depth, BFLOAT16)
+    whole = linear(x, weight, None)
+    for count in (5, 8, 9):
+        assert torch.equal(linear(x[-count:], weight, None), whole[-count:])
+
+
 @pytest.mark.parametrize(("format", "num_tokens"), [(each, max(ROWS[each])) for each in TileFormat] + [(INT4, 128)])
 def test_the_same_bits_every_time(format: TileFormat, num_tokens: int) -> None:
     """What tensor cores still read is not overwritten, and kernels that overlap keep their order."""
@@ -176,7 +186,9 @@ def test_a_slice_that_is_ahead_waits() -> None:
     [
         (8, 1024, 1024, BFLOAT16, False),
         (33, 1024, 1024, BFLOAT16, True),
-        (32, 8192, 8192, BFLOAT16, False),
+        (4, 8192, 8192, BFLOAT16, False),
+        (17, 8192, 8192, BFLOAT16, False),
+        (16, 8192, 8192, BFLOAT16, True),
         (32, 1022, 1024, FLOAT8, False),
         (32, 1024, 1056, FLOAT8, False),
         (32, 1024, 1024, FLOAT8, True),

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "attention/cuda/few_queries.h"
 #include "attention/cuda/work_tiles.h"
 #include "core/check.h"
 
@@ -360,7 +361,6 @@ WorkListLayout work_list_layout(const WorkShape& shape) {
   static_assert(kMinSharedKeys >= kWideUnits * kUnitKeys, "no more wide tiles than workers for them");
   layout.ticket_ints = kDrawnTickets + layout.wide_workers * shape.num_kv_heads;
   layout.decode_tokens = f32 ? std::max(1, kDecodeRows / group) : kDecodeRows / group;
-  layout.few_tokens = std::max(layout.decode_tokens, std::min(kFewTokens, kFewTiles * layout.decode_tokens));
   const bool prefill = !f32 && shape.max_tokens > layout.decode_tokens;
   layout.prefill_tokens = prefill ? prefill_tile_rows(shape.head_dim) / group : 0;
 

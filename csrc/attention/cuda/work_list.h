@@ -6,11 +6,9 @@
 // list knows nothing of heads. Two sections, for two kernels, so that lengths from 1 to 64k in one batch
 // leave no tail in either:
 //
-// "decode" has the tiles of at most kDecodeRows rows, of sequences with few queries: one, or some drafts
-// that are checked. These read their keys once for each tile, but are cut finely enough for all workers to
-// have a part, where a prefill tile of few rows would leave most of the chip idle. All their units stand in
-// one line, weighted with their cost, and the line is cut into equal parts, one per worker, wherever the cuts
-// fall. A worker is NKV thread blocks, one per head, which walk the same items.
+// "decode" has the tiles of at most kDecodeRows rows. All their units stand in one line, weighted with their
+// cost, and the line is cut into equal parts, one per worker, wherever the cuts fall. A worker is NKV thread
+// blocks, one per head, which walk the same items.
 //
 //   tiles     |------- A -------|-- B --|-C-|--------------- D ---------------|
 //   workers   |----- 0 -----|----- 1 -----|----- 2 -----|----- 3 -----|--- 4 ---|
@@ -51,8 +49,6 @@ namespace bequest {
 
 inline constexpr int kDecodeRows = 16;  // one tensor-core tile
 inline constexpr int kUnitKeys = 64;
-// Queries of a sequence that are checked in decode tiles, and the most tiles of them.
-inline constexpr int kFewTokens = 8, kFewTiles = 4;
 // States of a wide tile that a tail reads about as soon as a kernel of its own would, and that a narrow one
 // does.
 inline constexpr int kMostJoined = 12;
@@ -135,7 +131,6 @@ struct WorkListLayout {
   int blocks;          // thread blocks of a grid that fills the device
   int workers;         // of them per kv head
   int decode_tokens;   // most query tokens of a decode tile; 0: a single token has too many rows
-  int few_tokens;      // most query tokens of a sequence whose tiles are decode tiles
   int prefill_tokens;  // likewise; 0: no prefill tile can be
   int wide_workers;    // most workers that have wide tiles; there are no more such tiles
   int ticket_ints;     // int32 of counters: kDrawnTickets, then [wide tiles, NKV]
