@@ -78,9 +78,13 @@ class NgramGuesses:
         self._prediction = _Prediction(prediction, num_prompt) if prediction else None
 
     def look(self, tokens: TokenList, most: int, *, beside: bool) -> None:
-        if self.waits and not self._has_drafted:
-            self._paces[self._kind].note_wait()
+        waited_for = self._paces[self._kind] if self.waits and not self._has_drafted else None
         self.waits = self._has_drafted = False
+        self._look(tokens, most, beside=beside)
+        if waited_for is not None and not self.waits:
+            waited_for.note_wait()
+
+    def _look(self, tokens: TokenList, most: int, *, beside: bool) -> None:
         num_new, self._known_len = len(tokens) - self._known_len, len(tokens)
         most = min(most, self._most)
         if most <= 0:
