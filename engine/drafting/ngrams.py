@@ -71,20 +71,13 @@ class NgramGuesses:
         self._paces = [Pace(costs, account=None if kind is _Kind.PREDICTION else self._account) for kind in _Kind]
         self._kind = _Kind.PAIR  # of the next draft
         self._known_len = num_prompt
-        self._has_drafted = False  # since the last look
         self._seen = NgramIndex(_SHORTEST_RUN)
         self._pairs = NgramIndex(2)
         self._texts = texts
         self._prediction = _Prediction(prediction, num_prompt) if prediction else None
 
     def look(self, tokens: TokenList, most: int, *, beside: bool) -> None:
-        waited_for = self._paces[self._kind] if self.waits and not self._has_drafted else None
-        self.waits = self._has_drafted = False
-        self._look(tokens, most, beside=beside)
-        if waited_for is not None and not self.waits:
-            waited_for.note_wait()
-
-    def _look(self, tokens: TokenList, most: int, *, beside: bool) -> None:
+        self.waits = False
         num_new, self._known_len = len(tokens) - self._known_len, len(tokens)
         most = min(most, self._most)
         if most <= 0:
@@ -99,7 +92,6 @@ class NgramGuesses:
         self.waits = not pace.rests() and pace.length(most) > 0
 
     def draft(self, tokens: TokenList, most: int) -> tuple[int, ...]:
-        self._has_drafted = True
         length = self._paces[self._kind].length(min(most, self._most))
         return self._find(tokens, length) if length else ()
 

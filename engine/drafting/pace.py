@@ -9,7 +9,7 @@ Beside others a draft costs a step more. The step behind the sequence's own is p
 are known, so it sits that one out. Half of the guesses being right is not enough there, and a first try hopes for more.
 
 An account bounds what is lost: a sequence for which nothing is right pays a hundredth of its steps for tries, and a
-few at its beginning, by whatever kinds of guesses they are made. To wait in vain is a try, too.
+few at its beginning, by whatever kinds of guesses they are made.
 """
 
 from __future__ import annotations
@@ -97,11 +97,6 @@ class Pace:
         elif self._best(num_drafted, inf) == 0:
             self._resting, self._rest = self._rest, min(2 * self._rest, self._tuning.longest_rest)
             self._noted = None  # the next try says more than what was so long ago
-
-    def note_wait(self) -> None:
-        """The sequence has waited for a token that was not the guessed one, so nothing was drafted behind it."""
-        if self._account is not None:
-            self._account.add(1 - self._cost(0))
 
     def _cost(self, count: int) -> float:
         """In steps, of which a draft that is wrong from the beginning brings one."""

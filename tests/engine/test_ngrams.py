@@ -220,16 +220,3 @@ def test_an_account_bounds_what_wrong_guesses_cost(beside: bool) -> None:
     assert tries > 1 and seconds < 200 * 1.02
     paces[0].note(8, 8)
     assert paces[0].length(8) > 0, "what it brings pays for more"
-
-
-def test_to_wait_in_vain_is_a_try() -> None:
-    """Beside others a sequence that waits sits a step out. Here two tokens are as before, and the third never is."""
-    guesses = NgramGuesses(0, (), 16, ON_GPU)
-    tokens = TokenList([])
-    waits = 0
-    for number in range(200):
-        for token in (7, 8, 1000 + number):
-            tokens.append(token)
-            guesses.look(tokens, 16, beside=True)
-            waits += guesses.waits
-    assert 1 < waits < 0.02 * len(tokens)
