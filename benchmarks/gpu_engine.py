@@ -36,15 +36,27 @@ from bequest.engine.watching.observation import StepStats
 
 @dataclass
 class Busy:
-    """An Observer: how long the device worked."""
+    """An Observer: how long the device worked, and for what."""
 
     seconds: float = 0.0
+    with_prompts: float = 0.0  # of it, in steps that computed prompts
+    prompt_steps: int = 0
+    other_steps: int = 0
 
     def on_step(self, stats: StepStats) -> None:
         self.seconds += stats.seconds
+        if stats.prompt_tokens > 0:
+            self.with_prompts += stats.seconds
+            self.prompt_steps += 1
+        else:
+            self.other_steps += 1
 
     def on_finish(self, stats: object) -> None:
         pass
+
+    def forget(self) -> None:
+        self.seconds = self.with_prompts = 0.0
+        self.prompt_steps = self.other_steps = 0
 
 
 def read_bandwidth() -> float:
@@ -140,9 +152,11 @@ async def measure(trial: Trial, directory: Path) -> dict[str, Any]:
         figures |= await measure_streams(built, trial)
     count, prompt_len, output_len = SHAPES[shape].load
     count = count // 4 if quick else count
-    busy.seconds = 0.0
+    busy.forget()
     seconds = await run_requests(built, [(prompt_len, output_len)] * count, "load")
     figures["load_gpu_busy_share"] = busy.seconds / seconds
+    figures["load_share_of_steps_with_prompts"] = busy.with_prompts / seconds
+    figures["load_prompt_steps"], figures["load_other_steps"] = busy.prompt_steps, busy.other_steps
     figures["load"] = f"{count} × ({prompt_len}, {output_len})"
     figures["load_tokens_per_second"] = count * output_len / seconds
     await built.engine.stop()
