@@ -218,6 +218,19 @@ __device__ __forceinline__ int slice_of(int unit, int warp) {
 constexpr int lane_bytes(Form form) { return is_fine(form) ? 16 : 16 * packed(form); }
 constexpr int access_bytes(Form form) { return is_fine(form) ? 64 : 16; }
 
+// Where the 16 bytes `piece` of a row lie. Of codes in groups of 128 a quad's lanes read pieces that are 64
+// bytes apart; those of the last two lanes change places with their neighbours, so that all are in different
+// banks.
+template <Form kForm>
+__device__ __forceinline__ int place_of_piece(int piece) {
+  return kForm == Form::kInt4 ? piece ^ (piece >> 3 & 1) : piece;
+}
+// The first of a lane's, and which half of it.
+template <Form kForm>
+__device__ __forceinline__ int lane_in_row(int lane) {
+  return place_of_piece<kForm>(lane % 4 * (lane_bytes(kForm) / 16)) * 16 + lane / 4 % 2 * 8;
+}
+
 // Of weights in groups.
 struct GroupedArguments : Arguments {
   CUtensorMap groups[kMostPhases];  // see group_map

@@ -92,7 +92,7 @@ class RowStager {
     const int padded = chunks * kStageUnits<kForm>, row_bytes = units * kUnit * 2;
     const auto* from = static_cast<const uint8_t*>(a_.attended) +
                        slice_of<kForm>(lane_ / 4, warp_) * kSliceBytes + lane_ % 4 * 16;
-    uint8_t* to = rows_ + warp_ * padded * kSliceBytes + lane_ * 16;
+    uint8_t* to = rows_ + warp_ * padded * kSliceBytes + place_of_piece<kForm>(lane_) * 16;
 #pragma unroll 1
     for (int unit = lane_ / 4; unit < padded; unit += kGroup) {
       uint4 x[T] = {};
@@ -127,7 +127,7 @@ class RowStager {
                           slice_of<kForm>(lane_unit, warp_) * (kUnitBytes / kWarps) +
                           lane_ % 8 / 2 * kSectorPitch + lane_ % 2 * 16;
     // Of its 16 bytes an even lane has the first two words, an odd one the others.
-    uint8_t* to = rows_ + slice + lane_ / 2 * 16 + lane_ % 2 * 4;
+    uint8_t* to = rows_ + slice + place_of_piece<kForm>(lane_ / 2) * 16 + lane_ % 2 * 4;
     const uint8_t* gains = gains_ + gain * a_.gain_bytes + slice + lane_ * 8;
 #pragma unroll 1
     for (int unit = lane_unit; unit < padded; unit += kBatch * kSteps) {
