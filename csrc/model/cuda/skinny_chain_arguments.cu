@@ -37,6 +37,9 @@ struct Depth {
 // a stream.
 constexpr Depth kSmallLayer{6, 2, false}, kLargeLayer{10, 3, true}, kExperts{11, 3, true};
 constexpr int64_t kLargeShare = 64;  // stages that a CTA has of a layer
+// Codes of 4 bits in groups of 128 are one from fewer stages on, which have four times the values.
+constexpr Depth kLargeInt4{9, 2, true};
+constexpr int64_t kLargeInt4Share = 32;
 
 Form form_of_codec(FineCodec codec) {
   check(codec == FineCodec::kOffset4 || codec == FineCodec::kScaled8 || codec == FineCodec::kFloat8,
@@ -64,15 +67,16 @@ int chunks_of(int64_t depth, Form form) {
 // Of a row of x, filled up to whole stages.
 int padded_bytes(int chunks, Form form) { return chunks * stage_units(form) * kUnit * 2; }
 
-Depth wished_depth(const Arguments& a) {
+Depth wished_depth(const Arguments& a, Form form) {
   if (a.num_experts > 0) return kExperts;
   int64_t share = 0;
   for (int i = 0; i < a.num_phases; ++i) share += (a.phases[i].tiles_each + 1) * a.phases[i].chunks;
+  if (form == Form::kInt4) return share < kLargeInt4Share ? kSmallLayer : kLargeInt4;
   return share < kLargeShare ? kSmallLayer : kLargeLayer;
 }
 
 Depth depth_of(const Arguments& a, Form form, bool beside_attention) {
-  const Depth wish = wished_depth(a);
+  const Depth wish = wished_depth(a, form);
   const int other = Places(form, 0, a.num_tokens, a.row_pitch, a.gain_bytes, a.delta_bytes).total;
   const int most = (kMostSharedBytes - other) / ring_bytes(form);
   const int beside = (kBesideAttention - other) / ring_bytes(form);
