@@ -49,6 +49,10 @@ class Site:
     def base(self) -> Tensor:
         return cuda_linear.linear(self.x, self.weight)
 
+    def add_and_base(self, tiles: LoraTiles) -> None:
+        self.slots.add(self.x, self.y, tiles)
+        self.y.addmm_(self.x, self.weight.t())
+
 
 def make_site(name: str, num_rows: int, rank: int, most_rank: int) -> Site:
     ends, depth = SITES[name]
@@ -85,14 +89,19 @@ def of_site(sites: list[Site], tiles: LoraTiles) -> dict[str, float]:
         "expand": all_of(lambda site, i: site.slots.expand(shrunk[i], site.y, tiles)),
         "add": all_of(lambda site, _: site.slots.add(site.x, site.y, tiles)),
         "base and add": all_of(lambda site, _: site.slots.add(site.x, site.base(), tiles)),
+        "add and base": all_of(lambda site, _: site.add_and_base(tiles)),
     }
 
 
-def of_layer(layers: list[dict[str, Site]], tiles: LoraTiles | None) -> float:
-    """µs of a layer without its attention."""
+def of_layer(layers: list[dict[str, Site]], tiles: LoraTiles | None, *, before: bool = False) -> float:
+    """µs of a layer without its attention; `before`: adapters, and products are added to what they leave."""
     norm = torch.ones(4096, device=DEVICE, dtype=torch.bfloat16)
 
     def product(site: Site, x: Tensor) -> Tensor:
+        if before and tiles is not None:
+            y = torch.empty_like(site.y)
+            site.slots.add(x, y, tiles)
+            return y.addmm_(x, site.weight.t())
         y = cuda_linear.linear(x, site.weight)
         if tiles is not None:
             site.slots.add(x, y, tiles)
@@ -126,7 +135,11 @@ def main() -> None:
             sites = [layer[name] for layer in layers]
             floor = {"floor": 1e6 * num_slots * sites[0].bytes_of_slot / RATE}
             figures[f"{name}, {crowd}"] = floor | of_site(sites, tiles)
-        figures[f"a layer, {crowd}"] = {"without": of_layer(layers, None), "with": of_layer(layers, tiles)}
+        figures[f"a layer, {crowd}"] = {
+            "without": of_layer(layers, None),
+            "behind products": of_layer(layers, tiles),
+            "before products": of_layer(layers, tiles, before=True),
+        }
     for what, values in figures.items():
         print(f"{what:24}" + "".join(f"  {name} {value:6.1f}" for name, value in values.items()), flush=True)
     if options.json:
