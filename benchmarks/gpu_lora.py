@@ -59,8 +59,10 @@ def make_site(name: str, num_rows: int, rank: int, most_rank: int) -> Site:
     slots = SiteSlots(SiteShape(ends, depth), num_rows, most_rank, DEVICE)
     for slot in range(num_rows):
         slots.describe(slot, [rank] * len(ends), [1.0] * len(ends))
-    weight, x, y = (torch.randn(*shape, device=DEVICE).bfloat16() for shape in ((ends[-1], depth), (num_rows, depth),
-                                                                                (num_rows, ends[-1])))
+    weight, x, y = (
+        torch.randn(*shape, device=DEVICE).bfloat16()
+        for shape in ((ends[-1], depth), (num_rows, depth), (num_rows, ends[-1]))
+    )
     return Site(weight, slots, x, y, rank)
 
 
@@ -74,22 +76,19 @@ def make_tiles(slots: list[int]) -> LoraTiles:
 
 def of_site(sites: list[Site], tiles: LoraTiles) -> dict[str, float]:
     """µs of one product of a layer, by what is done."""
-    shrunk = [site.slots.shrink(site.x, tiles) for site in sites]
 
-    def all_of(call: Callable[[Site, int], object]) -> float:
+    def all_of(call: Callable[[Site], object]) -> float:
         def run() -> None:
-            for i, site in enumerate(sites):
-                call(site, i)
+            for site in sites:
+                call(site)
 
         return timed(run) / len(sites)
 
     return {
-        "base": all_of(lambda site, _: site.base()),
-        "shrink": all_of(lambda site, _: site.slots.shrink(site.x, tiles)),
-        "expand": all_of(lambda site, i: site.slots.expand(shrunk[i], site.y, tiles)),
-        "add": all_of(lambda site, _: site.slots.add(site.x, site.y, tiles)),
-        "base and add": all_of(lambda site, _: site.slots.add(site.x, site.base(), tiles)),
-        "add and base": all_of(lambda site, _: site.add_and_base(tiles)),
+        "base": all_of(Site.base),
+        "add": all_of(lambda site: site.slots.add(site.x, site.y, tiles)),
+        "base and add": all_of(lambda site: site.slots.add(site.x, site.base(), tiles)),
+        "add and base": all_of(lambda site: site.add_and_base(tiles)),
     }
 
 

@@ -3,31 +3,26 @@
 // multiply on tensor cores; of one row they read the same bytes as of 16, and those are what takes the time.
 //
 // A warp has about a microsecond for its part of a unit, or the memory waits for it. So what a tile's units
-// have in common is worked out once, and groups of columns are told apart only where a warp has columns of
-// several parts, or of none.
-#include <algorithm>
+// have in common is worked out once, groups of columns are told apart only where a warp has columns of
+// several parts, or of none, and the memory adds: a warp that reads y first waits for it in every unit.
+#pragma once
 
 #include "device/tensor_core.cuh"
 #include "device/vectors.cuh"
 #include "ops/cuda/lora_work.cuh"
 
-namespace bequest::cuda {
-namespace lora {
-namespace {
+namespace bequest::cuda::lora {
 
 constexpr int kColumns = 8;  // of one mma.sync
 constexpr int kGroups = 8;   // of columns that a warp has
 constexpr int kWarpColumns = kGroups * kColumns;
 constexpr int kUnitColumns = kWarps * kWarpColumns;
 constexpr int kColumnBytes = kLoraRanks * 2;
-constexpr int kStageBytes = kUnitColumns * kColumnBytes;
-constexpr int kStages = 4;
+static_assert(kUnitColumns * kColumnBytes <= kStageBytes);
 constexpr int kPiecesAtOnce = 16;
 constexpr uint32_t kAllGroups = (1u << kGroups) - 1;
 
-using Buffers = Ring<kStages, kStageBytes>;
-
-__host__ __device__ __forceinline__ int units_of_tile(const LoraSite& site) {
+__host__ __device__ __forceinline__ int expand_units(const LoraSite& site) {
   return static_cast<int>((site.out_features + kUnitColumns - 1) / kUnitColumns);
 }
 
@@ -53,10 +48,10 @@ __device__ __forceinline__ Stretch take_stretch(Run& run, int each) {
 // --- the thread that has B brought
 // --------------------------------------------------------------------------
 
-__device__ __forceinline__ void bring(const LoraExpandParams& p, Run run, Buffers& ring, uint32_t stages) {
+__device__ __forceinline__ void bring_b(const LoraAddParams& p, Run run, Ring& ring, uint32_t stages,
+                                        Place& at) {
   const LoraSite& site = p.site;
-  const int columns = static_cast<int>(site.out_features), each = units_of_tile(site);
-  Cursor<kStages> at;
+  const int columns = static_cast<int>(site.out_features), each = expand_units(site);
   while (run.begin < run.end) {
     const Stretch stretch = take_stretch(run, each);
     const int slot = tile_of(p.tiles, stretch.tile).slot;
@@ -80,6 +75,19 @@ __device__ __forceinline__ void bring(const LoraExpandParams& p, Run run, Buffer
   }
 }
 
+// Behind that: tells the other blocks that this one has waited for its tiles, when it has.
+__device__ __forceinline__ void leave_tiles(const LoraAddParams& p, Run run, int64_t units, Ring& ring,
+                                            int32_t* counts) {
+  const int each = expand_units(p.site);
+  for (int done = 1; run.begin < run.end; ++done) {
+    const int tile = take_stretch(run, each).tile;
+    const int64_t first = int64_t{tile} * each;
+    const int readers = block_of(units, first + each - 1) - block_of(units, first) + 1;
+    while (atomicAdd(&ring.waited, 0) < done) __nanosleep(100);
+    leave(counts + tile, writers_of(p.site, tile_of(p.tiles, tile)), readers);
+  }
+}
+
 // --- the warps that multiply
 // --------------------------------------------------------------------------------
 
@@ -91,14 +99,14 @@ struct SharedTile {
 
 // What all pieces of the depth have left for the rows of a tile, to shared memory [16, P R]: of the parts
 // that the stretch has columns of. By all of them.
-__device__ __forceinline__ void gather_shrunk(const LoraExpandParams& p, const Tile& tile,
+__device__ __forceinline__ void gather_shrunk(const LoraAddParams& p, const Tile& tile,
                                               const Stretch& stretch, SharedTile& shared, BFloat16* shrunk) {
   const LoraSite& site = p.site;
   const int most_rank = static_cast<int>(site.most_rank), parts = static_cast<int>(site.num_parts);
   const int pieces = static_cast<int>(lora_pieces(site.in_features)), width = parts * most_rank;
   const int last_column = min(stretch.end * kUnitColumns, static_cast<int>(site.out_features)) - 1;
   const int64_t stride = p.num_rows * width;
-  sync_threads<1, kConsumers>();  // the last tile has been multiplied
+  sync_threads<1, kConsumers>();  // the last tile has been multiplied, and this one has been waited for
   if (threadIdx.x < parts) {
     shared.ranks[threadIdx.x] = rank_of(site, tile.slot, static_cast<int>(threadIdx.x));
     shared.ends[threadIdx.x] = site.ends[threadIdx.x];
@@ -131,39 +139,34 @@ __device__ __forceinline__ void gather_shrunk(const LoraExpandParams& p, const T
 class Columns {
  public:
   // Of the tile's row `i`, if it has so many.
-  __device__ __forceinline__ void set_row(const LoraExpandParams& p, const Tile& tile, int i, int column) {
+  __device__ __forceinline__ void set_row(const LoraAddParams& p, const Tile& tile, int i, int column) {
     row_ = nullptr;
     if (i >= tile.count) return;
     const int64_t row = __ldg(p.tiles.rows + tile.first + i);
-    row_ = reinterpret_cast<uint32_t*>(static_cast<BFloat16*>(p.y) + row * p.site.out_features + column);
+    row_ = static_cast<BFloat16*>(p.y) + row * p.site.out_features + column;
   }
 
-  __device__ __forceinline__ void load(int column, uint32_t groups) {
+  __device__ __forceinline__ void add(int column, float first, float second) const {
     if (row_ == nullptr) return;
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g)
-      if (groups >> g & 1) of_[g] = __ldcg(row_ + (column + g * kColumns) / 2);
-  }
-
-  __device__ __forceinline__ void add(int column, int g, float first, float second) const {
-    if (row_ == nullptr) return;
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(__uint_as_float(of_[g] << 16) + first,
-                                                      __uint_as_float(of_[g] & 0xffff0000u) + second);
-    row_[(column + g * kColumns) / 2] = *reinterpret_cast<const uint32_t*>(&pair);
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
+    asm volatile("red.relaxed.gpu.global.add.noftz.bf16x2 [%0], %1;" ::"l"(row_ + column),
+                 "r"(*reinterpret_cast<const uint32_t*>(&pair))
+                 : "memory");
   }
 
  private:
-  uint32_t* row_;
-  uint32_t of_[kGroups];
+  BFloat16* row_;
 };
 
 // A warp's part of the units of a stretch.
 class Multiplier {
  public:
-  __device__ __forceinline__ Multiplier(const LoraExpandParams& p, Buffers& ring, const uint8_t* stages,
-                                        SharedTile& tile, BFloat16* shrunk)
+  __device__ __forceinline__ Multiplier(const LoraAddParams& p, Ring& ring, const Place& at,
+                                        const uint8_t* stages, SharedTile& tile, BFloat16* shrunk)
       : ring_(ring),
+        at_(at),
         tile_(tile),
+        shrunk_(shrunk),
         columns_(static_cast<int>(p.site.out_features)),
         most_rank_(static_cast<int>(p.site.most_rank)),
         width_(static_cast<int>(p.site.num_parts) * most_rank_),
@@ -172,12 +175,16 @@ class Multiplier {
         b_(stages + (first_ + lane_ / 4) * kColumnBytes + lane_ % 4 * 8),
         x_(shrunk + lane_ / 4 * width_ + lane_ % 4 * 4) {}
 
-  __device__ __forceinline__ void run(const LoraExpandParams& p, const Stretch& stretch, SharedTile& shared,
-                                      BFloat16* shrunk) {
+  // `counts` of tiles say when A's blocks have left all of one; null: they have.
+  __device__ __forceinline__ void run(const LoraAddParams& p, const Stretch& stretch, int32_t* counts) {
     const Tile tile = tile_of(p.tiles, stretch.tile);
     low_.set_row(p, tile, lane_ / 4, lane_ % 4 * 2);
     high_.set_row(p, tile, lane_ / 4 + 8, lane_ % 4 * 2);
-    gather_shrunk(p, tile, stretch, shared, shrunk);
+    if (counts != nullptr && threadIdx.x == 0) {
+      await_shrunk(counts + stretch.tile, writers_of(p.site, tile));
+      atomicAdd(&ring_.waited, 1);
+    }
+    gather_shrunk(p, tile, stretch, tile_, shrunk_);
     int part_of_unit = 0, part = 0;
 #pragma unroll 1
     for (int unit = stretch.begin; unit < stretch.end; ++unit) {
@@ -227,8 +234,6 @@ class Multiplier {
   __device__ __forceinline__ void multiply(int column, int part, int rank) {
     const uint32_t groups = kWhole ? (tile_.ranks[part] > 0 ? kAllGroups : 0) : touched(column, part);
     if (groups == 0) return skip(rank);
-    low_.load(column, kWhole ? kAllGroups : groups);
-    high_.load(column, kWhole ? kAllGroups : groups);
     float sums[kGroups][4] = {};
 #pragma unroll 1
     for (int begin = 0; begin < rank; begin += kLoraRanks) {
@@ -257,55 +262,19 @@ class Multiplier {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       if (!kWhole && !(groups >> g & 1)) continue;
-      low_.add(column, g, sums[g][0], sums[g][1]);
-      high_.add(column, g, sums[g][2], sums[g][3]);
+      low_.add(column + g * kColumns, sums[g][0], sums[g][1]);
+      high_.add(column + g * kColumns, sums[g][2], sums[g][3]);
     }
   }
 
-  Buffers& ring_;
-  const SharedTile& tile_;
+  Ring& ring_;
+  Place at_;
+  SharedTile& tile_;
+  BFloat16* const shrunk_;
   const int columns_, most_rank_, width_, lane_, first_;
   const uint8_t* const b_;
   const BFloat16* const x_;
-  Cursor<kStages> at_;
   Columns low_, high_;
 };
 
-__global__ __launch_bounds__(kThreads,
-                             kBlocks) void expand_kernel(const __grid_constant__ LoraExpandParams p) {
-  extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ Buffers ring;
-  __shared__ SharedTile tile;
-  let_next_start();
-  ring.init();
-  if (p.tiles.made_in_step) wait_for_previous();
-  const int each = units_of_tile(p.site);
-  Run run = own_run(int64_t{num_tiles(p.tiles)} * each);
-  if (threadIdx.x >= kConsumers) {
-    if (threadIdx.x == kConsumers) bring(p, run, ring, shared_address(shared));
-    return;
-  }
-  wait_for_previous();
-  auto* const shrunk = reinterpret_cast<BFloat16*>(shared + kStages * kStageBytes);
-  Multiplier multiplier(p, ring, shared, tile, shrunk);
-  while (run.begin < run.end) multiplier.run(p, take_stretch(run, each), tile, shrunk);
-}
-
-}  // namespace
-}  // namespace lora
-
-void lora_expand(const LoraExpandParams& p, Stream stream) {
-  lora::check_site(p.site);
-  if (p.tiles.most_tiles == 0) return;
-  if (!p.site.has_tensor_cores()) return lora::expand_rows(p, stream);
-  check(is_aligned(p.y, 4), "lora_expand: rows must be aligned");
-  const int64_t shrunk_bytes = kLoraRows * p.site.num_parts * p.site.most_rank * 2;
-  launch(lora::expand_kernel,
-         {.grid = lora::grid_for(p.tiles.most_tiles * lora::units_of_tile(p.site)),
-          .block = lora::kThreads,
-          .shared_bytes = static_cast<size_t>(lora::kStages * lora::kStageBytes + shrunk_bytes),
-          .overlaps_previous = true},
-         stream, p);
-}
-
-}  // namespace bequest::cuda
+}  // namespace bequest::cuda::lora
