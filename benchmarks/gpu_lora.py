@@ -49,9 +49,8 @@ class Site:
     def base(self) -> Tensor:
         return cuda_linear.linear(self.x, self.weight)
 
-    def add_and_base(self, tiles: LoraTiles) -> None:
-        self.slots.add(self.x, self.y, tiles)
-        self.y.addmm_(self.x, self.weight.t())
+    def begin_and_add_base(self, tiles: LoraTiles) -> Tensor:
+        return self.slots.begun(self.x, tiles).addmm_(self.x, self.weight.t())
 
 
 def make_site(name: str, num_rows: int, rank: int, most_rank: int) -> Site:
@@ -88,7 +87,8 @@ def of_site(sites: list[Site], tiles: LoraTiles) -> dict[str, float]:
         "base": all_of(Site.base),
         "add": all_of(lambda site: site.slots.add(site.x, site.y, tiles)),
         "base and add": all_of(lambda site: site.slots.add(site.x, site.base(), tiles)),
-        "add and base": all_of(lambda site: site.add_and_base(tiles)),
+        "begun": all_of(lambda site: site.slots.begun(site.x, tiles)),
+        "begun and base": all_of(lambda site: site.begin_and_add_base(tiles)),
     }
 
 
@@ -98,9 +98,7 @@ def of_layer(layers: list[dict[str, Site]], tiles: LoraTiles | None, *, before: 
 
     def product(site: Site, x: Tensor) -> Tensor:
         if before and tiles is not None:
-            y = torch.empty_like(site.y)
-            site.slots.add(x, y, tiles)
-            return y.addmm_(x, site.weight.t())
+            return site.slots.begun(x, tiles).addmm_(x, site.weight.t())
         y = cuda_linear.linear(x, site.weight)
         if tiles is not None:
             site.slots.add(x, y, tiles)

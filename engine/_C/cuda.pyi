@@ -106,7 +106,7 @@ class CudaLoraSite:  # a, b, ranks, scales, counts; ends [P]; slots, R, K, N, dt
 # Rows, tiles, the most of these, how many rows read the same one, whether they are made in the step.
 LoraTiles = tuple[int, int, int, int, bool]
 
-LoraArrays = tuple[int, int, int]  # x, y, and what A leaves for B
+LoraArrays = tuple[int, int, int, bool]  # x, y, what A leaves for B, whether y is stored
 
 def cuda_lora_add(arrays: LoraArrays, num_rows: int, site: CudaLoraSite, tiles: LoraTiles, stream: int) -> None: ...
 def cuda_lora_expand(arrays: LoraArrays, num_rows: int, site: CudaLoraSite, tiles: LoraTiles, stream: int) -> None: ...

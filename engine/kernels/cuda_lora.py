@@ -160,19 +160,34 @@ class SiteSlots:
         self._ranks[slot].copy_(torch.tensor([rounded_rank(rank) for rank in ranks], dtype=torch.int32))
         self._scales[slot].copy_(torch.tensor(scales, dtype=torch.float32))
 
+    @property
+    def can_begin(self) -> bool:
+        """Whether `begun` has a kernel."""
+        return self.dtype is _BF16 and self.shape.is_even
+
+    def begun(self, x: Tensor, tiles: LoraTiles) -> Tensor:
+        """What is added to the product of x [T, K], [T, N], for a product that is added to it. REQUIRES: can_begin,
+        and tiles of all rows"""
+        y = torch.empty(x.shape[0], self.shape.out_features, dtype=self.dtype, device=x.device)
+        self._add(x, y, tiles, stores=True)
+        return y
+
     def add(self, x: Tensor, y: Tensor, tiles: LoraTiles) -> None:
         """To the product y [T, N] of x [T, K], in place; of x [T / rows_of_x, K] where tiles share rows."""
+        self._add(x, y, tiles, stores=False)
+
+    def _add(self, x: Tensor, y: Tensor, tiles: LoraTiles, *, stores: bool) -> None:
         num_rows, depth = y.shape[0], self.shape.in_features
         width = len(self.shape.ends) * self._most_rank
         shrunk = torch.empty(-(-depth // _PIECE), num_rows, width, dtype=torch.float32, device=x.device)
         rows = address_of(x, self.dtype, num_rows // tiles.rows_of_x, depth)
-        arrays = rows, address_of(y, self.dtype, num_rows, self.shape.out_features), shrunk.data_ptr()
+        arrays = rows, address_of(y, self.dtype, num_rows, self.shape.out_features), shrunk.data_ptr(), stores
         _C.cuda_lora_add(arrays, num_rows, self._site, tiles.arguments, current_stream())
 
     def expand(self, shrunk: Tensor, y: Tensor, tiles: LoraTiles) -> None:
         """y [T, N] gets B of shrunk [T, P R] float32, as A would leave it."""
         num_rows = y.shape[0]
-        arrays = 0, address_of(y, self.dtype, num_rows, self.shape.out_features), shrunk.data_ptr()
+        arrays = 0, address_of(y, self.dtype, num_rows, self.shape.out_features), shrunk.data_ptr(), False
         _C.cuda_lora_expand(arrays, num_rows, self._site, tiles.arguments, current_stream())
 
 
@@ -302,6 +317,10 @@ class LoraRows:
         if site is not None and site in self.sites:
             self.sites[site].add(x, y, tiles)
 
+    def begun(self, site: int, x: Tensor) -> Tensor | None:
+        slots = self.sites[site]
+        return slots.begun(x, self._tiles) if slots.can_begin else None
+
     def add(self, site: int, x: Tensor, y: Tensor) -> None:
         self.sites[site].add(x, y, self._tiles)
 
@@ -310,14 +329,14 @@ class LoraRows:
 
 
 def most_tiles(num_tokens: int, num_slots: int) -> int:
-    """Of a step: each slot may have one that is not full."""
-    return min(num_tokens, num_tokens // TILE_ROWS + num_slots)
+    """Of a step: each slot may have one that is not full, and so may rows without."""
+    return min(num_tokens, num_tokens // TILE_ROWS + num_slots + 1)
 
 
 def write_tiles(slots: IntArray, rows: IntArray, tiles: IntArray) -> None:
     """Of a step whose row i has slots[i], -1 for none: into `rows` [at least T], and `tiles` [at least 1 + the most
-    that there can be, 3], which begin with their number."""
-    order = np.argsort(slots, kind="stable")[np.count_nonzero(slots < 0) :]
+    that there can be, 3], which begin with their number. Rows without one are the last."""
+    order = np.roll(np.argsort(slots, kind="stable"), -np.count_nonzero(slots < 0))
     rows[: len(order)] = order
     used, firsts, counts = np.unique(slots[order], return_index=True, return_counts=True)
     written = 0

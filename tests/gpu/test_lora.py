@@ -144,6 +144,7 @@ def test_blocks_that_wait_for_each_other(ends: tuple[int, ...], depth: int, num_
         site.add(x, y, placed)
         first = y if first is None else first
         assert torch.equal(y, first), "launches give the same bits"
+        assert torch.equal(site.begun(x, placed), first), "zeros where nothing is added"
     # What A leaves is rounded to bfloat16, here and there at another value.
     assert first is not None and torch.allclose(first.double(), expected, rtol=0.02, atol=0.05)
 

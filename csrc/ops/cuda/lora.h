@@ -43,11 +43,11 @@ struct LoraSite {
   }
 };
 
-// Rows of a step that have adapters, those of a slot side by side.
+// Rows of a step, those of a slot side by side.
 struct LoraTiles {
   const int32_t* rows;   // [at most T]
   const int32_t* tiles;  // [1 + most_tiles, 3]: how many there are, then of each: the first of its rows among
-                         // these, their number, the slot
+                         // these, their number, the slot, or -1: they have no adapter
   int64_t most_tiles;
   int64_t rows_of_x;  // so many rows of y follow each other that read the same row of x
   bool made_in_step;  // by lora_expert_tiles: they are not there yet when a step begins
@@ -58,9 +58,10 @@ constexpr int64_t lora_pieces(int64_t in_features) { return (in_features + kLora
 
 struct LoraAddParams {
   const void* x;     // [T / rows_of_x, K]
-  void* y;           // [T, N], added to
+  void* y;           // [T, N]
   float* shrunk;     // [pieces, T, P R]: what A leaves for B
   int64_t num_rows;  // T
+  bool stores;       // y is what adapters add, and zeros in tiles of none; else it is added to
   LoraSite site;
   LoraTiles tiles;
 };
@@ -69,6 +70,7 @@ struct LoraAddParams {
 // is what tensor cores make of it. A row's bits do not depend on which others are there. Slots and tiles are
 // read before the kernel ahead has ended, unless tiles are made in the step: they are there when a step
 // begins.
+// REQUIRES: the site has tensor cores, if it is stored.
 void lora_add(const LoraAddParams& p, Stream stream);
 // The same of rows that are shrunk already. x is not looked at.
 void lora_expand(const LoraAddParams& p, Stream stream);

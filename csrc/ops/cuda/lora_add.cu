@@ -73,6 +73,7 @@ void lora_add(const LoraAddParams& p, Stream stream) {
   check(p.tiles.rows_of_x >= 1 && p.tiles.rows_of_x <= INT32_MAX, "lora_add: rows of x");
   if (p.tiles.most_tiles == 0) return;
   if (!p.site.has_tensor_cores()) {
+    check(!p.stores, "lora_add: a site without tensor cores adds");
     lora::shrink_rows(p, stream);
     return lora::expand_rows(p, stream);
   }

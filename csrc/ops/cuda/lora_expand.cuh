@@ -146,12 +146,15 @@ class Columns {
     row_ = static_cast<BFloat16*>(p.y) + row * p.site.out_features + column;
   }
 
-  __device__ __forceinline__ void add(int column, float first, float second) const {
+  __device__ __forceinline__ void put(int column, float first, float second, bool stores) const {
     if (row_ == nullptr) return;
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
-    asm volatile("red.relaxed.gpu.global.add.noftz.bf16x2 [%0], %1;" ::"l"(row_ + column),
-                 "r"(*reinterpret_cast<const uint32_t*>(&pair))
-                 : "memory");
+    const __nv_bfloat162 values = __floats2bfloat162_rn(first, second);
+    const uint32_t pair = *reinterpret_cast<const uint32_t*>(&values);
+    if (stores)
+      *reinterpret_cast<uint32_t*>(row_ + column) = pair;
+    else
+      asm volatile("red.relaxed.gpu.global.add.noftz.bf16x2 [%0], %1;" ::"l"(row_ + column), "r"(pair)
+                   : "memory");
   }
 
  private:
@@ -167,6 +170,7 @@ class Multiplier {
         at_(at),
         tile_(tile),
         shrunk_(shrunk),
+        stores_(p.stores),
         columns_(static_cast<int>(p.site.out_features)),
         most_rank_(static_cast<int>(p.site.most_rank)),
         width_(static_cast<int>(p.site.num_parts) * most_rank_),
@@ -206,12 +210,12 @@ class Multiplier {
   }
 
  private:
-  // Groups of columns that something is added to.
+  // Groups of columns that get something.
   __device__ __forceinline__ uint32_t touched(int column, int part) const {
     uint32_t groups = 0;
     for (int g = 0; g < kGroups && column + g * kColumns < columns_; ++g) {
       while (column + g * kColumns >= tile_.ends[part]) ++part;
-      if (tile_.ranks[part] > 0) groups |= 1u << g;
+      if (stores_ || tile_.ranks[part] > 0) groups |= 1u << g;
     }
     return groups;
   }
@@ -232,7 +236,8 @@ class Multiplier {
   // kWhole: all columns of the warp are of the part.
   template <bool kWhole>
   __device__ __forceinline__ void multiply(int column, int part, int rank) {
-    const uint32_t groups = kWhole ? (tile_.ranks[part] > 0 ? kAllGroups : 0) : touched(column, part);
+    const uint32_t groups =
+        kWhole ? (stores_ || tile_.ranks[part] > 0 ? kAllGroups : 0) : touched(column, part);
     if (groups == 0) return skip(rank);
     float sums[kGroups][4] = {};
 #pragma unroll 1
@@ -262,8 +267,8 @@ class Multiplier {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       if (!kWhole && !(groups >> g & 1)) continue;
-      low_.add(column + g * kColumns, sums[g][0], sums[g][1]);
-      high_.add(column + g * kColumns, sums[g][2], sums[g][3]);
+      low_.put(column + g * kColumns, sums[g][0], sums[g][1], stores_);
+      high_.put(column + g * kColumns, sums[g][2], sums[g][3], stores_);
     }
   }
 
@@ -271,6 +276,7 @@ class Multiplier {
   Place at_;
   SharedTile& tile_;
   BFloat16* const shrunk_;
+  const bool stores_;
   const int columns_, most_rank_, width_, lane_, first_;
   const uint8_t* const b_;
   const BFloat16* const x_;

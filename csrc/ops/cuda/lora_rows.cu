@@ -23,6 +23,7 @@ __global__ __launch_bounds__(kRowThreads) void shrink_rows_kernel(const __grid_c
   const LoraSite& site = p.site;
   const Tile tile = tile_of(p.tiles, static_cast<int>(blockIdx.x));
   const int part = static_cast<int>(blockIdx.y), rank = rank_of(site, tile.slot, part);
+  if (rank == 0) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t index = int64_t{tile.slot} * site.num_parts + part, depth = site.in_features;
   const T* const a = static_cast<const T*>(site.a) + index * site.most_rank * depth;

@@ -153,7 +153,8 @@ __device__ __forceinline__ void shrink(const LoraAddParams& p, Run run, Ring& ri
   for (int index = run.begin; index < run.end; ++index) {
     const Unit own = unit;
     if (index + 1 < run.end) unit = unit_of(p, index + 1);
-    const float scale = __ldg(p.site.scales + own.tile.slot * p.site.num_parts + own.part);
+    const float scale =
+        own.rank == 0 ? 0.0f : __ldg(p.site.scales + own.tile.slot * p.site.num_parts + own.part);
     float* const to = p.shrunk + (int64_t{own.begin / kLoraPiece} * p.num_rows + own.tile.first + i) * width +
                       own.part * p.site.most_rank + threadIdx.x % kLoraRanks;
 #pragma unroll 1

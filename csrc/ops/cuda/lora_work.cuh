@@ -41,6 +41,7 @@ __device__ __forceinline__ Tile tile_of(const LoraTiles& tiles, int index) {
 }
 
 __device__ __forceinline__ int rank_of(const LoraSite& site, int slot, int part) {
+  if (slot < 0) return 0;
   return __ldg(site.ranks + int64_t{slot} * site.num_parts + part);
 }
 
