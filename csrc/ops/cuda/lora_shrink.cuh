@@ -17,49 +17,57 @@ constexpr int kSteps = kLoraPiece / kStep;
 constexpr int kStageSteps = kStageDepth / kStep;
 
 struct Unit {
+  int number;  // of the tile
+  int part, piece, rank;
   Tile tile;
-  int number;                    // of the tile
-  int part, begin, depth, rank;  // of A: where the piece begins, and how long it is
+
+  __device__ __forceinline__ Unit(const LoraAddParams& p, const Sizes& sizes, int index) {
+    number = static_cast<unsigned>(index) / sizes.of_a;
+    const int rest = index - number * sizes.of_a;
+    part = static_cast<unsigned>(rest) / sizes.pieces;
+    piece = rest - part * sizes.pieces;
+    tile = tile_of(p.tiles, number);
+    rank = rank_of(p.site, tile.slot, part);
+  }
+
+  // REQUIRES: there is one more.
+  __device__ __forceinline__ void advance(const LoraAddParams& p, const Sizes& sizes) {
+    if (++piece < sizes.pieces) return;
+    piece = 0;
+    if (++part == sizes.parts) {
+      part = 0;
+      tile = tile_of(p.tiles, ++number);
+    }
+    rank = rank_of(p.site, tile.slot, part);
+  }
+
+  __device__ __forceinline__ int begin() const { return piece * kLoraPiece; }
+  __device__ __forceinline__ int depth(const Sizes& sizes) const {
+    return min(kLoraPiece, sizes.depth - begin());
+  }
 };
-
-__host__ __device__ __forceinline__ int shrink_units(const LoraSite& site) {
-  return static_cast<int>(site.num_parts * lora_pieces(site.in_features));
-}
-
-__device__ __forceinline__ Unit unit_of(const LoraAddParams& p, int index) {
-  const LoraSite& site = p.site;
-  const int pieces = static_cast<int>(lora_pieces(site.in_features)),
-            parts = static_cast<int>(site.num_parts);
-  Unit unit;
-  unit.number = index / (parts * pieces);
-  unit.tile = tile_of(p.tiles, unit.number);
-  unit.part = index / pieces % parts;
-  unit.begin = index % pieces * kLoraPiece;
-  unit.depth = min(kLoraPiece, static_cast<int>(site.in_features) - unit.begin);
-  unit.rank = rank_of(site, unit.tile.slot, unit.part);
-  return unit;
-}
 
 // A lane's part of up to 16 rows of x, of which a tile has `count`.
 struct Rows {
   uint4 low[kSteps], high[kSteps];
 
-  __device__ __forceinline__ void load(const LoraAddParams& p, const Unit& unit, int warp, int lane) {
-    load_row(low, p, unit, lane / 4, warp * kDepth + lane % 4 * 8);
-    load_row(high, p, unit, lane / 4 + 8, warp * kDepth + lane % 4 * 8);
+  __device__ __forceinline__ void load(const LoraAddParams& p, const Sizes& sizes, const Unit& unit, int row,
+                                       int place) {
+    load_row(low, p, sizes, unit, row, place);
+    load_row(high, p, sizes, unit, row + 8, place);
   }
 
  private:
   __device__ __forceinline__ static void load_row(uint4 (&to)[kSteps], const LoraAddParams& p,
-                                                  const Unit& unit, int i, int place) {
-    const bool exists = i < unit.tile.count;
-    const int row = exists ? __ldg(p.tiles.rows + unit.tile.first + i) : 0;
+                                                  const Sizes& sizes, const Unit& unit, int i, int place) {
+    const int depth = i < unit.tile.count ? unit.depth(sizes) : 0;
+    int row = depth > 0 ? __ldg(p.tiles.rows + unit.tile.first + i) : 0;
+    if (p.tiles.rows_of_x > 1) row = static_cast<unsigned>(row) / static_cast<unsigned>(p.tiles.rows_of_x);
     const auto* const from = reinterpret_cast<const uint4*>(
-        static_cast<const BFloat16*>(p.x) + row / static_cast<int>(p.tiles.rows_of_x) * p.site.in_features +
-        unit.begin + place);
+        static_cast<const BFloat16*>(p.x) + int64_t{row} * sizes.depth + unit.begin() + place);
 #pragma unroll
     for (int s = 0; s < kSteps; ++s)
-      to[s] = exists && place + s * kStep < unit.depth ? __ldcg(from + s * (kStep / 8)) : uint4{};
+      to[s] = place + s * kStep < depth ? __ldcg(from + s * (kStep / 8)) : uint4{};
   }
 };
 
@@ -82,8 +90,9 @@ __device__ __forceinline__ float sum_of_warps(float (&parts)[kWarps][kLoraRows][
 #pragma unroll
   for (int half = 0; half < 2; ++half)
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      parts[warp][lane / 4 + i / 2 * 8][half * 8 + lane % 4 * 2 + i % 2] = sums[half][i];
+    for (int i = 0; i < 2; ++i)
+      *reinterpret_cast<float2*>(&parts[warp][lane / 4 + i * 8][half * 8 + lane % 4 * 2]) = {
+          sums[half][i * 2], sums[half][i * 2 + 1]};
   sync_threads<1, kConsumers>();
   const int i = threadIdx.x / kLoraRanks, rank = threadIdx.x % kLoraRanks;
   float sum = 0;
@@ -94,43 +103,48 @@ __device__ __forceinline__ float sum_of_warps(float (&parts)[kWarps][kLoraRows][
 static_assert(kConsumers == kLoraRows * kLoraRanks, "a thread for each sum");
 
 // By the warp that has A brought.
-__device__ __forceinline__ void bring_a(const LoraAddParams& p, Run run, Ring& ring, uint32_t stages,
-                                        Place& at) {
+__device__ __forceinline__ void bring_a(const LoraAddParams& p, const Sizes& sizes, Run run, Ring& ring,
+                                        uint32_t stages, Place& at) {
+  if (run.begin == run.end) return;
   const int lane = threadIdx.x % kWarp;
-  const int64_t depth = p.site.in_features;
-  for (int index = run.begin; index < run.end; ++index) {
-    const Unit unit = unit_of(p, index);
-    const int64_t rows = (int64_t{unit.tile.slot} * p.site.num_parts + unit.part) * p.site.most_rank;
-    const BFloat16* const a = static_cast<const BFloat16*>(p.site.a) + rows * depth + unit.begin;
-    for (int first = 0; first < unit.rank; first += kLoraRanks)
-      for (int begin = 0; begin < unit.depth; begin += kStageDepth) {
-        const uint32_t bytes = min(kStageDepth, unit.depth - begin) * 2;
+  Unit unit(p, sizes, run.begin);
+#pragma unroll 1
+  for (int index = run.begin;;) {
+    const int depth = unit.depth(sizes);
+    const int64_t rows = int64_t{unit.tile.slot * sizes.parts + unit.part} * sizes.most_rank + lane;
+    const BFloat16* from = static_cast<const BFloat16*>(p.site.a) + rows * sizes.depth + unit.begin();
+#pragma unroll 1
+    for (int first = 0; first < unit.rank; first += kLoraRanks, from += int64_t{kLoraRanks} * sizes.depth)
+#pragma unroll 1
+      for (int begin = 0; begin < depth; begin += kStageDepth) {
+        const uint32_t bytes = min(kStageDepth, depth - begin) * 2;
         ring.empty[at.index].wait(at.parity ^ 1);
         if (lane == 0) ring.full[at.index].arrive_expecting(kLoraRanks * bytes);
         __syncwarp();
         if (lane < kLoraRanks)
-          copy_run(stages + at.index * kStageBytes + lane * kPitch, a + (first + lane) * depth + begin, bytes,
-                   ring.full[at.index]);
+          copy_run(stages + at.index * kStageBytes + lane * kPitch, from + begin, bytes, ring.full[at.index]);
         at.advance();
       }
+    if (++index == run.end) return;
+    unit.advance(p, sizes);
   }
 }
 
 // The products of a warp's part of a unit with 16 ranks.
 __device__ __forceinline__ void multiply_unit(float (&sums)[2][4], const Rows& rows, int depth, Ring& ring,
                                               uint32_t mine, Place& at) {
-  const int lane = threadIdx.x % kWarp, first = threadIdx.x / kWarp * kDepth;
+  const int lane = threadIdx.x % kWarp;
 #pragma unroll
   for (int half = 0; half < kSteps / kStageSteps; ++half) {
     if (half * kStageDepth >= depth) break;
     ring.full[at.index].wait(at.parity);
+    const uint32_t from = mine + at.index * kStageBytes;
 #pragma unroll
     for (int i = 0; i < kStageSteps; ++i) {
       const int s = half * kStageSteps + i;
-      if (first + s * kStep >= depth) break;
-      const uint32_t from = mine + at.index * kStageBytes + i * kStep * 2;
-      multiply_depth(sums[0], rows.low[s], rows.high[s], load_16(from));
-      multiply_depth(sums[1], rows.low[s], rows.high[s], load_16(from + 8 * kPitch));
+      if (static_cast<int>(threadIdx.x) / kWarp * kDepth + s * kStep >= depth) break;
+      multiply_depth(sums[0], rows.low[s], rows.high[s], load_16(from + i * kStep * 2));
+      multiply_depth(sums[1], rows.low[s], rows.high[s], load_16(from + i * kStep * 2 + 8 * kPitch));
     }
     __syncwarp();
     if (lane == 0) ring.empty[at.index].arrive();
@@ -139,38 +153,37 @@ __device__ __forceinline__ void multiply_unit(float (&sums)[2][4], const Rows& r
 }
 
 // By the warps that multiply. `counts` of tiles are told what is there, unless they are null.
-__device__ __forceinline__ void shrink(const LoraAddParams& p, Run run, Ring& ring, uint32_t stages,
-                                       Sums& shared, int32_t* counts, Place& at) {
+__device__ __forceinline__ void shrink(const LoraAddParams& p, const Sizes& sizes, Run run, Ring& ring,
+                                       uint32_t stages, Sums& shared, int32_t* counts, Place& at) {
   if (run.begin == run.end) return;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, i = threadIdx.x / kLoraRanks;
-  const int64_t width = p.site.num_parts * p.site.most_rank;
-  const uint32_t mine = stages + lane / 4 * kPitch + (warp * kDepth + lane % 4 * 8) * 2;
+  const int place = warp * kDepth + lane % 4 * 8;
+  const uint32_t mine = stages + lane / 4 * kPitch + place * 2;
   int turn = 0;
-  Unit unit = unit_of(p, run.begin);
-  Rows rows;
-  rows.load(p, unit, warp, lane);
+  Unit unit(p, sizes, run.begin);
 #pragma unroll 1
-  for (int index = run.begin; index < run.end; ++index) {
-    const Unit own = unit;
-    if (index + 1 < run.end) unit = unit_of(p, index + 1);
+  for (int index = run.begin;;) {
+    Rows rows;
+    rows.load(p, sizes, unit, lane / 4, place);
+    const int depth = unit.depth(sizes), row = unit.piece * sizes.num_rows + unit.tile.first + i;
+    float* const to =
+        p.shrunk + int64_t{row} * sizes.width() + unit.part * sizes.most_rank + threadIdx.x % kLoraRanks;
     const float scale =
-        own.rank == 0 ? 0.0f : __ldg(p.site.scales + own.tile.slot * p.site.num_parts + own.part);
-    float* const to = p.shrunk + (int64_t{own.begin / kLoraPiece} * p.num_rows + own.tile.first + i) * width +
-                      own.part * p.site.most_rank + threadIdx.x % kLoraRanks;
+        unit.rank == 0 ? 0.0f : __ldg(p.site.scales + unit.tile.slot * sizes.parts + unit.part);
 #pragma unroll 1
-    for (int first = 0; first < own.rank; first += kLoraRanks) {
+    for (int first = 0; first < unit.rank; first += kLoraRanks) {
       float sums[2][4] = {};
-      multiply_unit(sums, rows, own.depth, ring, mine, at);
-      // Asked for before the warps meet.
-      if (first + kLoraRanks >= own.rank && index + 1 < run.end) rows.load(p, unit, warp, lane);
+      multiply_unit(sums, rows, depth, ring, mine, at);
       const float sum = sum_of_warps(shared.of[turn], sums, warp, lane);
       turn ^= 1;
-      if (i < own.tile.count) __stcg(to + first, sum * scale);
+      if (i < unit.tile.count) __stcg(to + first, sum * scale);
     }
-    if (own.rank == 0 && index + 1 < run.end) rows.load(p, unit, warp, lane);
-    if (counts == nullptr || warp * 2 >= own.tile.count) continue;
-    __syncwarp();
-    if (lane == 0) add_one_release(counts + own.number);
+    if (counts != nullptr && warp * 2 < unit.tile.count) {
+      __syncwarp();
+      if (lane == 0) add_one_release(counts + unit.number);
+    }
+    if (++index == run.end) return;
+    unit.advance(p, sizes);
   }
 }
 

@@ -4,6 +4,9 @@
 // What an adapter adds is bound by the bytes of A and B. A block that asks for its bytes, waits and ends
 // leaves the memory idle while it waits for anything else; a ring of buffers keeps it busy all the time. B
 // does not depend on rows, so it is on its way while blocks wait for what others have made of A.
+//
+// A block passes once through its instructions, and fetching them takes as long as bytes do. So sizes are
+// 32 bits wide, units are walked without divisions, and loops stay loops.
 #pragma once
 
 #include "core/dtype.h"
@@ -36,30 +39,36 @@ struct Tile {
 __device__ __forceinline__ int num_tiles(const LoraTiles& tiles) { return __ldg(tiles.tiles); }
 
 __device__ __forceinline__ Tile tile_of(const LoraTiles& tiles, int index) {
-  const int32_t* const tile = tiles.tiles + int64_t{index + 1} * 3;
+  const int32_t* const tile = tiles.tiles + (index + 1) * 3;
   return {__ldg(tile), __ldg(tile + 1), __ldg(tile + 2)};
 }
 
 __device__ __forceinline__ int rank_of(const LoraSite& site, int slot, int part) {
   if (slot < 0) return 0;
-  return __ldg(site.ranks + int64_t{slot} * site.num_parts + part);
+  return __ldg(site.ranks + slot * static_cast<int>(site.num_parts) + part);
 }
 
-// Units [begin, end) of all are this block's. Where there are fewer than blocks, the last have none.
+// The sizes of a launch, as its blocks compute with them.
+struct Sizes {
+  int parts, pieces, most_rank, depth, columns, num_rows;
+  int of_a, of_b;  // units of a tile
+
+  __device__ __forceinline__ int width() const { return parts * most_rank; }
+};
+
+// Units [begin, end) of all are this block's; all but the last have the same number, and the last may have
+// none.
 struct Run {
   int begin, end;
 };
 
-__device__ __forceinline__ Run own_run(int64_t units) {
-  const int64_t block = blockIdx.x, blocks = min(int64_t{gridDim.x}, units);
-  if (block >= blocks) return {0, 0};
-  return {static_cast<int>(units * block / blocks), static_cast<int>(units * (block + 1) / blocks)};
+__device__ __forceinline__ int units_of_block(int units) {
+  return static_cast<int>((static_cast<unsigned>(units) + gridDim.x - 1) / gridDim.x);
 }
 
-// The block whose run has the unit.
-__device__ __forceinline__ int block_of(int64_t units, int64_t unit) {
-  const int64_t blocks = min(int64_t{gridDim.x}, units);
-  return static_cast<int>(((unit + 1) * blocks - 1) / units);
+__device__ __forceinline__ Run own_run(int units) {
+  const int each = units_of_block(units), begin = min(static_cast<int>(blockIdx.x) * each, units);
+  return {begin, min(begin + each, units)};
 }
 
 // Buffers that the copy engine fills and warps empty.
@@ -70,6 +79,7 @@ struct Ring {
   // By the whole block.
   __device__ __forceinline__ void init() {
     if (threadIdx.x == 0) {
+#pragma unroll 1
       for (int i = 0; i < kStages; ++i) full[i].init(1), empty[i].init(kWarps);
       waited = 0;
       publish_barriers();
@@ -85,8 +95,8 @@ using Place = Cursor<kStages>;
 constexpr int kReader = 1 << 16;  // what a block that has B adds to a tile's counter, above what A's add
 
 // Warps of A's blocks that leave something: a warp has two rows.
-__device__ __forceinline__ int writers_of(const LoraSite& site, const Tile& tile) {
-  return static_cast<int>(site.num_parts * lora_pieces(site.in_features)) * ((tile.count + 1) / 2);
+__device__ __forceinline__ int writers_of(const Sizes& sizes, const Tile& tile) {
+  return sizes.of_a * ((tile.count + 1) / 2);
 }
 
 // Until all of it is there. By one thread.
@@ -99,6 +109,8 @@ __device__ __forceinline__ void await_shrunk(const int32_t* counter, int writers
 __device__ __forceinline__ void leave(int32_t* counter, int writers, int readers) {
   if (atomicAdd(counter, kReader) == writers + (readers - 1) * kReader) *counter = 0;
 }
+
+// --- launchers --------------------------------------------------------------------------------------------
 
 inline void check_site(const LoraSite& site) {
   check(site.num_parts >= 1 && site.num_parts <= kMostLoraParts, "lora: parts");
