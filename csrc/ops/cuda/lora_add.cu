@@ -39,8 +39,10 @@ __global__ __launch_bounds__(kThreads, kBlocks) void add_kernel(const __grid_con
     if (kWork == Work::kBoth) leave_tiles(p, sizes, of_b, units, ring);
     return;
   }
-  wait_for_previous();
-  shrink(p, sizes, of_a, ring, stages, *reinterpret_cast<Sums*>(behind), counts, at);
+  if constexpr (kWork == Work::kExpand)
+    wait_for_previous();
+  else
+    shrink(p, sizes, of_a, ring, stages, *reinterpret_cast<Sums*>(behind), counts, at);
   if (of_b.begin == of_b.end) return;
   Multiplier<kStores> multiplier(sizes, ring, at, shared, tile, reinterpret_cast<BFloat16*>(behind));
   Stretch stretch(sizes, of_b);

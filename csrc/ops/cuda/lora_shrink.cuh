@@ -47,22 +47,36 @@ struct Unit {
   }
 };
 
-// A lane's part of up to 16 rows of x, of which a tile has `count`.
+// Which two rows of x a lane multiplies, of a tile that may not have them. It is known before x is there.
+struct TwoRows {
+  int low, high;  // -1: the tile has none
+
+  __device__ __forceinline__ TwoRows(const LoraAddParams& p, const Tile& tile, int i)
+      : low(row_of(p, tile, i)), high(row_of(p, tile, i + 8)) {}
+
+ private:
+  __device__ __forceinline__ static int row_of(const LoraAddParams& p, const Tile& tile, int i) {
+    if (i >= tile.count) return -1;
+    const int row = __ldg(p.tiles.rows + tile.first + i);
+    if (p.tiles.rows_of_x == 1) return row;
+    return static_cast<int>(static_cast<unsigned>(row) / static_cast<unsigned>(p.tiles.rows_of_x));
+  }
+};
+
+// A lane's part of them.
 struct Rows {
   uint4 low[kSteps], high[kSteps];
 
-  __device__ __forceinline__ void load(const LoraAddParams& p, const Sizes& sizes, const Unit& unit, int row,
-                                       int place) {
-    load_row(low, p, sizes, unit, row, place);
-    load_row(high, p, sizes, unit, row + 8, place);
+  __device__ __forceinline__ Rows(const LoraAddParams& p, const Sizes& sizes, const TwoRows& of,
+                                  const Unit& unit, int place) {
+    load(low, p, sizes, of.low, unit, place);
+    load(high, p, sizes, of.high, unit, place);
   }
 
  private:
-  __device__ __forceinline__ static void load_row(uint4 (&to)[kSteps], const LoraAddParams& p,
-                                                  const Sizes& sizes, const Unit& unit, int i, int place) {
-    const int depth = i < unit.tile.count ? unit.depth(sizes) : 0;
-    int row = depth > 0 ? __ldg(p.tiles.rows + unit.tile.first + i) : 0;
-    if (p.tiles.rows_of_x > 1) row = static_cast<unsigned>(row) / static_cast<unsigned>(p.tiles.rows_of_x);
+  __device__ __forceinline__ static void load(uint4 (&to)[kSteps], const LoraAddParams& p, const Sizes& sizes,
+                                              int row, const Unit& unit, int place) {
+    const int depth = row < 0 ? 0 : unit.depth(sizes);
     const auto* const from = reinterpret_cast<const uint4*>(
         static_cast<const BFloat16*>(p.x) + int64_t{row} * sizes.depth + unit.begin() + place);
 #pragma unroll
@@ -152,19 +166,21 @@ __device__ __forceinline__ void multiply_unit(float (&sums)[2][4], const Rows& r
   }
 }
 
-// By the warps that multiply. `counts` of tiles are told what is there, unless they are null.
+// By the warps that multiply, which have not waited for the kernel ahead. `counts` of tiles are told what is
+// there, unless they are null.
 __device__ __forceinline__ void shrink(const LoraAddParams& p, const Sizes& sizes, Run run, Ring& ring,
                                        uint32_t stages, Sums& shared, int32_t* counts, Place& at) {
-  if (run.begin == run.end) return;
+  if (run.begin == run.end) return wait_for_previous();
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, i = threadIdx.x / kLoraRanks;
   const int place = warp * kDepth + lane % 4 * 8;
   const uint32_t mine = stages + lane / 4 * kPitch + place * 2;
   int turn = 0;
   Unit unit(p, sizes, run.begin);
+  TwoRows of(p, unit.tile, lane / 4);
+  wait_for_previous();
 #pragma unroll 1
   for (int index = run.begin;;) {
-    Rows rows;
-    rows.load(p, sizes, unit, lane / 4, place);
+    const Rows rows(p, sizes, of, unit, place);
     const int depth = unit.depth(sizes), row = unit.piece * sizes.num_rows + unit.tile.first + i;
     float* const to =
         p.shrunk + int64_t{row} * sizes.width() + unit.part * sizes.most_rank + threadIdx.x % kLoraRanks;
@@ -184,6 +200,7 @@ __device__ __forceinline__ void shrink(const LoraAddParams& p, const Sizes& size
     }
     if (++index == run.end) return;
     unit.advance(p, sizes);
+    of = TwoRows(p, unit.tile, lane / 4);
   }
 }
 
