@@ -91,15 +91,6 @@ int clusters_at_once(void (*kernel)(Params...), LaunchShape shape) {
   return clusters;
 }
 
-// How many blocks of a launch have room on a multiprocessor at once.
-template <class... Params>
-int blocks_at_once(void (*kernel)(Params...), int threads, size_t shared_bytes) {
-  detail::allow_shared_bytes(kernel, shared_bytes);
-  int blocks = 0;
-  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared_bytes));
-  return blocks;
-}
-
 // Until the grid before this one has ended and its results can be read.
 __device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 // The grid after this one may be brought onto the chip; its wait_for_previous() still waits for our end.

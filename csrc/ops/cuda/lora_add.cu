@@ -68,6 +68,15 @@ Sizes sizes_of(const LoraAddParams& p) {
           .of_b = static_cast<int>(of_b)};
 }
 
+// How many blocks have room on a multiprocessor at once.
+template <class... Params>
+int64_t blocks_at_once(void (*kernel)(Params...), size_t shared_bytes) {
+  detail::allow_shared_bytes(kernel, shared_bytes);
+  int blocks = 0;
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads, shared_bytes));
+  return blocks;
+}
+
 template <Work kWork, bool kStores>
 void launch_work(const LoraAddParams& p, Stream stream) {
   const Sizes sizes = sizes_of(p);
@@ -75,7 +84,7 @@ void launch_work(const LoraAddParams& p, Stream stream) {
   const auto bytes =
       static_cast<size_t>(kStages * kStageBytes + std::max<int64_t>(shrunk_bytes, int64_t{sizeof(Sums)}));
   const auto kernel = add_kernel<kWork, kStores>;
-  const int64_t room = int64_t{multiprocessors()} * blocks_at_once(kernel, kThreads, bytes);
+  const int64_t room = multiprocessors() * blocks_at_once(kernel, bytes);
   launch(
       kernel,
       {.grid = static_cast<unsigned>(std::min(std::max(sizes.of_a, sizes.of_b) * p.tiles.most_tiles, room)),
