@@ -104,7 +104,16 @@ async def gaps(engine: AsyncEngine, names: list[str], salt: str, load: Path | No
     return statistics.median(between), between[len(between) * 99 // 100], await loading
 
 
-async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+class Figures(dict[str, Any]):
+    """Shown as they come: a run that is cut short has told what it has."""
+
+    def tell(self, more: dict[str, Any]) -> None:
+        for name, value in more.items():
+            print(f"  {name:60} {value:,.3f}" if isinstance(value, float) else f"  {name:60} {value}", flush=True)
+        self.update(more)
+
+
+async def measure(options: argparse.Namespace, folder: Path) -> Figures:
     shape, count = SHAPES[options.shape], options.adapters
     size = write_adapter(folder / "adapters" / "a0", shape.config, options.rank)
     large = write_adapter(folder / "large", shape.config, options.large_rank)
@@ -120,20 +129,20 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         max_lora_rank=max(options.rank, options.large_rank),
     )
     engine = (await build_engine(config)).engine
-    figures: dict[str, Any] = {"shape": options.shape, "adapters": count, "rank": options.rank, "MB": size / 1e6}
+    figures = Figures()
+    figures.tell({"shape": options.shape, "adapters": count, "rank": options.rank, "MB": size / 1e6})
     none, each, same = [""] * count, [f"a{i}" for i in range(count)], ["a0"] * count
     described = parse_hf_config(shape.config, options.shape)
     for context in options.context:
         crowds = {"none": none, "each its own": each} | ({"all the same": same} if context < LONG else {})
         crowd = await measure_steps(engine, crowds, context, options.turns)
         read = DecodeStep(count, context + STEPS // 2).bytes(described)
-        figures |= {f"{count} streams at {context}: {what}, ms": value for what, value in crowd.items()}
-        figures[f"{count} streams at {context}: each its own, of none"] = crowd["none"] / crowd["each its own"]
-        figures[f"{count} streams at {context}: floor"] = read / (read + count * size)
-        if context < LONG:
-            figures[f"{count} streams at {context}: all the same, of none"] = crowd["none"] / crowd["all the same"]
+        told: dict[str, Any] = {f"{what}, ms": value for what, value in crowd.items()}
+        told |= {f"{what}, of none": crowd["none"] / value for what, value in crowd.items() if what != "none"}
+        told["floor"] = read / (read + count * size)
+        figures.tell({f"{count} streams at {context}: {what}": value for what, value in told.items()})
     if not options.crowds_only:
-        figures |= await measure_others(engine, options, each, folder / "large", large)
+        figures.tell(await measure_others(engine, options, each, folder / "large", large))
     await engine.stop()
     return figures
 
@@ -167,8 +176,6 @@ def main() -> None:
     logging.basicConfig(level="WARNING", format="%(message)s")
     with tempfile.TemporaryDirectory() as folder:
         figures = asyncio.run(measure(options, Path(folder)))
-    for name, value in figures.items():
-        print(f"  {name:60} {value:,.3f}" if isinstance(value, float) else f"  {name:60} {value}", flush=True)
     if options.json:
         Path(options.json).write_text(json.dumps(figures, indent=2))
 

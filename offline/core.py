@@ -163,7 +163,7 @@ class Core:
 
     def _call(self, request: Fields, body: type[_Body], prefix: str) -> Call[_Body]:
         asked = read(request, body)
-        name = self.context.served_name(getattr(asked, "model", None))
+        name = self.context.served_name(getattr(asked, "model", None), _LOCAL)
         return Call(self.context, asked, new_id(prefix), name, _LOCAL, time.monotonic())
 
     async def _each(

@@ -83,12 +83,11 @@ class Context:
         if found is not None:
             self.stored.restore([found])
 
-    def served_name(self, model: str | None) -> str:
-        """The name to answer with; raises 404 for a model that is not here."""
+    def served_name(self, model: str | None, caller: Caller) -> str:
+        """The name to answer with; raises 404 for a model that is not here, or not for the caller."""
         if model is None:
             return self.model_names[0]
-        if model not in self.model_names and self.engine.adapters.find(model) is None:
-            raise unknown_model(model, self.model_names)
+        self.adapter(model, caller)
         return model
 
     def adapter(self, model: str, caller: Caller) -> AdapterRef | None:
@@ -97,18 +96,25 @@ class Context:
             return None
         ref = self.engine.adapters.find(model)
         if ref is None or not caller.may_use(model):
-            raise unknown_model(model, self.model_names)
+            raise unknown_model(model, self.names_for(caller))
         return ref
 
     def adapters_for(self, caller: Caller) -> list[AdapterRef]:
         return [ref for ref in self.engine.adapters.refs if caller.may_use(ref.name)]
 
+    def names_for(self, caller: Caller) -> tuple[str, ...]:
+        """All that the caller may name as `model`."""
+        return (*self.model_names, *(ref.name for ref in self.adapters_for(caller)))
+
 
 CONTEXT: web.AppKey[Context] = web.AppKey("context", Context)
+_MOST_NAMES = 8  # that a refusal lists
 
 
 def unknown_model(model: str, served: tuple[str, ...]) -> ApiError:
-    names = ", ".join(f"'{name}'" for name in served)
+    names = ", ".join(f"'{name}'" for name in served[:_MOST_NAMES])
+    if len(served) > _MOST_NAMES:
+        names += f" and {len(served) - _MOST_NAMES} more (GET /v1/models)"
     shown = model if len(model) <= 100 else model[:99] + "…"
     message = f"The model '{shown}' does not exist here; this server serves {names}."
     return ApiError(404, "model_not_found", message, param="model")

@@ -100,14 +100,16 @@ def cuda_sum_expert_products(
     products: int, columns: int, dtype: int, choice: ExpertChoice, out: int, stream: int
 ) -> None: ...
 
-class CudaLoraSite:  # a, b, ranks, scales; ends [P]; slots, R, K, N, dtype (csrc/ops/cuda/lora.h)
+class CudaLoraSite:  # a, b, ranks, scales, counts; ends [P]; slots, R, K, N, dtype (csrc/ops/cuda/lora.h)
     def __init__(self, slots: tuple[int, ...], ends: Sequence[int], sizes: tuple[int, ...]) -> None: ...
 
 # Rows, tiles, the most of these, how many rows read the same one, whether they are made in the step.
 LoraTiles = tuple[int, int, int, int, bool]
 
-def cuda_lora_shrink(x: int, shrunk: int, num_rows: int, site: CudaLoraSite, tiles: LoraTiles, stream: int) -> None: ...
-def cuda_lora_expand(y: int, shrunk: int, num_rows: int, site: CudaLoraSite, tiles: LoraTiles, stream: int) -> None: ...
+LoraArrays = tuple[int, int, int, bool]  # x, y, what A leaves for B, whether y is stored
+
+def cuda_lora_add(arrays: LoraArrays, num_rows: int, site: CudaLoraSite, tiles: LoraTiles, stream: int) -> None: ...
+def cuda_lora_expand(arrays: LoraArrays, num_rows: int, site: CudaLoraSite, tiles: LoraTiles, stream: int) -> None: ...
 def cuda_lora_expert_tiles(
     slots: int,
     ids: int,

@@ -85,6 +85,9 @@ class LoraRows:
         self._rows.experts(matrices, chosen, x.data_ptr(), ACTIVATION_CODES[activation], out.data_ptr())
         return out
 
+    def begun(self, site: int, x: Tensor) -> Tensor | None:
+        return None
+
     def add(self, site: int, x: Tensor, y: Tensor) -> None:
         """To the product y [T, N] of x [T, K], in place."""
         for rows in (x, y):

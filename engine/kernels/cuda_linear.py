@@ -62,14 +62,17 @@ def is_fused(x: Tensor, weight: Tensor, *, normed: bool = False) -> bool:
     return x.dtype is _BF16 and _C.cuda_is_fused_product(*sizes, normed)
 
 
+def is_skinny(x: Tensor, weight: Tensor) -> bool:
+    """Whether the product itself is our own, where fused ones are not."""
+    return x.dtype is _BF16 and _C.cuda_is_skinny_product(x.shape[0], weight.shape[0], weight.shape[1])
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
     """x [T, K] · weight [N, K]ᵀ + bias [N] → [T, N]. With a weight in float8 many rows are rounded to it."""
     is_ours = is_fused(x, weight)
     if scales is not None and not is_ours:
         return _scaled_linear(x, weight, scales, bias)
-    if x.dtype is _BF16 and not is_ours:
-        is_ours = _C.cuda_is_skinny_product(x.shape[0], weight.shape[0], weight.shape[1])
-    if not is_ours:
+    if not is_ours and not is_skinny(x, weight):
         return F.linear(x, weight, bias)
     out = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
     _multiply(x, weight, bias, out, _STORE, scales=scales)

@@ -18,6 +18,7 @@ TILE_ROWS = 16  # csrc/ops/cuda/lora.h, as what follows
 _RANKS = 16
 _MOST_PARTS = 8
 _PIECE = 1024
+_MOST_COUNTED_TILES = 2048
 _BF16 = torch.bfloat16
 _TABLE_DEPTH = 32  # of an A that nobody reads
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/core/dtype.h
@@ -120,8 +121,9 @@ class SiteSlots:
         self._b = torch.zeros(num_products, *chunks, dtype=dtype, device=device)
         self._ranks = torch.zeros(num_slots, shape.num_experts * parts, dtype=torch.int32, device=device)
         self._scales = torch.zeros(num_slots, shape.num_experts * parts, dtype=torch.float32, device=device)
+        self._counts = torch.zeros(_MOST_COUNTED_TILES, dtype=torch.int32, device=device)
         self._site = _C.CudaLoraSite(
-            (self._a.data_ptr(), self._b.data_ptr(), self._ranks.data_ptr(), self._scales.data_ptr()),
+            tuple(part.data_ptr() for part in (self._a, self._b, self._ranks, self._scales, self._counts)),
             shape.ends,
             (num_products, most_rank, shape.in_features, shape.out_features, _DTYPE_CODES[dtype]),
         )
@@ -158,24 +160,35 @@ class SiteSlots:
         self._ranks[slot].copy_(torch.tensor([rounded_rank(rank) for rank in ranks], dtype=torch.int32))
         self._scales[slot].copy_(torch.tensor(scales, dtype=torch.float32))
 
+    @property
+    def can_begin(self) -> bool:
+        """Whether `begun` has a kernel."""
+        return self.dtype is _BF16 and self.shape.is_even
+
+    def begun(self, x: Tensor, tiles: LoraTiles) -> Tensor:
+        """What is added to the product of x [T, K], [T, N], for a product that is added to it. REQUIRES: can_begin,
+        and tiles of all rows"""
+        y = torch.empty(x.shape[0], self.shape.out_features, dtype=self.dtype, device=x.device)
+        self._add(x, y, tiles, stores=True)
+        return y
+
     def add(self, x: Tensor, y: Tensor, tiles: LoraTiles) -> None:
         """To the product y [T, N] of x [T, K], in place; of x [T / rows_of_x, K] where tiles share rows."""
-        self.expand(self.shrink(x, tiles), y, tiles)
+        self._add(x, y, tiles, stores=False)
 
-    def shrink(self, x: Tensor, tiles: LoraTiles) -> Tensor:
-        """What `expand` takes of x."""
-        num_rows, depth = x.shape[0] * tiles.rows_of_x, self.shape.in_features
+    def _add(self, x: Tensor, y: Tensor, tiles: LoraTiles, *, stores: bool) -> None:
+        num_rows, depth = y.shape[0], self.shape.in_features
         width = len(self.shape.ends) * self._most_rank
         shrunk = torch.empty(-(-depth // _PIECE), num_rows, width, dtype=torch.float32, device=x.device)
-        rows = address_of(x, self.dtype, x.shape[0], depth)
-        _C.cuda_lora_shrink(rows, shrunk.data_ptr(), num_rows, self._site, tiles.arguments, current_stream())
-        return shrunk
+        rows = address_of(x, self.dtype, num_rows // tiles.rows_of_x, depth)
+        arrays = rows, address_of(y, self.dtype, num_rows, self.shape.out_features), shrunk.data_ptr(), stores
+        _C.cuda_lora_add(arrays, num_rows, self._site, tiles.arguments, current_stream())
 
     def expand(self, shrunk: Tensor, y: Tensor, tiles: LoraTiles) -> None:
-        """y [T, N] gets what its rows' slots add."""
+        """y [T, N] gets B of shrunk [T, P R] float32, as A would leave it."""
         num_rows = y.shape[0]
-        rows = address_of(y, self.dtype, num_rows, self.shape.out_features)
-        _C.cuda_lora_expand(rows, shrunk.data_ptr(), num_rows, self._site, tiles.arguments, current_stream())
+        arrays = 0, address_of(y, self.dtype, num_rows, self.shape.out_features), shrunk.data_ptr(), False
+        _C.cuda_lora_expand(arrays, num_rows, self._site, tiles.arguments, current_stream())
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +317,10 @@ class LoraRows:
         if site is not None and site in self.sites:
             self.sites[site].add(x, y, tiles)
 
+    def begun(self, site: int, x: Tensor) -> Tensor | None:
+        slots = self.sites[site]
+        return slots.begun(x, self._tiles) if slots.can_begin else None
+
     def add(self, site: int, x: Tensor, y: Tensor) -> None:
         self.sites[site].add(x, y, self._tiles)
 
@@ -312,14 +329,14 @@ class LoraRows:
 
 
 def most_tiles(num_tokens: int, num_slots: int) -> int:
-    """Of a step: each slot may have one that is not full."""
-    return min(num_tokens, num_tokens // TILE_ROWS + num_slots)
+    """Of a step: each slot may have one that is not full, and so may rows without."""
+    return min(num_tokens, num_tokens // TILE_ROWS + num_slots + 1)
 
 
 def write_tiles(slots: IntArray, rows: IntArray, tiles: IntArray) -> None:
     """Of a step whose row i has slots[i], -1 for none: into `rows` [at least T], and `tiles` [at least 1 + the most
-    that there can be, 3], which begin with their number."""
-    order = np.argsort(slots, kind="stable")[np.count_nonzero(slots < 0) :]
+    that there can be, 3], which begin with their number. Rows without one are the last."""
+    order = np.roll(np.argsort(slots, kind="stable"), -np.count_nonzero(slots < 0))
     rows[: len(order)] = order
     used, firsts, counts = np.unique(slots[order], return_index=True, return_counts=True)
     written = 0

@@ -82,8 +82,13 @@ class AdaptedWeight(Weight):
         return self._weight.rows(ids, last_tokens)
 
     def __call__(self, x: Tensor) -> Tensor:
+        rows, x = self._adapters.of(len(x)), x.contiguous()
+        begun = rows.begun(self._site, x) if self._weight.can_add(x) else None
+        if begun is not None:
+            self._weight.add_product(x, begun)
+            return begun
         result = self._weight(x)
-        self._adapters.of(len(x)).add(self._site, x.contiguous(), result)
+        rows.add(self._site, x, result)
         return result
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:

@@ -81,6 +81,14 @@ class Weight(Table):
         """The stream [T, N] gets the product of x [T, K]."""
         stream.add(self(x))
 
+    def can_add(self, x: Tensor) -> bool:
+        """Whether `add_product` takes no longer than the product of x [T, K] alone."""
+        return False
+
+    def add_product(self, x: Tensor, y: Tensor) -> None:
+        """y [T, N] gets the product of x [T, K]. REQUIRES: can_add"""
+        raise NotImplementedError
+
     def store(self, states: Tensor, kv_cache: Tensor, layer: int, slots: Tensor) -> None:
         """The product of states [E, K] is keys and values, [E, 2 NKV D]: to slots [E] int64 of the cache."""
         heads = self(states).view(states.shape[0], 2 * kv_cache.shape[3], -1)  # [E, 2 NKV, D]

@@ -290,9 +290,11 @@ class CudaAdapters:
             return
         of_rows = self._of_rows = np.repeat(self._slots_of(batch.adapters), np.diff(batch.query_start))
         arrays["lora_slots"][: len(of_rows)] = of_rows
-        write_tiles(of_rows, arrays["lora_rows"], arrays["lora_tiles"])
+        write_tiles(arrays["lora_slots"][: size.num_tokens], arrays["lora_rows"], arrays["lora_tiles"])
         if OUTPUT in self._shapes:
-            write_tiles(of_rows[samples], arrays["lora_output_rows"], arrays["lora_output_tiles"])
+            sampled = np.full(size.num_samples, _NO_SLOT, np.int32)
+            sampled[: len(samples)] = of_rows[samples]
+            write_tiles(sampled, arrays["lora_output_rows"], arrays["lora_output_tiles"])
 
     def _slots_of(self, handles: IntArray) -> IntArray:
         of_handle = {handle: placed.slot for handle, placed in self._placed.items()}

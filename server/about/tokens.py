@@ -5,6 +5,7 @@ from __future__ import annotations
 import orjson
 from aiohttp import web
 
+from bequest.server.access.marks import CALLER
 from bequest.server.asks.chats import ChatSource, check_countable, rendered_chat
 from bequest.server.asks.images import shown_ids
 from bequest.server.asks.prompts import encode
@@ -22,7 +23,7 @@ from bequest.server.wire.errors import invalid, missing
 async def tokenize(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     body, ignored = await read_body(request, context, TokenizeBody)
-    context.served_name(body.model)
+    context.served_name(body.model, request[CALLER])
     if body.messages is not None:
         if body.prompt is not None:
             raise invalid("`prompt` and `messages` exclude each other: send one of them.", "prompt")
@@ -85,7 +86,7 @@ async def detokenize(request: web.Request) -> web.Response:
     """Every token is shown, special ones too: tokenising the answer gives the tokens back."""
     context = request.app[CONTEXT]
     body, ignored = await read_body(request, context, DetokenizeBody)
-    context.served_name(body.model)
+    context.served_name(body.model, request[CALLER])
     if body.tokens is None:
         raise missing("tokens", "`tokens` is missing: send a list of token ids.")
     tokens = body.tokens

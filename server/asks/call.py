@@ -113,7 +113,7 @@ def call_of(http: web.Request, body: _Body, ignored: list[str], prefix: str) -> 
     model: str | None = getattr(body, "model", None)
     if model is None:
         model = _model_of_parent(context, http[CALLER].tenant, body)
-    served = context.served_name(model)
+    served = context.served_name(model, http[CALLER])
     return HttpCall(context, body, answer_id, served, http[CALLER], http[ARRIVED], http, tuple(ignored))
 
 

@@ -85,7 +85,7 @@ async def _call(
             raise unsupported("stream", "`stream` cannot be used in a batch: answers come whole. Leave it out.")
         body = _without_record(body)
     limits = replace(caller.limits, lowest_priority=max(PRIORITY, caller.limits.lowest_priority))
-    served = context.served_name(body.model)
+    served = context.served_name(body.model, caller)
     return Call(context, body, answer_id, served, replace(caller, limits=limits), time.monotonic()), ignored
 
 

@@ -98,8 +98,8 @@ SENTENCES = {
     # parents, leases, names
     "parent_unknown": "There is no request '{reference}' to continue from: it was never here, was deleted, or was lost "
     "in a restart. Send the whole prompt.",
-    "parent_expired": "The request '{reference}' was retained here, but its time is up or it made room for others; "
-    "send the whole prompt, and lease it longer next time with `retain`.",
+    "parent_expired": "The request '{reference}' was retained here, but its time is up, it made room for others, "
+    "or its adapter was unloaded; send the whole prompt, and lease it longer next time with `retain`.",
     "parent_elsewhere": "'{reference}' belongs to the replica '{replica}': send the request there.",
     "parent_failed": "The request '{reference}' ended before anything was computed; send the whole prompt.",
     "parent_lost": "The lease '{id}' was kept in files, which are lost or broken: it cannot be continued. Send the "

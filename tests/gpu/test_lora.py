@@ -101,6 +101,54 @@ def test_rows_get_what_their_slot_adds(num_rows: int) -> None:
         assert torch.equal(alone[0].cpu(), result[i + 1]), "a row's bits do not depend on the others"
 
 
+@pytest.mark.parametrize(
+    ("ends", "depth", "num_slots", "num_rows"),
+    [
+        ((1032, 1536, 2568), 2592, 40, 100),  # pieces of the depth, units of columns that end anywhere
+        ((4096, 5120, 6144), 4096, 64, 64),
+        ((4096,), 14336, 3, 300),
+        ((8, 16), 32, 2100, 2100),  # more tiles than one kernel takes
+    ],
+)
+def test_blocks_that_wait_for_each_other(ends: tuple[int, ...], depth: int, num_slots: int, num_rows: int) -> None:
+    """Units of many blocks, launch behind launch: each finds the counters as the one before has left them."""
+    from bequest.engine.kernels.cuda_lora import LoraTiles, PackedPart, SiteShape, SiteSlots, most_tiles, write_tiles
+
+    device, most_rank = torch.device("cuda"), 48
+    site = SiteSlots(SiteShape(ends, depth), num_slots, most_rank, device)
+    draw = torch.Generator().manual_seed(depth)
+    a = torch.randn(num_slots, len(ends), most_rank, depth, generator=draw).mul_(depth**-0.5).bfloat16()
+    b = torch.randn(num_slots, most_rank, ends[-1], generator=draw).bfloat16()
+    ranks = [[(16, 32, 48, 0)[(slot + part) % 4] for part in range(len(ends))] for slot in range(num_slots)]
+    for slot, own in enumerate(ranks):
+        for part, rank in enumerate(own):
+            begin = (0, *ends)[part]
+            columns = b[slot, :rank, begin : ends[part]].float()
+            site.write_part(slot, part, PackedPart.of(a[slot, part, :rank].float(), columns, 0.5))
+        site.describe(slot, own, [0.5] * len(ends))
+    slots = np.random.default_rng(depth).permutation(np.arange(num_rows) % (num_slots + 1) - 1).astype(np.int32)
+    rows, tiles = np.zeros(num_rows, np.int32), np.zeros((1 + num_rows, 3), np.int32)
+    write_tiles(slots, rows, tiles)
+    most = most_tiles(num_rows, num_slots)
+    placed = LoraTiles(torch.from_numpy(rows).to(device), torch.from_numpy(tiles).to(device), most)
+    x = torch.randn(num_rows, depth, generator=draw).bfloat16().to(device)
+    expected = torch.zeros(num_rows, ends[-1], dtype=torch.float64, device=device)
+    for i, slot in enumerate(slots.tolist()):
+        for part, rank in enumerate(ranks[slot] if slot >= 0 else []):
+            begin, own_a = (0, *ends)[part], a[slot, part, :rank].to(device).double()
+            shrunk = (0.5 * (own_a @ x[i].double())).float().bfloat16().double()
+            expected[i, begin : ends[part]] = shrunk @ b[slot, :rank, begin : ends[part]].to(device).double()
+    first: Tensor | None = None
+    for _ in range(3):
+        y = torch.zeros(num_rows, ends[-1], dtype=torch.bfloat16, device=device)
+        site.add(x, y, placed)
+        first = y if first is None else first
+        assert torch.equal(y, first), "launches give the same bits"
+        assert torch.equal(site.begun(x, placed), first), "zeros where nothing is added"
+    # What A leaves is rounded to bfloat16, here and there at another value.
+    assert first is not None and torch.allclose(first.double(), expected, rtol=0.02, atol=0.05)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_float32_and_odd_sizes(dtype: torch.dtype) -> None:
     """Sums of threads: a router of 6 outputs, a gate of one, a depth that no tensor core takes; four rows share x."""

@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from bequest.engine.build import build_engine
 from bequest.engine.config import EngineConfig
@@ -131,7 +133,7 @@ async def test_slots_are_there_again_behind_a_sleep(tiny_model: Callable[[str], 
     ("dtype", "name"),
     [
         *(("float32", name) for name in ("t5-gated-untied", "bart", "whisper")),
-        *(("bfloat16", name) for name in ("bart", "whisper")),  # a tiny T5 takes other tokens by its rounding alone
+        *(("bfloat16", name) for name in ("bart", "whisper")),  # a T5: below
     ],
 )
 async def test_both_stacks_of_an_encoder_decoder(name: str, dtype: str, tmp_path: Path) -> None:
@@ -163,3 +165,52 @@ async def test_both_stacks_of_an_encoder_decoder(name: str, dtype: str, tmp_path
     for ours, theirs in zip(*told, strict=True):
         assert abs(ours[1][0] - theirs[1][0]) < close
     assert len({str(one) for one in told[1]}) > len(same) // 2
+
+
+def teacher_forced(model: Any, item: list[int], tokens: list[int]) -> Tensor:
+    """[len(tokens) - 1]: the log-probability of each token behind those before it."""
+    with torch.no_grad():
+        found = model(input_ids=torch.tensor([item]), decoder_input_ids=torch.tensor([tokens]), use_cache=False)
+    return found.logits[0].float().log_softmax(-1)[range(len(tokens) - 1), tokens[1:]]
+
+
+@pytest.mark.parametrize("name", ["t5", "t5-gated-untied"])
+async def test_a_t5_in_bfloat16_is_as_near_as_peft_in_bfloat16(name: str, tmp_path: Path) -> None:
+    """A tiny T5 takes other tokens by its rounding alone, so tokens are given. What bfloat16 may cost is what it costs
+    PEFT: the distance of its log-probabilities from its own in float32."""
+    from tests.adapters.tiny_adapters import make_adapter, save_adapter
+
+    directory = tmp_path / "model"
+    directory.mkdir()
+    save_model(name, directory)
+    plain = make_encoder_decoder(name)
+    models = {"": (plain, make_encoder_decoder(name).bfloat16())}
+    for i in range(NUM_ADAPTERS):
+        adapted, rounded = (make_adapter(make_encoder_decoder(name), f"{name}-{i}", r=RANK) for _ in range(2))
+        save_adapter(adapted, tmp_path / f"a{i}")
+        models[f"a{i}"] = (adapted, rounded.bfloat16())
+    draw = torch.Generator().manual_seed(3)
+    tokens = [0, *torch.randint(3, plain.config.vocab_size, (14,), generator=draw).tolist()]
+    wanted = [(key, item) for item in inputs(plain)[2:6] for key in models]
+    exact, theirs = (torch.cat([teacher_forced(models[key][i], item, tokens) for key, item in wanted]) for i in (0, 1))
+    shape = {"dtype": "bfloat16", "max_model_len": 32, "max_encoder_len": 41}
+    engine = (await build_engine(config(directory, tmp_path, **shape))).engine
+    params = SamplingParams(max_tokens=0, prompt_logprobs=0)
+    try:
+        found = []
+        for key, item in wanted:
+            asked = request(tokens, params, adapter=engine.adapters.find(key), encoder=as_input(item))
+            told = (await last_delta(engine, asked)).prompt_logprobs
+            assert told is not None
+            found += [one.logprob for one in told if one]
+    finally:
+        await engine.stop()
+        engine.scheduler.check_idle()
+    others = torch.cat([teacher_forced(plain, item, tokens) for _, item in wanted])
+    ours, bar, without = (one - exact for one in (torch.tensor(found), theirs, others))
+    assert _rms(ours) < 1.25 * _rms(bar) and ours.abs().max() < 1.5 * bar.abs().max()
+    assert _rms(without) > 4 * _rms(bar), "adapters count for more than roundings"
+
+
+def _rms(distances: Tensor) -> float:
+    return float(distances.square().mean().sqrt())

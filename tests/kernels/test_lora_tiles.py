@@ -28,7 +28,8 @@ def test_tiles_hold_every_row_once() -> None:
         assert tiles[0, 0] <= num_tiles
         told = tiles[1 : 1 + tiles[0, 0]].tolist()
         found = {int(row): slot for first, count, slot in told for row in rows[first : first + count]}
-        assert found == {i: slot for i, slot in enumerate(slots.tolist()) if slot >= 0}
+        assert found == dict(enumerate(slots.tolist()))
+        assert (slots[rows[: np.count_nonzero(slots >= 0)]] >= 0).all(), "those without are the last"
         assert all(count <= TILE_ROWS for _, count, _ in told)
 
 

@@ -59,6 +59,7 @@ async def test_a_model_that_is_not_there(front: Front) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         await front.client().completions.create(model="lega", prompt="x")
     assert caught.value.code == "model_not_found"
+    assert "'fake/model', 'legal', 'medical'" in str(caught.value), "what a slip of the pen meant"
 
 
 async def parent(front: Front, **fields: Any) -> str:
@@ -222,6 +223,11 @@ async def test_a_key_names_its_own_adapters_alone(start: Starter, tmp_path: Path
             assert answer.status == (200 if allowed else 404), content
             answer, _ = await front.get(f"/v1/models/{name}", headers=bearer(key))
             assert answer.status == (200 if allowed else 404)
+            for path in ("/tokenize", "/api/show"):
+                answer, content = await front.post(path, {"prompt": "a", "model": name}, headers=bearer(key))
+                assert answer.status == (200 if allowed else 404), "nothing tells that it is here"
+        answer, content = await front.post(COMPLETIONS, {"prompt": "a", "model": "lega"}, headers=bearer(key))
+        assert [name for name in ("legal", "medical") if f"'{name}'" in content["error"]["message"]] == names
         answer, _ = await front.post(UNLOAD, {"lora_name": "none"}, headers=bearer(key))
         assert answer.status == (404 if key == "b" else 403)
 

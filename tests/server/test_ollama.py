@@ -13,6 +13,7 @@ import pytest
 
 from bequest.engine.errors import EngineDead
 from bequest.engine.types import ChoiceDelta, Delta, OutputMode, Request, Usage
+from bequest.engine.types.adapter import AdapterRef
 from tests.server.conftest import Starter
 from tests.server.fakes import EOS, PIECES, FakeText, seeing_engine
 from tests.server.front import Front
@@ -279,6 +280,18 @@ async def test_vectors(front: Front, client: ollama.AsyncClient) -> None:
     assert len((await client.embed("fake/model", long)).embeddings) == 1, "what is too long is cut"
     with pytest.raises(ollama.ResponseError, match="maximum context length"):
         await client.embed("fake/model", long, truncate=False)
+
+
+async def test_adapters_are_models(front: Front, client: ollama.AsyncClient) -> None:
+    front.engine.adapters.loaded = {"legal": AdapterRef("legal", 7, "d7")}
+    for found in ((await client.list()).models, (await client.ps()).models):
+        assert [(one.model, one.details and one.details.parent_model) for one in found] == [
+            ("fake/model", ""),
+            ("legal", "fake/model"),
+        ]
+    shown = await client.show("legal:latest")
+    assert shown.details is not None and shown.details.parent_model == "fake/model"
+    assert (await client.chat("legal", MESSAGES)).model == "legal"
 
 
 # --- faults ------------------------------------------------------------------------------------------------------

@@ -16,14 +16,14 @@ __device__ __forceinline__ bool exists(const LoraTiles& tiles) {
 }
 
 template <class T>
-__global__ __launch_bounds__(kRowThreads) void shrink_rows_kernel(
-    const __grid_constant__ LoraShrinkParams p) {
+__global__ __launch_bounds__(kRowThreads) void shrink_rows_kernel(const __grid_constant__ LoraAddParams p) {
   let_next_start();
   wait_for_previous();
   if (!exists(p.tiles)) return;
   const LoraSite& site = p.site;
   const Tile tile = tile_of(p.tiles, static_cast<int>(blockIdx.x));
   const int part = static_cast<int>(blockIdx.y), rank = rank_of(site, tile.slot, part);
+  if (rank == 0) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t index = int64_t{tile.slot} * site.num_parts + part, depth = site.in_features;
   const T* const a = static_cast<const T*>(site.a) + index * site.most_rank * depth;
@@ -41,8 +41,7 @@ __global__ __launch_bounds__(kRowThreads) void shrink_rows_kernel(
 }
 
 template <class T>
-__global__ __launch_bounds__(kRowThreads) void expand_rows_kernel(
-    const __grid_constant__ LoraExpandParams p) {
+__global__ __launch_bounds__(kRowThreads) void expand_rows_kernel(const __grid_constant__ LoraAddParams p) {
   let_next_start();
   wait_for_previous();
   const LoraSite& site = p.site;
@@ -75,12 +74,12 @@ LaunchShape shape_of(const LoraTiles& tiles, int64_t others) {
 
 }  // namespace
 
-void shrink_rows(const LoraShrinkParams& p, Stream stream) {
+void shrink_rows(const LoraAddParams& p, Stream stream) {
   dispatch(p.site.dtype,
            [&]<class T>() { launch(shrink_rows_kernel<T>, shape_of(p.tiles, p.site.num_parts), stream, p); });
 }
 
-void expand_rows(const LoraExpandParams& p, Stream stream) {
+void expand_rows(const LoraAddParams& p, Stream stream) {
   dispatch(p.site.dtype, [&]<class T>() {
     launch(expand_rows_kernel<T>, shape_of(p.tiles, ceil_div(p.site.out_features, kRowThreads)), stream, p);
   });

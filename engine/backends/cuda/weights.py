@@ -70,6 +70,17 @@ class DenseWeight(Weight):
         else:
             super().add_to(stream, x)
 
+    def can_add(self, x: Tensor) -> bool:
+        if cuda_linear.is_fused(x, self.matrix):
+            return True
+        return self.bias is None and self.scales is None and not cuda_linear.is_skinny(x, self.matrix)
+
+    def add_product(self, x: Tensor, y: Tensor) -> None:
+        if cuda_linear.is_fused(x, self.matrix):
+            cuda_linear.linear_into(x, self.matrix, self.bias, y, self.scales)
+        else:
+            y.addmm_(x, self.matrix.t())
+
     def _takes_norm(self, stream: Stream, norm: Norm) -> bool:
         """What is still to be added to the stream would have to be added first."""
         ready = stream.added is None and norm.bias is None and norm.offset == 0.0

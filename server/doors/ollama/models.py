@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 from msgspec import structs
 
+from bequest.server.access.marks import CALLER
 from bequest.server.asks.call import HttpCall, call_of
 from bequest.server.asks.reading import dialect_of
 from bequest.server.context import CONTEXT, Context
@@ -40,7 +41,7 @@ async def begin_named(http: web.Request, kind: type[_Body]) -> HttpCall[_Body]:
 
 async def tags(http: web.Request) -> web.Response:
     context = http.app[CONTEXT]
-    return json_response({"models": [_entry(context, name) for name in context.model_names]})
+    return json_response({"models": [_entry(context, name) for name in context.names_for(http[CALLER])]})
 
 
 async def running(http: web.Request) -> web.Response:
@@ -48,13 +49,13 @@ async def running(http: web.Request) -> web.Response:
     context = http.app[CONTEXT]
     size = _num_bytes(context)
     told = {"expires_at": _FOREVER, "size_vram": size, "context_length": context.engine.info.max_model_len}
-    return json_response({"models": [{**_entry(context, name), **told} for name in context.model_names]})
+    return json_response({"models": [{**_entry(context, name), **told} for name in context.names_for(http[CALLER])]})
 
 
 async def show(http: web.Request) -> web.Response:
     context = http.app[CONTEXT]
     body, _ = await read_body(http, context, OllamaModelBody)
-    _served(context, body)
+    name = _served(http, body)
     info, template = context.engine.info, context.text.chat_template
     family = info.architecture
     return json_response(
@@ -62,7 +63,7 @@ async def show(http: web.Request) -> web.Response:
             "modelfile": f"FROM {info.name}\n",
             "parameters": "\n".join(f"{name} {value}" for name, value in info.default_sampling.items()),
             "template": "" if template is None else template.source,
-            "details": _details(context),
+            "details": _details(context, name),
             "model_info": {
                 "general.architecture": family,
                 "general.parameter_count": info.num_parameters,
@@ -85,15 +86,15 @@ async def pull(http: web.Request) -> web.Response:
     """Of a model that is here. Another one is not found: a server has one, and fetches it when it starts."""
     context = http.app[CONTEXT]
     body, _ = await read_body(http, context, OllamaModelBody)
-    _served(context, body)
+    _served(http, body)
     return one_line({"status": "success"}, body.stream, {})
 
 
-def _served(context: Context, body: OllamaModelBody) -> str:
-    given = body.model or body.name
+def _served(http: web.Request, body: OllamaModelBody) -> str:
+    given, context = body.model or body.name, http.app[CONTEXT]
     if given is None:
         raise missing("model")
-    return context.served_name(_plain(context, given))
+    return context.served_name(_plain(context, given), http[CALLER])
 
 
 def _plain(context: Context, model: str | None) -> str | None:
@@ -111,14 +112,14 @@ def _entry(context: Context, name: str) -> dict[str, Any]:
         "modified_at": _since(context),
         "size": _num_bytes(context),
         "digest": hashlib.sha256(told.encode()).hexdigest(),
-        "details": _details(context),
+        "details": _details(context, name),
     }
 
 
-def _details(context: Context) -> dict[str, Any]:
+def _details(context: Context, name: str) -> dict[str, Any]:
     info = context.engine.info
     return {
-        "parent_model": "",
+        "parent_model": "" if name in context.model_names else context.model_names[0],  # of an adapter
         "format": "gguf" if info.name.endswith(".gguf") else "safetensors",
         "family": info.architecture,
         "families": [info.architecture],
