@@ -27,6 +27,8 @@ import numpy as np
 
 from benchmarks.model_shapes import SHAPES, write_model
 
+WARM_TOKENS = 256  # of answers before anything is timed
+
 
 @dataclass(frozen=True)
 class Load:
@@ -144,7 +146,7 @@ def main() -> None:
             print(f"{options.shape}: ready in {ready:.1f} s")
         try:
             lengths = (options.prompt_len, options.output_len)
-            measure(url, 4, *lengths, options.processes, 0)  # warm up
+            measure(url, 4, options.prompt_len, min(options.output_len, WARM_TOKENS), options.processes, 0)
             rows = [
                 measure(url, int(c), *lengths, options.processes, i + 1)
                 for i, c in enumerate(options.concurrency.split(","))
