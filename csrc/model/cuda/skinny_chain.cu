@@ -309,8 +309,8 @@ __device__ __forceinline__ void read_weights(const A& a, Fixed& fixed, const Sha
     reader.read(fixed.views[Order::kRouter], a.weights[Order::kRouter]);
     fixed.chosen.there.wait(0);
     const int* ids = fixed.chosen.ids;
-    reader.read_experts(fixed.views[Order::kGate], a.weights[Order::kGate], a.shared[0], ids);
-    reader.read_experts(fixed.views[Order::kDown], a.weights[Order::kDown], a.shared[1], ids);
+    reader.read_gates(fixed.views[Order::kGate], a.weights[Order::kGate], a.shared[0], ids);
+    reader.read_downs(fixed.views[Order::kDown], a.weights[Order::kDown], a.shared[1], ids);
     if (a.num_phases > Order::kNext) reader.read(fixed.views[Order::kNext], a.weights[Order::kNext]);
   }
 }

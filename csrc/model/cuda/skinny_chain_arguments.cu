@@ -100,29 +100,39 @@ class Builder {
     return add_phase({.kind = kind,
                       .units = static_cast<int>(product.in_features / kUnit),
                       .chunks = chunks_of(product.in_features, form),
-                      .stride = kSteps,
                       .outputs = static_cast<int>(product.out_features / (gated ? 2 : 1)),
                       .bias = product.bias,
                       .scales = product.scales});
   }
 
-  // Of the chosen experts: gate and up give the outputs of all of them, down takes these.
-  Phase& add_of_experts(const ChainProduct& product, Kind kind) {
-    const bool gated = kind == Kind::kGate;
-    const ChainProduct& shared = gated ? experts_.shared_up : experts_.shared_down;
-    const int ranks = static_cast<int>(experts_.num_chosen) + (shared.weight != nullptr ? 1 : 0);
+  // Of the chosen experts: the outputs of all of them.
+  Phase& add_gates(const ChainProduct& product) {
+    const ChainProduct& shared = experts_.shared_up;
     a.weights[a.num_phases] = expert_weight_map(product.weight, num_routed(experts_), product.out_features,
-                                                product.in_features, gated);
+                                                product.in_features, true);
     if (shared.weight != nullptr)
-      a.shared[gated ? 0 : 1] = weight_map(shared.weight, shared.out_features, shared.in_features, gated);
-    const int units = static_cast<int>(product.in_features / kUnit);
-    const int outputs = static_cast<int>(product.out_features / (gated ? 2 : 1));
-    return add_phase({.kind = kind,
-                      .units = gated ? units : ranks * units,
-                      .chunks = gated ? static_cast<int>(ceil_div(units, kSteps)) : ranks,
-                      .stride = gated ? kSteps : units,
-                      .outputs = gated ? ranks * outputs : outputs,
+      a.shared[0] = weight_map(shared.weight, shared.out_features, shared.in_features, true);
+    const int outputs = static_cast<int>(product.out_features / 2);
+    return add_phase({.kind = Kind::kGate,
+                      .units = static_cast<int>(product.in_features / kUnit),
+                      .chunks = chunks_of(product.in_features, Form::kNumbers),
+                      .outputs = num_ranks() * outputs,
                       .part = outputs});
+  }
+
+  // Takes these.
+  Phase& add_downs(const ChainProduct& product) {
+    const ChainProduct& shared = experts_.shared_down;
+    a.weights[a.num_phases] =
+        expert_quarter_map(product.weight, num_routed(experts_), product.out_features, product.in_features);
+    if (shared.weight != nullptr)
+      a.shared[1] = quarter_map(shared.weight, shared.out_features, shared.in_features);
+    const int units = static_cast<int>(product.in_features / kUnit);
+    return add_phase({.kind = Kind::kAdd,
+                      .units = num_ranks() * units,
+                      .chunks = chunks_of(num_ranks() * product.in_features, Form::kNumbers),
+                      .outputs = static_cast<int>(product.out_features),
+                      .part = units});
   }
 
   Arguments a{};
@@ -134,6 +144,10 @@ class Builder {
     phase.longer = static_cast<int>(tiles % grid_);
     a.phases[a.num_phases] = phase;
     return a.phases[a.num_phases++];
+  }
+
+  int num_ranks() const {
+    return static_cast<int>(experts_.num_chosen) + (experts_.shared_up.weight != nullptr ? 1 : 0);
   }
 
   const ChainExperts experts_;
@@ -162,11 +176,10 @@ void add_feed_forward(Builder& builder, const SkinnyChainParams& p, const Word* 
     a.factor = p.experts.factor;
     a.num_read = reinterpret_cast<unsigned long long*>(p.experts.num_read);
   }
-  Phase& gate =
-      has_experts ? builder.add_of_experts(p.gate_up, Kind::kGate) : builder.add(p.gate_up, Kind::kGate);
+  Phase& gate = has_experts ? builder.add_gates(p.gate_up) : builder.add(p.gate_up, Kind::kGate);
   norm_from(gate, p.mlp_norm, from);
   gate.to = builder.rows_of_words(gate.outputs);
-  Phase& down = has_experts ? builder.add_of_experts(p.down, Kind::kAdd) : builder.add(p.down, Kind::kAdd);
+  Phase& down = has_experts ? builder.add_downs(p.down) : builder.add(p.down, Kind::kAdd);
   down.from = gate.to;
   down.out = static_cast<BFloat16*>(p.residual);
 }
@@ -330,7 +343,7 @@ bool can_chain_experts(int64_t attended, int64_t hidden, int64_t inner, int64_t 
   if (num_experts > kMostRouted || num_experts % 4 != 0 || inner > kStageDepth) return false;
   const int64_t ranks = num_chosen + (has_shared ? 1 : 0), logits = num_experts + (has_shared ? 1 : 0);
   return has_room({attended, hidden, inner}, {hidden, logits, ranks * inner, hidden},
-                  std::max({attended, hidden, ranks * kStageDepth}), hidden, 1, Form::kNumbers);
+                  std::max({attended, hidden, ranks * inner}), hidden, 1, Form::kNumbers);
 }
 
 void skinny_chain(const SkinnyChainParams& p, Stream stream) {
