@@ -35,7 +35,7 @@ inline constexpr int kPortableParts = 8;  // that any chip with clusters can hav
 
 template <int D, class Cache>
 struct SingleShape {
-  static constexpr int kStages = D == 64 ? 4 : D == 128 ? 3 : 2;
+  static constexpr int kStages = D == 64 ? 4 : 2;
   static constexpr int kStageBytes = DecodeShape<D, Cache>::kStageBytes;
   static constexpr int kWarpBytes = kStages * kStageBytes;
   static constexpr int kRingBytes = kDecodeWarps * kWarpBytes;
