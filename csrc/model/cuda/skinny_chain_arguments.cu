@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <initializer_list>
 
+#include "attention/cuda/single_token.h"
 #include "device/current_device.cuh"
 #include "device/launch.cuh"
 #include "model/cuda/skinny_chain.cuh"
@@ -18,6 +19,10 @@ constexpr int64_t kMostBlocks = 256;
 constexpr int64_t kDeltaWords = kMostChainedRows * kTokenShrunk;  // of a phase
 constexpr int kRowPad = 64;  // bytes: two rows that are read at once lie in different banks
 constexpr int kMostSharedBytes = 226 * 1024;
+constexpr int kReservedBytes = 1024;  // by the system, of each CTA
+// What a multiprocessor has left beside the attention of a single token.
+constexpr int kBesideAttention = 228 * 1024 - kSingleTokenBytes - 2 * kReservedBytes;
+constexpr int kFewestBesideAttention = 6;  // stages: a smaller ring costs more than an early start gains
 // A stage of codes of 4 bits has as many values as four of numbers.
 constexpr int fewest_stages(Form form) { return packed(form) == 4 ? 3 : 4; }
 
@@ -30,7 +35,7 @@ struct Depth {
 // Small layers are a chain of latencies: what is asked for early comes in the way of rows of x, and a ring
 // that is larger in that of attention, or of the next chain, which take their place beside it. Large ones are
 // a stream.
-constexpr Depth kSmallLayer{6, 2, false}, kLargeLayer{10, 3, true};
+constexpr Depth kSmallLayer{6, 2, false}, kLargeLayer{10, 3, true}, kExperts{11, 3, true};
 constexpr int64_t kLargeShare = 64;  // stages that a CTA has of a layer
 
 Form form_of_codec(FineCodec codec) {
@@ -59,13 +64,20 @@ int chunks_of(int64_t depth, Form form) {
 // Of a row of x, filled up to whole stages.
 int padded_bytes(int chunks, Form form) { return chunks * stage_units(form) * kUnit * 2; }
 
-Depth depth_of(const Arguments& a, Form form) {
+Depth wished_depth(const Arguments& a) {
+  if (a.num_experts > 0) return kExperts;
   int64_t share = 0;
   for (int i = 0; i < a.num_phases; ++i) share += (a.phases[i].tiles_each + 1) * a.phases[i].chunks;
-  const Depth wish = share < kLargeShare && a.num_experts == 0 ? kSmallLayer : kLargeLayer;
-  const int beside = Places(form, 0, a.num_tokens, a.row_pitch, a.gain_bytes, a.delta_bytes).total;
-  return {std::min(wish.stages, (kMostSharedBytes - beside) / ring_bytes(form)), wish.in_flight,
-          wish.lets_next_in_early};
+  return share < kLargeShare ? kSmallLayer : kLargeLayer;
+}
+
+Depth depth_of(const Arguments& a, Form form, bool beside_attention) {
+  const Depth wish = wished_depth(a);
+  const int other = Places(form, 0, a.num_tokens, a.row_pitch, a.gain_bytes, a.delta_bytes).total;
+  const int most = (kMostSharedBytes - other) / ring_bytes(form);
+  const int beside = (kBesideAttention - other) / ring_bytes(form);
+  const bool leaves_room = beside_attention && beside >= kFewestBesideAttention;
+  return {std::min(wish.stages, leaves_room ? beside : most), wish.in_flight, wish.lets_next_in_early};
 }
 
 int64_t num_routed(const ChainExperts& experts) {
@@ -225,12 +237,12 @@ GroupedArguments grouped(const Arguments& plain, std::initializer_list<const Cha
 }
 
 // What depends on all products together.
-void finish(Arguments& a, int num_tokens, Form form, int64_t normed) {
+void finish(Arguments& a, int num_tokens, Form form, int64_t normed, bool beside_attention = false) {
   a.num_tokens = num_tokens;
   for (int i = 0; i < a.num_phases; ++i)
     a.row_pitch = std::max(a.row_pitch, padded_bytes(a.phases[i].chunks, form) + kRowPad);
   a.gain_bytes = padded_bytes(chunks_of(normed, form), form);
-  const Depth depth = depth_of(a, form);
+  const Depth depth = depth_of(a, form, beside_attention);
   a.stages = depth.stages;
   a.in_flight = depth.in_flight;
   a.lets_next_in_early = depth.lets_next_in_early;
@@ -253,7 +265,7 @@ Arguments arguments_of(const SkinnyChainParams& p, Builder& builder) {
     a.tap = p.tap;
   }
   if (p.deltas.slots != nullptr) a.delta_bytes = delta_bytes(p.num_tokens);
-  finish(a, p.num_tokens, form, hidden);
+  finish(a, p.num_tokens, form, hidden, p.experts.beside_attention);
   a.attended = p.attended;
   a.activation = p.activation;
   return a;
