@@ -370,6 +370,14 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
   write_merged<D>(a, exchange, head);
 }
 
+// Of the kernel, with as many queries to a head as there can be.
+template <int D, class Cache>
+constexpr int most_single_token_bytes() {
+  return SingleShape<D, Cache>::bytes(kDecodeRows) +
+         static_cast<int>(sizeof(float2[kDecodeWarps][kDecodeRows]) +
+                          sizeof(typename SingleHeads<D, Cache>::Memory) + sizeof(PhaseBarrier));
+}
+
 // Blocks of a cluster: so many that the heads fill the device, as far as that many heads find room at once.
 template <class Kernel>
 int single_token_parts(Kernel kernel, int heads, int multiprocessors, LaunchShape shape) {
@@ -386,6 +394,7 @@ int single_token_parts(Kernel kernel, int heads, int multiprocessors, LaunchShap
 
 template <int D, class Cache>
 void launch_single_token(const AttentionArgs& a, const QkvParams& p, int multiprocessors, Stream stream) {
+  static_assert(D > 128 || most_single_token_bytes<D, Cache>() <= kSingleTokenBytes);
   const auto kernel = single_token_kernel<D, Cache>;
   cudaStreamCaptureStatus capture{};
   check_cuda(cudaStreamIsCapturing(stream, &capture));
