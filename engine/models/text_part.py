@@ -16,7 +16,10 @@ _PREFIXES = {
     "model.language_model.": "model.",
     "model.text_model.": "model.",
 }
-_PARTS = ("vision_tower.", "multi_modal_projector.", "vision_model.", "connector.", "visual.")
+_PARTS = (
+    *("vision_tower.", "multi_modal_projector.", "vision_model.", "connector.", "visual."),
+    *("audio_tower.", "embed_vision.", "embed_audio."),  # Gemma 4's
+)
 _OTHER_PARTS = (*_PARTS, *(f"model.{part}" for part in _PARTS))
 
 

@@ -18,9 +18,11 @@ from bequest.engine.kernels.cuda_attention import CudaAttentionWorkspace, WorkCo
 from bequest.engine.kernels.cuda_sampler import CudaSampler
 from bequest.engine.kernels.streams import StreamScope
 from bequest.engine.layers.start import FixedOverlay, Overlay
+from bequest.engine.layers.step import strip_views
 from bequest.engine.models.any_model import Model, logits_of
 from bequest.engine.models.batch import ModelInput
 from bequest.engine.models.encoder_decoder import EncoderDecoder
+from bequest.engine.models.strips import KvHeads
 from bequest.engine.models.towers.tower import Tower
 from bequest.engine.runner.catalogues import PlacedCatalogues
 from bequest.engine.runner.cuda_adapters import CudaAdapters
@@ -96,6 +98,7 @@ class CudaRunner:
         self._adapters = adapters
         self._recurrent = states
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D] in `dtype` or fp8
+        self._strip_caches = strip_views(kv_cache, model.config.strips.shapes(kv_cache.shape[4]))
         self._dtype = dtype  # of weights and activations
         self._host_cache = PinnedHostCache(num_host_blocks, kv_cache)
         self._transfers = BlockTransfers(kv_cache, self._host_cache, model.config.strips.windows, states)
@@ -131,21 +134,21 @@ class CudaRunner:
         torch.cuda.synchronize(self._device)
 
     def _buffers(self, max_tokens: int) -> StepBuffers:
-        windows = self._model.config.strips.windows
-        workspaces = {s: self._workspace(max_tokens, causal=True, window=w) for s, w in enumerate(windows)}
+        strips = self._model.config.strips
+        each = enumerate(zip(strips.heads, strips.windows, strict=True))
+        workspaces = {s: self._workspace(max_tokens, heads, causal=True, window=w) for s, (heads, w) in each}
         if self._encoders is not None:
-            workspaces[CROSS] = self._workspace(max_tokens, causal=False, window=0)
+            workspaces[CROSS] = self._workspace(max_tokens, strips.heads[0], causal=False, window=0)
         widths = self._limits.max_blocks_per_sequence, self._limits.max_cross_blocks
         samples = self._limits.max_samples
         others = self._adapters.fields(max_tokens, samples) + ([] if self._drafts is None else fill_fields(samples))
         return StepBuffers(workspaces, max_tokens, samples, widths, self._device, self._recurrent, others)
 
-    def _workspace(self, max_tokens: int, *, causal: bool, window: int) -> CudaAttentionWorkspace:
-        config = self._model.config
+    def _workspace(self, max_tokens: int, heads: KvHeads, *, causal: bool, window: int) -> CudaAttentionWorkspace:
         return CudaAttentionWorkspace(
-            num_q_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
+            num_q_heads=self._model.config.num_heads,
+            num_kv_heads=heads.count,
+            head_dim=heads.size,
             max_sequences=max_tokens,
             max_tokens=max_tokens,
             dtype=self._dtype,
@@ -427,6 +430,7 @@ class CudaRunner:
                 positions=buffers.on_device("positions")[: size.num_tokens],
                 slot_mapping=buffers.on_device("slot_mapping")[:, : size.num_tokens].unbind(),
                 kv_cache=self._kv_cache,
+                strip_caches=self._strip_caches,
                 attention=tuple(buffers.bind(strip, size) for strip in buffers.strips),
                 last_tokens=self._sampler.last_tokens,
                 overlay=overlay,

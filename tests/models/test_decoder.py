@@ -114,8 +114,9 @@ def test_bfloat16_weights_and_cache(
 
 def test_facts(name: str, loaded: LoadedModel) -> None:
     reference = make_reference(name)
-    biases = sum(b.numel() for n, b in reference.named_buffers() if n.endswith("correction_bias"))
-    assert loaded.num_parameters == biases + sum(parameter.numel() for parameter in reference.parameters())
+    stored = ("correction_bias", "layer_scalar")
+    buffers = sum(b.numel() for n, b in reference.named_buffers() if n.endswith(stored))
+    assert loaded.num_parameters == buffers + sum(parameter.numel() for parameter in reference.parameters())
     idle = 0
     if (experts := loaded.config.experts) is not None:
         unused = 1 - experts.top_k / experts.num_experts
