@@ -372,6 +372,15 @@ TINY_MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     # Head dims that tensor-core attention serves.
     "llama-head-64": (LlamaForCausalLM, LlamaConfig(**SHAPE, head_dim=64)),
     "qwen3-head-128": (Qwen3ForCausalLM, Qwen3Config(**SHAPE, head_dim=128)),
+    "gemma4-64": (
+        Gemma4ForCausalLM,
+        Gemma4TextConfig(**GEMMA4 | GEMMA4_KEYS | {"head_dim": 64, "global_head_dim": 128}),
+    ),
+    # The heads of published models.
+    "gemma4-256": (
+        Gemma4ForCausalLM,
+        Gemma4TextConfig(**GEMMA4 | GEMMA4_SHARED | {"head_dim": 256, "global_head_dim": 512}),
+    ),
     # Wide enough for the products that a GPU chains.
     "qwen2-wide": (Qwen2ForCausalLM, Qwen2Config(**SHAPE | {"hidden_size": 256, "intermediate_size": 512})),
     "llama-wide": (LlamaForCausalLM, LlamaConfig(**SHAPE | {"hidden_size": 512, "intermediate_size": 512})),
