@@ -57,6 +57,8 @@ from bequest.engine.models.towers.load import Sight, load_sight
 from bequest.engine.models.towers.processors import prepares_images
 from bequest.engine.models.weights import WeightSource
 
+_MOST_IN_FP8 = 256  # dimensions of a head
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -105,6 +107,8 @@ def load_model(
     if quantization == "fp8":
         source = _made_float8(source, config, storage, on_cpu=on_cpu)
     kv_dtype = resolve_kv_dtype(kv_cache_dtype, storage, on_cpu)
+    if not on_cpu:
+        _check_cached_heads(config, kv_dtype)
     cutting = Cutting(config, ranks.rank, ranks.size) if ranks.size > 1 else None
     loader = loader_of(source, backend, storage, cutting, ranks, scales_kv=kv_dtype is FP8)
     config = config if cutting is None else cutting.config
@@ -129,6 +133,16 @@ def load_model(
         matmul=None if formats <= {str(storage).removeprefix("torch.")} else backend.matmul,
         cutting=cutting,
     )
+
+
+def _check_cached_heads(config: OwnConfig, kv_dtype: torch.dtype) -> None:
+    """What a GPU has no kernels for."""
+    largest = max(heads.size for heads in config.strips.heads)
+    if kv_dtype is FP8 and largest > _MOST_IN_FP8:
+        raise ModelError(
+            f"kv_cache_dtype fp8 is for heads of up to {_MOST_IN_FP8} on a GPU, and {config.architecture} has some of "
+            f"{largest}; use kv_cache_dtype=auto"
+        )
 
 
 def _check_for_transformers(quantization: str, ranks: Ranks) -> None:

@@ -14,7 +14,7 @@ namespace bequest::cuda {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kUnroll = 4;      // keys in flight
+constexpr int kUnroll = 4;  // keys in flight
 
 // A lane holds kPerLane dimensions of a row: lane + 32 * i.
 template <int kPerLane>
