@@ -424,6 +424,11 @@ def randomised(model: PreTrainedModel, name: str) -> PreTrainedModel:
             # Some of gpt-oss' gates are to reach their limit.
             width = 25.0 * scale if parameter_name.endswith("gate_up_proj_bias") else width
             parameter.copy_(centre + width * torch.randn(parameter.shape, generator=random))
+            # Nothing but these scales Gemma 4's scores: as they are, one key would take all of an attention.
+            if model.config.model_type.startswith("gemma4") and parameter_name.endswith(
+                ("q_norm.weight", "k_norm.weight")
+            ):
+                parameter.mul_(1.5 * len(parameter) ** -0.25)
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("correction_bias"):
                 buffer.copy_(scale * torch.randn(buffer.shape, generator=random))
