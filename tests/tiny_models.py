@@ -424,11 +424,8 @@ def randomised(model: PreTrainedModel, name: str) -> PreTrainedModel:
             # Some of gpt-oss' gates are to reach their limit.
             width = 25.0 * scale if parameter_name.endswith("gate_up_proj_bias") else width
             parameter.copy_(centre + width * torch.randn(parameter.shape, generator=random))
-            # Nothing but these scales Gemma 4's scores: as they are, one key would take all of an attention.
-            if model.config.model_type.startswith("gemma4") and parameter_name.endswith(
-                ("q_norm.weight", "k_norm.weight")
-            ):
-                parameter.mul_(1.5 * len(parameter) ** -0.25)
+            if model.config.model_type.startswith("gemma4"):
+                parameter.mul_(_gemma4_factor(parameter_name, parameter))
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("correction_bias"):
                 buffer.copy_(scale * torch.randn(buffer.shape, generator=random))
@@ -437,6 +434,14 @@ def randomised(model: PreTrainedModel, name: str) -> PreTrainedModel:
     if getattr(model.config, "attn_logit_softcapping", None):
         model.set_attn_implementation("eager")  # others may leave the cap out
     return model.eval()
+
+
+def _gemma4_factor(name: str, parameter: torch.Tensor) -> float:
+    """Nothing else scales its scores: without these one key would take all of an attention, and experts would score
+    alike."""
+    if name.endswith(("q_norm.weight", "k_norm.weight")):
+        return float(1.5 * len(parameter) ** -0.25)
+    return float(len(parameter) ** 0.5) if name.endswith("router.scale") else 1.0
 
 
 def _is_about_one(parameter: str, model_type: str) -> bool:
