@@ -79,22 +79,27 @@ __device__ __forceinline__ void wait_operands() {
 
 // What both operands are made of.
 struct Bf16Operands {
-  static constexpr char kName[] = "bf16";
+  static constexpr char kName[] = "bf16", kDepth[] = "16", kLayouts[] = ", 0, 0";
 };
 struct F16Operands {
-  static constexpr char kName[] = "f16";
+  static constexpr char kName[] = "f16", kDepth[] = "16", kLayouts[] = ", 0, 0";
+};
+// e4m3. The tensor cores add in fewer bits than float32 has, as they do with what torch calls fast
+// accumulation.
+struct F8Operands {
+  static constexpr char kName[] = "e4m3", kDepth[] = "32", kLayouts[] = "";
 };
 
-// c[64, N] (+)= a[64, 16] · b[N, 16]ᵀ, both in shared memory.
+// c[64, N] (+)= a[64, 32 bytes] · b[N, 32 bytes]ᵀ, both in shared memory.
 template <class Operands = Bf16Operands>
 __device__ __forceinline__ void multiply(float (&c)[64], uint64_t a, uint64_t b, bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.%67.%67 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, "
+      "wgmma.mma_async.sync.aligned.m64n128k%68.f32.%67.%67 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, "
       "%11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, "
       "%31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, "
       "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, p, 1, 1, 0, 0;\n}\n"
+      "%64, %65, p, 1, 1%69;\n}\n"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
         "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
         "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]),
@@ -104,65 +109,70 @@ __device__ __forceinline__ void multiply(float (&c)[64], uint64_t a, uint64_t b,
         "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]), "+f"(c[49]), "+f"(c[50]),
         "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]), "+f"(c[56]), "+f"(c[57]),
         "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "C"(Operands::kName));
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "C"(Operands::kName), "C"(Operands::kDepth),
+        "C"(Operands::kLayouts));
 }
 template <class Operands = Bf16Operands>
 __device__ __forceinline__ void multiply(float (&c)[32], uint64_t a, uint64_t b, bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.%35.%35 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, "
+      "wgmma.mma_async.sync.aligned.m64n64k%36.f32.%35.%35 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, "
       "%11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, "
       "%31}, "
-      "%32, %33, p, 1, 1, 0, 0;\n}\n"
+      "%32, %33, p, 1, 1%37;\n}\n"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
         "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
         "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]),
         "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),
         "+f"(c[30]), "+f"(c[31])
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "C"(Operands::kName));
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "C"(Operands::kName), "C"(Operands::kDepth),
+        "C"(Operands::kLayouts));
 }
 template <class Operands = Bf16Operands>
 __device__ __forceinline__ void multiply(float (&c)[16], uint64_t a, uint64_t b, bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.%19.%19 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
-      "%12, %13, %14, %15}, "
-      "%16, %17, p, 1, 1, 0, 0;\n}\n"
+      "wgmma.mma_async.sync.aligned.m64n32k%20.f32.%19.%19 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, "
+      "%11, %12, %13, %14, %15}, "
+      "%16, %17, p, 1, 1%21;\n}\n"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
         "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15])
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "C"(Operands::kName));
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "C"(Operands::kName), "C"(Operands::kDepth),
+        "C"(Operands::kLayouts));
 }
 template <class Operands = Bf16Operands>
 __device__ __forceinline__ void multiply(float (&c)[8], uint64_t a, uint64_t b, bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.%11.%11 {%0, %1, %2, %3, %4, %5, %6, %7}, "
-      "%8, %9, p, 1, 1, 0, 0;\n}\n"
+      "wgmma.mma_async.sync.aligned.m64n16k%12.f32.%11.%11 {%0, %1, %2, %3, %4, %5, %6, %7}, "
+      "%8, %9, p, 1, 1%13;\n}\n"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "C"(Operands::kName));
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "C"(Operands::kName), "C"(Operands::kDepth),
+        "C"(Operands::kLayouts));
 }
 template <class Operands = Bf16Operands>
 __device__ __forceinline__ void multiply(float (&c)[4], uint64_t a, uint64_t b, bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n8k16.f32.%7.%7 {%0, %1, %2, %3}, "
-      "%4, %5, p, 1, 1, 0, 0;\n}\n"
+      "wgmma.mma_async.sync.aligned.m64n8k%8.f32.%7.%7 {%0, %1, %2, %3}, "
+      "%4, %5, p, 1, 1%9;\n}\n"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "C"(Operands::kName));
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "C"(Operands::kName), "C"(Operands::kDepth),
+        "C"(Operands::kLayouts));
 }
 
-// c[64, N] (+)= a[64, 16] · b[16, N], a in registers: a[half + 2 * i] is row half, columns i * 8 +
-// l % 4 * 2 + {0, 1}.
-template <class Operands = Bf16Operands>
-__device__ __forceinline__ void multiply_transposed(float (&c)[64], const uint32_t* a, uint64_t b,
-                                                    bool accumulate) {
+// The same with a in registers: a[half + 2 * i] is row half, columns i * 8 + l % 4 * 2 + {0, 1}.
+// kIsTransposed: b is [16, N].
+template <class Operands, int kIsTransposed>
+__device__ __forceinline__ void multiply_registers(float (&c)[64], const uint32_t* a, uint64_t b,
+                                                   bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.%70.%70 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, "
       "%11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, "
       "%31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, "
       "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}\n"
+      "{%64, %65, %66, %67}, %68, p, 1, 1, %71;\n}\n"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
         "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
         "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]),
@@ -173,24 +183,72 @@ __device__ __forceinline__ void multiply_transposed(float (&c)[64], const uint32
         "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]), "+f"(c[56]), "+f"(c[57]),
         "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
-        "C"(Operands::kName));
+        "C"(Operands::kName), "n"(kIsTransposed));
 }
-template <class Operands = Bf16Operands>
-__device__ __forceinline__ void multiply_transposed(float (&c)[32], const uint32_t* a, uint64_t b,
-                                                    bool accumulate) {
+template <class Operands, int kIsTransposed>
+__device__ __forceinline__ void multiply_registers(float (&c)[32], const uint32_t* a, uint64_t b,
+                                                   bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.%38.%38 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, "
       "%11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, "
       "%31}, "
-      "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}\n"
+      "{%32, %33, %34, %35}, %36, p, 1, 1, %39;\n}\n"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
         "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
         "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]),
         "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),
         "+f"(c[30]), "+f"(c[31])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
-        "C"(Operands::kName));
+        "C"(Operands::kName), "n"(kIsTransposed));
+}
+template <class Operands, int kIsTransposed>
+__device__ __forceinline__ void multiply_registers(float (&c)[16], const uint32_t* a, uint64_t b,
+                                                   bool accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.%22.%22 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, "
+      "%11, %12, %13, %14, %15}, "
+      "{%16, %17, %18, %19}, %20, p, 1, 1, %23;\n}\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
+        "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
+        "C"(Operands::kName), "n"(kIsTransposed));
+}
+template <class Operands, int kIsTransposed>
+__device__ __forceinline__ void multiply_registers(float (&c)[8], const uint32_t* a, uint64_t b,
+                                                   bool accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.%14.%14 {%0, %1, %2, %3, %4, %5, %6, %7}, "
+      "{%8, %9, %10, %11}, %12, p, 1, 1, %15;\n}\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
+        "C"(Operands::kName), "n"(kIsTransposed));
+}
+template <class Operands, int kIsTransposed>
+__device__ __forceinline__ void multiply_registers(float (&c)[4], const uint32_t* a, uint64_t b,
+                                                   bool accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %9, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.%10.%10 {%0, %1, %2, %3}, "
+      "{%4, %5, %6, %7}, %8, p, 1, 1, %11;\n}\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
+        "C"(Operands::kName), "n"(kIsTransposed));
+}
+
+// c[64, N] (+)= a[64, 16] · b[N, 16]ᵀ, a in registers.
+template <class Operands = Bf16Operands, int kCount>
+__device__ __forceinline__ void multiply_rows(float (&c)[kCount], const uint32_t* a, uint64_t b,
+                                              bool accumulate) {
+  multiply_registers<Operands, 0>(c, a, b, accumulate);
+}
+// c[64, N] (+)= a[64, 16] · b[16, N], a in registers.
+template <class Operands = Bf16Operands, int kCount>
+__device__ __forceinline__ void multiply_transposed(float (&c)[kCount], const uint32_t* a, uint64_t b,
+                                                    bool accumulate) {
+  multiply_registers<Operands, 1>(c, a, b, accumulate);
 }
 
 }  // namespace bequest::cuda

@@ -26,6 +26,7 @@ _BF16 = torch.bfloat16
 _MOST_DELTA_PARTS = 3  # csrc/model/cuda/skinny_chain_deltas.cuh
 _BF16_CODE = 1  # csrc/core/dtype.h
 _NO_PRODUCT = (0, 0, 0, 0, 0, 0)
+_STORE, _ADD, _GATE = range(3)  # SkinnyResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,3 +197,37 @@ def run(
 
 def _norm_arguments(norm: RowNorm, hidden: int) -> tuple[int, float, float]:
     return cuda.address_of(norm.weight, _BF16, hidden), norm.eps, norm.offset
+
+
+# --- one product, by the same kernel ----------------------------------------------------------------------------------
+
+
+def linear(x: Tensor, product: Product, scratch: Tensor) -> Tensor:
+    """x [T, K] · Wᵀ + bias [N] → [T, N]. REQUIRES: T <= MOST_CHAINED_ROWS; the kernel has W's format and depth"""
+    out = torch.empty(x.shape[0], product.weight.shape[0], dtype=_BF16, device=x.device)
+    _multiply(x, product, out, (_STORE, 0), scratch)
+    return out
+
+
+def gated_linear(x: Tensor, product: Product, activation: str, scratch: Tensor) -> Tensor:
+    """f(gate) * up → [T, N / 2] of gate and up in one weight. REQUIRES: as linear"""
+    out = torch.empty(x.shape[0], product.weight.shape[0] // 2, dtype=_BF16, device=x.device)
+    _multiply(x, product, out, (_GATE, ACTIVATION_CODES[activation]), scratch)
+    return out
+
+
+def linear_into(x: Tensor, product: Product, residual: Tensor, scratch: Tensor) -> None:
+    """residual [T, N] += x [T, K] · Wᵀ + bias [N]. REQUIRES: as linear"""
+    _multiply(x, product, residual, (_ADD, 0), scratch)
+
+
+def _multiply(x: Tensor, product: Product, out: Tensor, finish: tuple[int, int], scratch: Tensor) -> None:
+    num_tokens, depth = x.shape
+    _C.cuda_chained_linear(
+        (cuda.address_of(x, _BF16, num_tokens, depth), num_tokens, depth, _BF16_CODE),
+        product.arguments(product.weight.shape[0], depth),
+        cuda.address_of(out, _BF16, *out.shape),
+        finish,
+        cuda.address_of(scratch, torch.uint8, _C.cuda_chain_scratch_bytes),
+        current_stream(),
+    )

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from bequest.engine import _C
 from bequest.engine.kernels import cuda
-from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
 from bequest.engine.kernels.cuda_chain import MOST_CHAINED_ROWS, Product
 from bequest.engine.kernels.cuda_experts import ExpertChoice
 from bequest.engine.kernels.streams import current_stream
@@ -26,8 +25,6 @@ _UNIT = 256  # rows are filled up to a multiple
 _MOST_ROWS = 64  # csrc/ops/cuda/fine_linear.h
 _LANES = 4  # that read a block of a row together, eight values of a group each
 _BF16 = torch.bfloat16
-_BF16_CODE = 1  # csrc/core/dtype.h
-_STORE, _ADD, _GATE = range(3)  # SkinnyResult
 _CODEC_NUMBERS = {"offset4": 0, "float4": 1, "scaled8": 2, "offset8": 3, "float8": 4}  # FineCodec
 
 Codec = Literal["offset4", "float4", "scaled8", "offset8", "float8"]
@@ -215,36 +212,3 @@ def expert_linear(x: Tensor, rows: FineRows, bias: Tensor | None, choice: Expert
 def _rows(x: Tensor, halves: Tensor, rows: FineRows, out: Tensor, parts: Tensor) -> _C.FineRows:
     """Addresses alone: the caller holds the tensors until the kernel is queued."""
     return cuda.address_of(x, _BF16, len(x), rows.depth), halves.data_ptr(), out.data_ptr(), parts.data_ptr(), len(out)
-
-
-def few(x: Tensor, rows: FineRows, bias: Tensor | None, scratch: Tensor) -> Tensor:
-    """x [T, K] · Wᵀ + bias [N] → [T, N]. REQUIRES: T <= most_chained_rows"""
-    out = torch.empty(x.shape[0], rows.num_rows, dtype=_BF16, device=x.device)
-    _multiply_few(x, rows, bias, out, (_STORE, 0), scratch)
-    return out
-
-
-def few_gated(x: Tensor, rows: FineRows, bias: Tensor | None, activation: str, scratch: Tensor) -> Tensor:
-    """f(gate) * up → [T, N / 2] of gate and up in one weight. REQUIRES: T <= most_chained_rows"""
-    out = torch.empty(x.shape[0], rows.num_rows // 2, dtype=_BF16, device=x.device)
-    _multiply_few(x, rows, bias, out, (_GATE, ACTIVATION_CODES[activation]), scratch)
-    return out
-
-
-def few_into(x: Tensor, rows: FineRows, bias: Tensor | None, residual: Tensor, scratch: Tensor) -> None:
-    """residual [T, N] += x [T, K] · Wᵀ + bias [N]. REQUIRES: T <= most_chained_rows"""
-    _multiply_few(x, rows, bias, residual, (_ADD, 0), scratch)
-
-
-def _multiply_few(
-    x: Tensor, rows: FineRows, bias: Tensor | None, out: Tensor, finish: tuple[int, int], scratch: Tensor
-) -> None:
-    num_tokens, depth = x.shape
-    _C.cuda_chained_linear(
-        (cuda.address_of(x, _BF16, num_tokens, depth), num_tokens, depth, _BF16_CODE),
-        rows.product(bias).arguments(rows.num_rows, depth),
-        cuda.address_of(out, _BF16, *out.shape),
-        finish,
-        cuda.address_of(scratch, torch.uint8, _C.cuda_chain_scratch_bytes),
-        current_stream(),
-    )

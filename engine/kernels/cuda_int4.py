@@ -11,17 +11,11 @@ import torch
 from torch import Tensor
 
 from bequest.engine import _C
-from bequest.engine.kernels import cuda
-from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
 from bequest.engine.kernels.cuda_chain import MOST_CHAINED_ROWS, Product
 from bequest.engine.kernels.cuda_coded import CodedRows
-from bequest.engine.kernels.streams import current_stream
 
 _STAGE_GROUPS = 32  # rows of groups are filled up to a multiple
 _MOST_ZERO = 63
-_BF16 = torch.bfloat16
-_BF16_CODE = 1  # csrc/core/dtype.h
-_STORE, _ADD, _GATE = range(3)  # SkinnyResult
 
 
 def product(rows: CodedRows, bias: Tensor | None = None, site: int | None = None) -> Product:
@@ -30,7 +24,7 @@ def product(rows: CodedRows, bias: Tensor | None = None, site: int | None = None
 
 
 def most_rows(depth: int) -> int:
-    """That are multiplied by the functions of this file; 0: rows of this depth are not."""
+    """That the kernel of the chain multiplies; 0: it does not take rows of this depth."""
     return MOST_CHAINED_ROWS if _C.cuda_can_chain_linear(depth, 4) else 0
 
 
@@ -49,36 +43,3 @@ def pack(codes: Tensor, scales: Tensor, zeros: Tensor) -> CodedRows:
 
 def can_pack(zeros: Tensor) -> bool:
     return bool((zeros >= 0).all()) and bool((zeros <= _MOST_ZERO).all())
-
-
-def linear(x: Tensor, rows: CodedRows, bias: Tensor | None, scratch: Tensor) -> Tensor:
-    """x [T, K] · Wᵀ + bias [N] → [T, N]. REQUIRES: T <= most_rows"""
-    out = torch.empty(x.shape[0], rows.num_rows, dtype=_BF16, device=x.device)
-    _multiply(x, rows, bias, out, (_STORE, 0), scratch)
-    return out
-
-
-def gated_linear(x: Tensor, rows: CodedRows, bias: Tensor | None, activation: str, scratch: Tensor) -> Tensor:
-    """f(gate) * up → [T, N / 2] of gate and up in one weight. REQUIRES: T <= most_rows"""
-    out = torch.empty(x.shape[0], rows.num_rows // 2, dtype=_BF16, device=x.device)
-    _multiply(x, rows, bias, out, (_GATE, ACTIVATION_CODES[activation]), scratch)
-    return out
-
-
-def linear_into(x: Tensor, rows: CodedRows, bias: Tensor | None, residual: Tensor, scratch: Tensor) -> None:
-    """residual [T, N] += x [T, K] · Wᵀ + bias [N]. REQUIRES: T <= most_rows"""
-    _multiply(x, rows, bias, residual, (_ADD, 0), scratch)
-
-
-def _multiply(
-    x: Tensor, rows: CodedRows, bias: Tensor | None, out: Tensor, finish: tuple[int, int], scratch: Tensor
-) -> None:
-    num_tokens, depth = x.shape
-    _C.cuda_chained_linear(
-        (cuda.address_of(x, _BF16, num_tokens, depth), num_tokens, depth, _BF16_CODE),
-        product(rows, bias).arguments(rows.num_rows, depth),
-        cuda.address_of(out, _BF16, *out.shape),
-        finish,
-        cuda.address_of(scratch, torch.uint8, _C.cuda_chain_scratch_bytes),
-        current_stream(),
-    )

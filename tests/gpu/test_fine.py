@@ -17,7 +17,7 @@ from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForC
 
 from bequest.engine.backends.cuda.backend import CudaBackend
 from bequest.engine.backends.cuda.fine import FineWeight
-from bequest.engine.kernels import cuda_experts, cuda_fine
+from bequest.engine.kernels import cuda_chain, cuda_experts, cuda_fine
 from bequest.engine.kernels.cpu_weights import QuantisedRows, StoredType
 from bequest.engine.kernels.cuda_chain import Head, Product, Tail
 from bequest.engine.kernels.cuda_experts import ExpertChoice, ExpertMatrices
@@ -138,13 +138,13 @@ def test_products_of_few_rows(codec: Codec, outputs: int, depth: int) -> None:
     for count in range(1, rows.most_chained_rows + 1):
         x = randn(count, depth, dtype=BF16, seed=count)
         expected = (x.float() @ values.T + bias.float()).to(BF16)
-        assert_near(cuda_fine.few(x, rows, bias, scratch), expected)
+        assert_near(cuda_chain.linear(x, rows.product(bias), scratch), expected)
         gate, up = expected.float().chunk(2, dim=-1)
-        assert_near(cuda_fine.few_gated(x, rows, bias, "silu", scratch), (F.silu(gate) * up).to(BF16))
+        assert_near(cuda_chain.gated_linear(x, rows.product(bias), "silu", scratch), (F.silu(gate) * up).to(BF16))
         start = randn(count, outputs, dtype=BF16, seed=6)
         residual, check = guarded(count, outputs, dtype=BF16)
         residual.copy_(start)
-        cuda_fine.few_into(x, rows, bias, residual, scratch)
+        cuda_chain.linear_into(x, rows.product(bias), residual, scratch)
         assert_near(residual, (start.float() + expected.float()).to(BF16))
         check()
     assert rows.most_chained_rows == 4
@@ -161,7 +161,7 @@ def test_every_code(codec: Codec) -> None:
         one.zero_()[:, at] = 1
         assert torch.equal(cuda_fine.linear(one, rows, None), rows.numbers()[:, at].expand(5, -1))
         if codec in CHAINED:
-            few = cuda_fine.few(one[:2].contiguous(), rows, None, make_scratch())
+            few = cuda_chain.linear(one[:2].contiguous(), rows.product(), make_scratch())
             assert torch.equal(few, rows.numbers()[:, at].expand(2, -1))
 
 

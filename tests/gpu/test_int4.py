@@ -113,13 +113,14 @@ def test_products(outputs: int, depth: int, num_tokens: int) -> None:
     if num_tokens > cuda_int4.most_rows(depth):
         assert_near(cuda_coded.linear(x, rows, bias), expected.to(BF16))
         return
-    assert_near(cuda_int4.linear(x, rows, bias, scratch), expected.to(BF16))
+    product = cuda_int4.product(rows, bias)
+    assert_near(cuda_chain.linear(x, product, scratch), expected.to(BF16))
     gate, up = expected.to(BF16).float().chunk(2, dim=-1)
-    assert_near(cuda_int4.gated_linear(x, rows, bias, "silu", scratch), (F.silu(gate) * up).to(BF16))
+    assert_near(cuda_chain.gated_linear(x, product, "silu", scratch), (F.silu(gate) * up).to(BF16))
     start = randn(num_tokens, outputs, dtype=BF16, seed=6)
     residual, check = guarded(num_tokens, outputs, dtype=BF16)
     residual.copy_(start)
-    cuda_int4.linear_into(x, rows, bias, residual, scratch)
+    cuda_chain.linear_into(x, product, residual, scratch)
     assert_near(residual, (start.float() + expected).to(BF16))
     check()
 
@@ -148,7 +149,7 @@ def test_every_code_with_every_zero(tiles: bool, request: pytest.FixtureRequest)
     one = torch.zeros(1, 1024, dtype=BF16, device=DEVICE)
     for at in range(20):
         one.zero_()[0, at * 51] = 1
-        of_chain = cuda_int4.linear(one, rows, None, make_scratch())
+        of_chain = cuda_chain.linear(one, cuda_int4.product(rows), make_scratch())
         of_five = cuda_coded.linear(one.expand(5, -1).contiguous(), rows, None)
         assert torch.equal(of_chain[0].float(), expected[:, at * 51])
         assert torch.equal(of_five.float(), expected[:, at * 51].expand(5, -1))

@@ -17,6 +17,8 @@
 #include "device/tensor_core.cuh"
 #include "device/vectors.cuh"
 #include "ops/cuda/coded_linear.h"
+#include "ops/cuda/summed_parts.h"
+#include "ops/cuda/unit_walk.cuh"
 
 namespace bequest::cuda {
 namespace {
@@ -180,34 +182,18 @@ template <class Codec, int kTokenTiles>
 __global__ __launch_bounds__(kThreads, 1) void coded_linear_kernel(const CodedLinearParams p) {
   extern __shared__ __align__(128) uint8_t shared[];
   let_next_start();
-  const int units = static_cast<int>(p.in_features / kUnit<Codec>), pieces = static_cast<int>(gridDim.y);
-  const int piece = static_cast<int>(blockIdx.y);
-  const int first = piece * units / pieces, count = (piece + 1) * units / pieces - first;
   const uint32_t ring = shared_address(shared);
   const Loader<Codec, kTokenTiles> loader(p, ring);
-#pragma unroll
-  for (int s = 0; s < kStages - 1; ++s)
-    if (s < count) loader.load_weights(first + s, s);
+  const UnitWalk<kStages, Loader<Codec, kTokenTiles>> walk(
+      loader, static_cast<int>(p.in_features / kUnit<Codec>), static_cast<int>(blockIdx.y),
+      static_cast<int>(gridDim.y));
+  walk.begin_weights();
   wait_for_previous();
-#pragma unroll
-  for (int s = 0; s < kStages - 1; ++s) {
-    if (s < count) loader.load_rows(first + s, s);
-    commit_copies();
-  }
+  walk.begin_rows();
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int row = warp * kWarpRows + lane / 4;  // the lane's first; others are 8 apart
   Sums<Codec, kTokenTiles> sums;
-  int stage = 0;
-#pragma unroll 1
-  for (int unit = 0; unit < count; ++unit) {
-    wait_copies<kStages - 2>();
-    __syncthreads();  // the stage is there, and all have read the one before it
-    const int ahead = stage == 0 ? kStages - 1 : stage - 1;
-    if (unit + kStages - 1 < count) {
-      loader.load_weights(first + unit + kStages - 1, ahead);
-      loader.load_rows(first + unit + kStages - 1, ahead);
-    }
-    commit_copies();
+  walk.each([&](int stage) {
     const uint32_t at = ring + stage * kStageBytes<Codec, kTokenTiles>, words_at = at + kCodeBytes;
     const uint32_t x = words_at + kWordBytes<Codec> + lane / 4 * kTokenPitch<Codec> + lane % 4 * 16;
 #pragma unroll
@@ -225,30 +211,8 @@ __global__ __launch_bounds__(kThreads, 1) void coded_linear_kernel(const CodedLi
       }
       sums.add(codes, words, x + g * (kGroup * 2));
     }
-    stage = stage + 1 == kStages ? 0 : stage + 1;
-  }
+  });
   store(p, sums, warp, lane);
-}
-
-// The parts of all pieces, in their order.
-__global__ void sum_parts_kernel(const CodedLinearParams p, int pieces) {
-  let_next_start();
-  wait_for_previous();
-  const int64_t pair = int64_t{blockIdx.x} * kThreads + threadIdx.x, size = p.num_tokens * p.out_features;
-  if (2 * pair >= size) return;
-  float2 sum{};
-#pragma unroll 4
-  for (int piece = 0; piece < pieces; ++piece) {
-    const float2 part = __ldcg(reinterpret_cast<const float2*>(p.parts + piece * size) + pair);
-    sum.x += part.x;
-    sum.y += part.y;
-  }
-  if (p.bias != nullptr) {
-    const auto* bias = static_cast<const BFloat16*>(p.bias) + 2 * pair % p.out_features;
-    sum.x += widen(bias[0]);
-    sum.y += widen(bias[1]);
-  }
-  static_cast<uint32_t*>(p.out)[pair] = pack(sum.x, sum.y);
 }
 
 template <class Codec, int kTokenTiles>
@@ -287,13 +251,14 @@ void coded_linear(const CodedLinearParams& p, Stream stream) {
         "coded_linear: rows must be aligned");
   const auto pieces = static_cast<unsigned>(coded_splits(p.out_features, p.in_features));
   launch_of<Int4>(p, pieces, stream);
-  if (pieces == 1) return;
-  const int64_t pairs = p.num_tokens * p.out_features / 2;
-  launch(sum_parts_kernel,
-         {.grid = static_cast<unsigned>(ceil_div(pairs, kThreads)),
-          .block = kThreads,
-          .overlaps_previous = true},
-         stream, p, static_cast<int>(pieces));
+  if (pieces > 1)
+    sum_parts({.parts = p.parts,
+               .pieces = pieces,
+               .bias = p.bias,
+               .out = p.out,
+               .num_rows = p.num_tokens,
+               .outputs = p.out_features},
+              stream);
 }
 
 }  // namespace bequest::cuda

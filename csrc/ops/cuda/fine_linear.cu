@@ -16,6 +16,8 @@
 #include "device/tensor_core.cuh"
 #include "device/vectors.cuh"
 #include "ops/cuda/fine_linear.h"
+#include "ops/cuda/summed_parts.h"
+#include "ops/cuda/unit_walk.cuh"
 
 namespace bequest::cuda {
 namespace {
@@ -241,7 +243,6 @@ template <class Codec, int kTokenTiles, int kRowTiles>
 __global__ __launch_bounds__(kThreads, Shape<Codec, kTokenTiles, kRowTiles>::kBlocks) void fine_linear_kernel(
     const __grid_constant__ Work w) {
   using S = Shape<Codec, kTokenTiles, kRowTiles>;
-  constexpr int kStages = S::kStages;
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ int32_t rows[S::kTokens];
   let_next_start();
@@ -254,51 +255,20 @@ __global__ __launch_bounds__(kThreads, Shape<Codec, kTokenTiles, kRowTiles>::kBl
         static_cast<int32_t>(tile.row(min(static_cast<int>(threadIdx.x), tile.count - 1)) / w.pairs_of_row);
   const uint32_t ring = shared_address(shared);
   const Loader<Codec, S> loader(w, tile, rows, ring);
-  const int pieces = static_cast<int>(gridDim.z), piece = static_cast<int>(blockIdx.z);
-  const int first = piece * loader.units() / pieces, count = (piece + 1) * loader.units() / pieces - first;
-#pragma unroll
-  for (int s = 0; s < kStages - 1; ++s)
-    if (s < count) loader.load_weights(first + s, s);
+  const UnitWalk<S::kStages, Loader<Codec, S>> walk(loader, loader.units(), static_cast<int>(blockIdx.z),
+                                                    static_cast<int>(gridDim.z));
+  walk.begin_weights();
   if (!w.has_plan) wait_for_previous();
   __syncthreads();  // rows are known
-#pragma unroll
-  for (int s = 0; s < kStages - 1; ++s) {
-    if (s < count) loader.load_rows(first + s, s);
-    commit_copies();
-  }
+  walk.begin_rows();
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int row = warp * (16 * kRowTiles) + lane / 4;  // the lane's first; others are 8 apart
   Sums<Codec, S, kTokenTiles, kRowTiles> sums;
-  int stage = 0;
-#pragma unroll 1
-  for (int unit = 0; unit < count; ++unit) {
-    wait_copies<kStages - 2>();
-    __syncthreads();  // the stage is there, and all have read the one before it
-    const int ahead = stage == 0 ? kStages - 1 : stage - 1;
-    if (unit + kStages - 1 < count) {
-      loader.load_weights(first + unit + kStages - 1, ahead);
-      loader.load_rows(first + unit + kStages - 1, ahead);
-    }
-    commit_copies();
+  walk.each([&](int stage) {
     const uint32_t at = ring + stage * S::kStageBytes, words_at = at + S::kCodeBytes;
     sums.add(at, words_at, words_at + S::kWordBytes + lane / 4 * S::kTokenPitch + lane % 4 * 16, row, lane);
-    stage = stage + 1 == kStages ? 0 : stage + 1;
-  }
+  });
   store(w, tile, sums, warp, lane);
-}
-
-// The parts of all pieces, in their order.
-__global__ void sum_parts_kernel(const FineLinearParams p, int pieces) {
-  let_next_start();
-  wait_for_previous();
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const int64_t size = p.num_rows * p.matrices.out_features;
-  if (i >= size) return;
-  float sum = 0;
-#pragma unroll 4
-  for (int piece = 0; piece < pieces; ++piece) sum += __ldcg(p.parts + piece * size + i);
-  if (p.bias != nullptr) sum += widen(static_cast<const BFloat16*>(p.bias)[i % p.matrices.out_features]);
-  static_cast<BFloat16*>(p.out)[i] = narrow<BFloat16>(sum);
 }
 
 // x as float16, scaled: what is too large for that stays the largest. A thread has eight values.
@@ -391,12 +361,14 @@ void fine_linear(const FineLinearParams& p, Stream stream) {
   const int64_t pieces = fine_splits(p.matrices.out_features, p.matrices.in_features);
   const Work work{.p = p, .plan = {}, .has_plan = false, .pairs_of_row = 1, .subs = 1};
   multiply(work, p.num_rows, {ceil_div(p.num_rows, kMostFineTokens), pieces}, stream);
-  if (pieces == 1) return;
-  launch(sum_parts_kernel,
-         {.grid = static_cast<unsigned>(ceil_div(p.num_rows * p.matrices.out_features, kThreads)),
-          .block = kThreads,
-          .overlaps_previous = true},
-         stream, p, static_cast<int>(pieces));
+  if (pieces > 1)
+    sum_parts({.parts = p.parts,
+               .pieces = pieces,
+               .bias = p.bias,
+               .out = p.out,
+               .num_rows = p.num_rows,
+               .outputs = p.matrices.out_features},
+              stream);
 }
 
 void fine_expert_linear(const FineLinearParams& p, const ExpertChoice& choice, bool shared, Stream stream) {

@@ -5,7 +5,6 @@
 #include "device/pairs.cuh"
 #include "device/shared_memory.cuh"
 #include "device/warpgroup.cuh"
-#include "device/warpgroup_codes.cuh"
 
 namespace bequest::cuda {
 
@@ -50,7 +49,7 @@ struct TileFloat8Rows {
 
   template <int kCount>
   __device__ static __forceinline__ void multiply_operands(float (&c)[kCount], uint64_t a, uint64_t b) {
-    multiply_codes(c, a, b, true);
+    multiply<F8Operands>(c, a, b, true);
   }
 };
 

@@ -5,7 +5,6 @@
 #include "device/reductions.cuh"
 #include "device/shared_memory.cuh"
 #include "device/warpgroup.cuh"
-#include "device/warpgroup_rows.cuh"
 #include "ops/cuda/tile_formats.cuh"
 
 namespace bequest::cuda::tiles {

@@ -12,8 +12,9 @@ from torch import Tensor
 from bequest.engine.backends.cuda.coded import Int4Weight
 from bequest.engine.backends.cuda.experts import DenseExperts
 from bequest.engine.backends.cuda.fine import FineWeight
+from bequest.engine.backends.cuda.packed import PackedWeight
 from bequest.engine.backends.cuda.weights import DenseWeight, row_norm
-from bequest.engine.kernels import cuda_chain, cuda_int4
+from bequest.engine.kernels import cuda_chain
 from bequest.engine.kernels.cuda_lora import LoraRows
 from bequest.engine.layers.adapted import adapted
 from bequest.engine.layers.expert_weights import ExpertWeights
@@ -262,9 +263,7 @@ def _expert_product(weights: ExpertWeights) -> cuda_chain.Product:
 
 
 def _product(weight: Weight) -> cuda_chain.Product:
-    if isinstance(weight, FineWeight):
-        return weight.packed.product(weight.bias, weight.site)
-    if isinstance(weight, Int4Weight):
-        return cuda_int4.product(weight.packed, weight.bias, weight.site)
+    if isinstance(weight, PackedWeight):
+        return weight.product()
     assert isinstance(weight, DenseWeight)
     return cuda_chain.Product(weight.matrix, weight.bias, weight.scales, weight.site)

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from bequest.engine.backends.cuda.packed import PackedWeight
 from bequest.engine.kernels import cuda_coded, cuda_int4
+from bequest.engine.kernels.cuda_chain import Product
 from bequest.engine.kernels.cuda_coded import GROUP, CodedRows
 from bequest.engine.layers.codes import IntegerRows
 from bequest.engine.layers.ops import Ops
@@ -16,28 +18,12 @@ from bequest.engine.layers.stream import Stream
 from bequest.engine.layers.weight import Weight
 
 
-class Int4Weight(Weight):
-    """Up to 256 rows are multiplied with the codes (64 on chips without tiles), up to four in the chain, or by its
-    kernel, where they fit into shared memory. For more it becomes bfloat16 on its way."""
+class Int4Weight(PackedWeight[CodedRows]):
+    """Up to 256 rows are multiplied with the codes (64 on chips without tiles). For more it becomes bfloat16 on its
+    way."""
 
     def __init__(self, packed: CodedRows, bias: Tensor | None, ops: Ops, scratch: Tensor) -> None:
-        """scratch: of the chain"""
-        self.packed, self.bias = packed, bias
-        self.ops = ops
-        self._scratch = scratch
-        self._most_few = cuda_int4.most_rows(packed.depth)
-
-    @property
-    def out_features(self) -> int:
-        return self.packed.num_rows
-
-    @property
-    def in_features(self) -> int:
-        return self.packed.depth
-
-    @property
-    def nbytes(self) -> int:
-        return self.packed.nbytes
+        super().__init__(packed, bias, ops, scratch, cuda_int4.most_rows(packed.depth))
 
     @property
     def format(self) -> str:
@@ -46,31 +32,25 @@ class Int4Weight(Weight):
     def with_bias(self, bias: Tensor) -> Weight:
         return Int4Weight(self.packed, bias, self.ops, self._scratch)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if self._is_few(x):
-            return cuda_int4.linear(x, self.packed, self.bias, self._scratch)
-        return cuda_coded.linear(x, self.packed, self.bias)
-
-    def rows(self, ids: Tensor, last_tokens: Tensor | None = None) -> Tensor:
-        raise AssertionError("tables stay in numbers")
+    def product(self) -> Product:
+        return cuda_int4.product(self.packed, self.bias, self.site)
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
-        if self._is_few(x):
-            return cuda_int4.gated_linear(x, self.packed, self.bias, activation, self._scratch)
-        if self.packed.is_tiled(len(x)):
+        if self._is_tiled(x):
             return cuda_coded.gated_linear(x, self.packed, self.bias, activation)
         return super().gated(x, activation)
 
     def add_to(self, stream: Stream, x: Tensor) -> None:
-        if self._is_few(x):
-            cuda_int4.linear_into(x, self.packed, self.bias, stream.state(), self._scratch)
-        elif self.packed.is_tiled(len(x)):
+        if self._is_tiled(x):
             cuda_coded.linear_into(x, self.packed, self.bias, stream.state())
         else:
             super().add_to(stream, x)
 
-    def _is_few(self, x: Tensor) -> bool:
-        return 0 < len(x) <= self._most_few
+    def _multiply_many(self, x: Tensor) -> Tensor:
+        return cuda_coded.linear(x, self.packed, self.bias)
+
+    def _is_tiled(self, x: Tensor) -> bool:
+        return not self._is_few(x) and self.packed.is_tiled(len(x))
 
 
 def int4_groups(matrices: Sequence[IntegerRows], device: torch.device) -> CodedRows | None:

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from bequest.engine.backends.cuda.experts import PlannedExperts, choice_of
 from bequest.engine.backends.cuda.fine_codes import columns_of, fine_float8, fine_integers, fine_stored
+from bequest.engine.backends.cuda.packed import PackedWeight
 from bequest.engine.kernels import cuda_experts, cuda_fine
+from bequest.engine.kernels.cuda_chain import Product
 from bequest.engine.kernels.cuda_fine import FineRows
 from bequest.engine.layers.codes import Codes, Float8Rows, IntegerRows
 from bequest.engine.layers.joined import JoinedWeight
 from bequest.engine.layers.ops import Ops
 from bequest.engine.layers.parts import Activation, Chosen
-from bequest.engine.layers.stream import Stream
 from bequest.engine.layers.weight import Weight
 
 _FORMATS = {
@@ -29,31 +30,15 @@ _FORMATS = {
 }
 
 
-class FineWeight(Weight):
-    """Up to 64 rows are multiplied with the codes, up to four in the chain, or by its kernel, where they fit into
-    shared memory. For more it becomes bfloat16 on its way."""
+class FineWeight(PackedWeight[FineRows]):
+    """Up to 64 rows are multiplied with the codes. For more it becomes bfloat16 on its way."""
 
     def __init__(
         self, packed: FineRows, bias: Tensor | None, ops: Ops, scratch: Tensor, columns: Tensor | None = None
     ) -> None:
-        """scratch: of the chain; columns [K]: of x, in the order of the packed ones, where that is another"""
-        self.packed, self.bias = packed, bias
+        """columns [K]: of x, in the order of the packed ones, where that is another"""
+        super().__init__(packed, bias, ops, scratch, packed.most_chained_rows)
         self.columns = columns
-        self.ops = ops
-        self._scratch = scratch
-        self._most_few = packed.most_chained_rows
-
-    @property
-    def out_features(self) -> int:
-        return self.packed.num_rows
-
-    @property
-    def in_features(self) -> int:
-        return self.packed.depth
-
-    @property
-    def nbytes(self) -> int:
-        return self.packed.nbytes
 
     @property
     def format(self) -> str:
@@ -62,27 +47,11 @@ class FineWeight(Weight):
     def with_bias(self, bias: Tensor) -> Weight:
         return FineWeight(self.packed, bias, self.ops, self._scratch, self.columns)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if self._is_few(x):
-            return cuda_fine.few(self._ordered(x), self.packed, self.bias, self._scratch)
-        return cuda_fine.linear(self._ordered(x), self.packed, self.bias)
+    def product(self) -> Product:
+        return self.packed.product(self.bias, self.site)
 
-    def rows(self, ids: Tensor, last_tokens: Tensor | None = None) -> Tensor:
-        raise AssertionError("tables stay in numbers")
-
-    def gated(self, x: Tensor, activation: Activation) -> Tensor:
-        if self._is_few(x):
-            return cuda_fine.few_gated(self._ordered(x), self.packed, self.bias, activation, self._scratch)
-        return super().gated(x, activation)
-
-    def add_to(self, stream: Stream, x: Tensor) -> None:
-        if self._is_few(x):
-            cuda_fine.few_into(self._ordered(x), self.packed, self.bias, stream.state(), self._scratch)
-        else:
-            super().add_to(stream, x)
-
-    def _is_few(self, x: Tensor) -> bool:
-        return 0 < len(x) <= self._most_few
+    def _multiply_many(self, x: Tensor) -> Tensor:
+        return cuda_fine.linear(x, self.packed, self.bias)
 
     def _ordered(self, x: Tensor) -> Tensor:
         return x if self.columns is None else x.index_select(1, self.columns)
