@@ -28,7 +28,7 @@ def gemma4_fields(fields: Fields) -> Fields:
         )
     types = _layer_types(fields)
     ropes = fields.section("rope_parameters")
-    for kind in sorted({*types}):
+    for kind in sorted({*types} & {_FULL, _WINDOW}):
         if not ropes.section(kind).values:
             raise ModelError(f"{ropes.source} lacks {kind}")
     return Fields({**fields.values, "layer_types": types, "use_bidirectional_attention": None}, fields.source)

@@ -143,4 +143,6 @@ def _is_harmless(name: str, config: DecoderConfig) -> bool:
     for a cache that may be one of another dtype."""
     if ".self_attn." in name and name.endswith(tuple(f".{scale}" for scale in _SCALES)):
         return True
+    if config.gemma4 is not None and gemma4.is_unread(config, name):
+        return True
     return name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")

@@ -131,6 +131,14 @@ def _token_input(config: DecoderConfig, size: int, at: Reader, index: int) -> Su
     )
 
 
+def is_unread(config: DecoderConfig, name: str) -> bool:
+    """Whether a tensor is of keys or values of a layer that reads another's: some checkpoints hold them."""
+    match name.split("."):
+        case ["model", "layers", layer, "self_attn", "k_proj" | "v_proj" | "k_norm" | "v_norm", _] if layer.isdigit():
+            return int(layer) < config.num_layers and config.keys_of(int(layer)) != int(layer)
+    return False
+
+
 def describe_inputs(config: DecoderConfig, gemma4: Gemma4Config, read: Reader) -> TokenInputs | None:
     """What every layer gets of each token; None: nothing."""
     size, at = gemma4.input_size, read.under("model.")
