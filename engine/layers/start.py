@@ -71,7 +71,7 @@ class TokenInputs:
         made = self.product(rows).mul_(self.product_factor)
         normed = ops.norm(made.view(-1, size), self.norm, None, None)
         total = normed.view_as(looked_up).add_(looked_up.mul_(self.table_factor)).mul_(self.factor)
-        return total.unflatten(1, (-1, size))
+        return total.view(len(total), total.shape[1] // size, size)
 
 
 @dataclass(frozen=True, slots=True)
