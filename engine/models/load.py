@@ -18,6 +18,7 @@ from bequest.engine.layers.backend import Backend
 from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.ranks import SOLO, Ranks
 from bequest.engine.layers.weight import Stored, Weight
+from bequest.engine.models import text_part
 from bequest.engine.models.any_config import OwnConfig, parse_config, read_config
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.cut_source import loader_of
@@ -241,9 +242,15 @@ def _open_directory(directory: Path) -> Checkpoint:
     if not isinstance(config, DecoderConfig):
         return Checkpoint(config, SafetensorsSource(directory), generation)
     files = open_files(directory, config)
-    notes = () if config.recurrent is None else left_out(files.names(), sees=config.vision is not None)
     text = as_families_name(files, config)
-    return Checkpoint(config, text, generation, notes, None if config.vision is None else files)
+    return Checkpoint(config, text, generation, _notes(config, files), None if config.vision is None else files)
+
+
+def _notes(config: DecoderConfig, files: WeightSource) -> tuple[str, ...]:
+    """What is not loaded of a checkpoint."""
+    if config.recurrent is not None:
+        return left_out(files.names(), sees=config.vision is not None)
+    return () if config.gemma4 is None else text_part.left_out(files.names())
 
 
 def open_files(directory: Path, config: DecoderConfig) -> WeightSource:

@@ -23,6 +23,12 @@ _PARTS = (
 _OTHER_PARTS = (*_PARTS, *(f"model.{part}" for part in _PARTS))
 
 
+def left_out(names: Collection[str]) -> tuple[str, ...]:
+    """For people: which other parts a checkpoint has that nobody reads."""
+    found = {next((part for part in _OTHER_PARTS if name.startswith(part)), None) for name in names}
+    return tuple(f"{part}* is no part of the decoder, and is not loaded" for part in sorted(found - {None}, key=str))
+
+
 def text_part(source: WeightSource) -> WeightSource:
     """Names as if the text model were all there is. A name that belongs to no part stays, for the error to show."""
     stored = {_name(name): name for name in source.names() if not name.startswith(_OTHER_PARTS)}

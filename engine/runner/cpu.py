@@ -13,9 +13,8 @@ from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels.delta_net import RecurrentStep
 from bequest.engine.kernels.hidden_tap import HiddenTap
 from bequest.engine.layers.start import Overlay
-from bequest.engine.layers.step import strip_views
 from bequest.engine.models.any_model import Model, logits_of
-from bequest.engine.models.batch import ModelInput, ReadRows
+from bequest.engine.models.batch import ModelInput, ReadRows, strip_views
 from bequest.engine.models.decoder import Decoder
 from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.models.listening import cross_weights

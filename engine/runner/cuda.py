@@ -18,11 +18,9 @@ from bequest.engine.kernels.cuda_attention import CudaAttentionWorkspace, WorkCo
 from bequest.engine.kernels.cuda_sampler import CudaSampler
 from bequest.engine.kernels.streams import StreamScope
 from bequest.engine.layers.start import FixedOverlay, Overlay
-from bequest.engine.layers.step import strip_views
 from bequest.engine.models.any_model import Model, logits_of
-from bequest.engine.models.batch import ModelInput
+from bequest.engine.models.batch import ModelInput, strip_views
 from bequest.engine.models.encoder_decoder import EncoderDecoder
-from bequest.engine.models.strips import KvHeads
 from bequest.engine.models.towers.tower import Tower
 from bequest.engine.runner.catalogues import PlacedCatalogues
 from bequest.engine.runner.cuda_adapters import CudaAdapters
@@ -134,17 +132,16 @@ class CudaRunner:
         torch.cuda.synchronize(self._device)
 
     def _buffers(self, max_tokens: int) -> StepBuffers:
-        strips = self._model.config.strips
-        each = enumerate(zip(strips.heads, strips.windows, strict=True))
-        workspaces = {s: self._workspace(max_tokens, heads, causal=True, window=w) for s, (heads, w) in each}
-        if self._encoders is not None:
-            workspaces[CROSS] = self._workspace(max_tokens, strips.heads[0], causal=False, window=0)
+        strips = (*range(len(self._model.config.strips.windows)), *([] if self._encoders is None else [CROSS]))
+        workspaces = {strip: self._workspace(max_tokens, strip) for strip in strips}
         widths = self._limits.max_blocks_per_sequence, self._limits.max_cross_blocks
         samples = self._limits.max_samples
         others = self._adapters.fields(max_tokens, samples) + ([] if self._drafts is None else fill_fields(samples))
         return StepBuffers(workspaces, max_tokens, samples, widths, self._device, self._recurrent, others)
 
-    def _workspace(self, max_tokens: int, heads: KvHeads, *, causal: bool, window: int) -> CudaAttentionWorkspace:
+    def _workspace(self, max_tokens: int, strip: int) -> CudaAttentionWorkspace:
+        strips, causal = self._model.config.strips, strip != CROSS
+        heads = strips.heads[strip if causal else 0]
         return CudaAttentionWorkspace(
             num_q_heads=self._model.config.num_heads,
             num_kv_heads=heads.count,
@@ -154,7 +151,7 @@ class CudaRunner:
             dtype=self._dtype,
             kv_dtype=self._kv_cache.dtype,
             causal=causal,
-            window=window,
+            window=strips.windows[strip] if causal else 0,
             block_size=self._kv_cache.shape[4] if causal else None,
             device=self._device,
         )

@@ -168,6 +168,8 @@ def test_the_text_of_a_model_with_other_parts(tmp_path: Path) -> None:
     outer = {"architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "text_config": text}
     (tmp_path / "config.json").write_text(json.dumps(outer))
     assert_near(model, tmp_path)
+    notes = " ".join(load_model(tmp_path).notes)
+    assert all(f"model.{part}.* is no part of the decoder" in notes for part in ("vision_tower", "embed_audio"))
 
 
 def test_layers_that_share_keys_may_have_matrices_of_their_own(tmp_path: Path) -> None:
