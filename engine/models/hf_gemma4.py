@@ -86,6 +86,10 @@ def _full_heads(fields: Fields, windows: Sequence[int], keys_are_values: bool) -
 
 
 def _listed_heads(listed: Fields, windows: Sequence[int], own: KvHeads) -> KvHeads:
+    """Layers are numbers in strings, which may begin with zeros."""
+    if others := sorted(name for name in listed.values if not name.isdigit() or int(name) >= len(windows)):
+        raise ModelError(f"{listed.source}: there is no layer {', '.join(others)}")
+    listed = Fields({str(int(name)): value for name, value in listed.values.items()}, listed.source)
     found = set()
     for layer, window in enumerate(windows):
         of_layer = listed.section(str(layer))
@@ -98,8 +102,6 @@ def _listed_heads(listed: Fields, windows: Sequence[int], own: KvHeads) -> KvHea
             found.add(KvHeads(count, size))
         elif KvHeads(count, size) != own:
             raise ModelError(f"{of_layer.source}: layers with a window have the heads that the file has for all")
-    if others := sorted({*listed.values} - {str(layer) for layer in range(len(windows))}):
-        raise ModelError(f"{listed.source}: there is no layer {', '.join(map(str, others))}")
     if len(found) > 1:
         raise ModelError(f"{listed.source}: all layers with full_attention must have the same heads")
     return found.pop()

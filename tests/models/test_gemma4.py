@@ -172,6 +172,14 @@ def test_the_text_of_a_model_with_other_parts(tmp_path: Path) -> None:
     assert all(f"model.{part}.* is no part of the decoder" in notes for part in ("vision_tower", "embed_audio"))
 
 
+def test_the_library_numbers_many_layers_with_zeros_before(tmp_path: Path) -> None:
+    values = published({"num_hidden_layers": 12, "layer_types": None})
+    model = randomised(Gemma4ForCausalLM(Gemma4TextConfig(**values)), "gemma4")
+    model.save_pretrained(tmp_path)
+    assert "05" in json.loads((tmp_path / "config.json").read_text())["per_layer_config"]
+    assert_near(model, tmp_path)
+
+
 def test_layers_that_share_keys_may_have_matrices_of_their_own(tmp_path: Path) -> None:
     """Published checkpoints hold them; nobody reads them."""
     model = save(tmp_path, GEMMA4_SHARED)

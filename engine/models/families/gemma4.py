@@ -146,7 +146,7 @@ def describe_inputs(config: DecoderConfig, gemma4: Gemma4Config, read: Reader) -
         return None
     width = config.num_layers * size
     return TokenInputs(
-        at.table("embed_tokens_per_layer", gemma4.input_vocab, width),
+        at.weight("embed_tokens_per_layer", gemma4.input_vocab, width),
         read.rounded(size**0.5),
         at.weight("per_layer_model_projection", width, config.hidden_size),
         config.hidden_size**-0.5,
