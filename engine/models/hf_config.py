@@ -57,8 +57,6 @@ def parse_hf_config(
     if variant.recurrent:
         fields = text_part(values, source)
     fields = _with_defaults(fields, variant)
-    if variant.gemma4:
-        fields = gemma4_fields(fields)
     _refuse_unsupported(fields, variant)
     if variant.rope.skipped != "listed" and fields.raw("no_rope_layers", None):
         raise ModelError(f"{source} asks for what {architecture} has not: no_rope_layers")
@@ -121,7 +119,8 @@ def _experts(fields: Fields, variant: HFVariant) -> ExpertsConfig | None:
 def _with_defaults(fields: Fields, variant: HFVariant) -> Fields:
     """Of the text model alone, where config.json is of one with other parts."""
     given = fields.section("text_config").values if variant.is_part else fields.values
-    return Fields({**variant.defaults, **_shared_by_parts(fields), **given}, fields.source)
+    whole = Fields({**variant.defaults, **_shared_by_parts(fields), **given}, fields.source)
+    return gemma4_fields(whole) if variant.gemma4 else whole
 
 
 def _shared_by_parts(fields: Fields) -> dict[str, object]:

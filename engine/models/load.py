@@ -107,9 +107,7 @@ def load_model(
         config, source = pad_heads(config, source, sizes)
     if quantization == "fp8":
         source = _made_float8(source, config, storage, on_cpu=on_cpu)
-    kv_dtype = resolve_kv_dtype(kv_cache_dtype, storage, on_cpu)
-    if not on_cpu:
-        _check_cached_heads(config, kv_dtype)
+    kv_dtype = _kv_dtype(kv_cache_dtype, storage, config, on_cpu=on_cpu)
     cutting = Cutting(config, ranks.rank, ranks.size) if ranks.size > 1 else None
     loader = loader_of(source, backend, storage, cutting, ranks, scales_kv=kv_dtype is FP8)
     config = config if cutting is None else cutting.config
@@ -136,14 +134,16 @@ def load_model(
     )
 
 
-def _check_cached_heads(config: OwnConfig, kv_dtype: torch.dtype) -> None:
-    """What a GPU has no kernels for."""
+def _kv_dtype(requested: str, storage: torch.dtype, config: OwnConfig, *, on_cpu: bool) -> torch.dtype:
+    """Raises ModelError for what a GPU has no kernels for."""
+    kv_dtype = resolve_kv_dtype(requested, storage, on_cpu)
     largest = max(heads.size for heads in config.strips.heads)
-    if kv_dtype is FP8 and largest > _MOST_IN_FP8:
+    if kv_dtype is FP8 and not on_cpu and largest > _MOST_IN_FP8:
         raise ModelError(
             f"kv_cache_dtype fp8 is for heads of up to {_MOST_IN_FP8} on a GPU, and {config.architecture} has some of "
             f"{largest}; use kv_cache_dtype=auto"
         )
+    return kv_dtype
 
 
 def _check_for_transformers(quantization: str, ranks: Ranks) -> None:
