@@ -1,7 +1,7 @@
 """The whole engine on a GPU with random weights of known shapes: single stream, decode steps, offline load, start-up.
 
     python -m benchmarks.gpu_engine [--shapes qwen3-0.6b llama-3.1-8b] [--kv-cache-dtype fp8] [--quantization fp8]
-                                    [--load-only] [--quick] [--json FILE]
+                                    [--load-only | --streams-only] [--context 1024] [--quick] [--json FILE]
 
 Every figure comes with what it is compared to, measured in the same run: the floor of a decode step is the bytes of the
 weights, of the KV and of the states that it must move (benchmarks/floors.py) over the read bandwidth that this device
@@ -36,15 +36,27 @@ from bequest.engine.watching.observation import StepStats
 
 @dataclass
 class Busy:
-    """An Observer: how long the device worked."""
+    """An Observer: how long the device worked, and for what."""
 
     seconds: float = 0.0
+    with_prompts: float = 0.0  # of it, in steps that computed prompts
+    prompt_steps: int = 0
+    other_steps: int = 0
 
     def on_step(self, stats: StepStats) -> None:
         self.seconds += stats.seconds
+        if stats.prompt_tokens > 0:
+            self.with_prompts += stats.seconds
+            self.prompt_steps += 1
+        else:
+            self.other_steps += 1
 
     def on_finish(self, stats: object) -> None:
         pass
+
+    def forget(self) -> None:
+        self.seconds = self.with_prompts = 0.0
+        self.prompt_steps = self.other_steps = 0
 
 
 def read_bandwidth() -> float:
@@ -114,9 +126,11 @@ class Trial:
     kv_cache_dtype: Any
     quantization: Any
     quick: bool
-    load_only: bool
     bandwidth: float
     process_began: float
+    load_only: bool = False
+    streams_only: bool = False
+    context: int = 1024  # of the steps that are timed
 
 
 async def measure(trial: Trial, directory: Path) -> dict[str, Any]:
@@ -138,11 +152,16 @@ async def measure(trial: Trial, directory: Path) -> dict[str, Any]:
     figures["start_to_first_token_seconds"] = time.time() - trial.process_began
     if not trial.load_only:
         figures |= await measure_streams(built, trial)
+    if trial.streams_only:
+        await built.engine.stop()
+        return figures
     count, prompt_len, output_len = SHAPES[shape].load
     count = count // 4 if quick else count
-    busy.seconds = 0.0
+    busy.forget()
     seconds = await run_requests(built, [(prompt_len, output_len)] * count, "load")
     figures["load_gpu_busy_share"] = busy.seconds / seconds
+    figures["load_share_of_steps_with_prompts"] = busy.with_prompts / seconds
+    figures["load_prompt_steps"], figures["load_other_steps"] = busy.prompt_steps, busy.other_steps
     figures["load"] = f"{count} × ({prompt_len}, {output_len})"
     figures["load_tokens_per_second"] = count * output_len / seconds
     await built.engine.stop()
@@ -154,10 +173,10 @@ async def measure_streams(built: Built, trial: Trial) -> dict[str, float]:
     figures = await replay_times(built)
     config = parse_hf_config(SHAPES[trial.shape].config, trial.shape)
     for batch in (1, 32):
-        seconds = await decode_rate(built, batch, 1024, 64 if trial.quick else 256, f"decode{batch}")
+        seconds = await decode_rate(built, batch, trial.context, 64 if trial.quick else 256, f"decode{batch}")
         kv_itemsize = 2 if trial.kv_cache_dtype == "auto" else 1
         codes = trial.quantization != "auto"
-        least = DecodeStep(batch, 1024 + 64, 2, kv_itemsize, in_codes=codes)
+        least = DecodeStep(batch, trial.context + 64, 2, kv_itemsize, in_codes=codes)
         floor = least.bytes(config) / trial.bandwidth
         figures[f"decode_{batch}_ms"] = seconds * 1e3
         figures[f"decode_{batch}_over_floor"] = seconds / floor
@@ -185,7 +204,10 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=GPU_SHAPES, choices=list(SHAPES))
     parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8"], default="auto")
     parser.add_argument("--quantization", choices=["auto", "fp8"], default="auto")
-    parser.add_argument("--load-only", action="store_true", help="start-up and offline load, no single streams")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--load-only", action="store_true", help="start-up and offline load, no single streams")
+    either.add_argument("--streams-only", action="store_true", help="no offline load")
+    parser.add_argument("--context", type=int, default=1024, help="tokens before the steps that are timed")
     parser.add_argument("--quick", action="store_true", help="a quarter of the load, for a first look")
     parser.add_argument("--json", help="write the figures to this file")
     options = parser.parse_args()
@@ -196,7 +218,8 @@ def main() -> None:
     results = []
     for shape in options.shapes:
         formats = options.kv_cache_dtype, options.quantization
-        trial = Trial(shape, *formats, options.quick, options.load_only, bandwidth, time.time())
+        parts = (options.load_only, options.streams_only, options.context)
+        trial = Trial(shape, *formats, options.quick, bandwidth, time.time(), *parts)
         results.append(in_own_process(trial))
         for name, value in results[-1].items():
             print(f"  {name:36} {value:,.3f}" if isinstance(value, float) else f"  {name:36} {value}", flush=True)

@@ -189,7 +189,7 @@ def main() -> None:
         del bench
         torch.cuda.empty_cache()
     for name in ENGINES if options.engine else ():
-        trial = Trial(name, "auto", quick=True, load_only=False, bandwidth=bandwidth, process_began=time.time())
+        trial = Trial(name, "auto", "auto", quick=True, bandwidth=bandwidth, process_began=time.time())
         engines.append(in_own_process(trial))
         print(json.dumps(engines[-1], indent=2), flush=True)
     if options.json:

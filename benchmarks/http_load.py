@@ -1,6 +1,7 @@
 """Streaming load over HTTP, from client processes of its own: tokens per second, first-token and inter-token times.
 
     python -m benchmarks.http_load --shape qwen3-0.6b [--concurrency 1,16,64,256] [--json FILE]   # starts a server
+    python -m benchmarks.http_load --shape llama-3.1-8b --quantization fp8 --kv-cache-dtype fp8   # the same, in codes
     python -m benchmarks.http_load --url http://127.0.0.1:8000 [--concurrency 1,4]                # uses a running one
 
 Each client keeps its share of the connections busy with requests of random tokens, 512 in and 256 out by default; the
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -26,6 +28,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from benchmarks.model_shapes import SHAPES, write_model
+
+WARM_TOKENS = 256  # of answers before anything is timed
 
 
 @dataclass(frozen=True)
@@ -114,9 +118,12 @@ def measure(
     }
 
 
-def start_server(directory: Path, max_model_len: int = 2560) -> tuple[subprocess.Popen[str], str, float]:
+def start_server(
+    directory: Path, max_model_len: int = 2560, flags: Sequence[str] = ()
+) -> tuple[subprocess.Popen[str], str, float]:
     """The process, its address, and how long it took to be ready."""
     command = [sys.executable, "-m", "bequest", "serve", str(directory), "--port", "0", "--load-format", "dummy"]
+    command += flags
     began = time.perf_counter()
     process = subprocess.Popen([*command, "--max-model-len", str(max_model_len)], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -135,16 +142,19 @@ def main() -> None:
     parser.add_argument("--prompt-len", type=int, default=512)
     parser.add_argument("--output-len", type=int, default=256)
     parser.add_argument("--processes", type=int, default=4, help="client processes")
+    parser.add_argument("--quantization", choices=["auto", "fp8"], default="auto", help="of the server's weights")
+    parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8"], default="auto", help="of the server's cache")
     parser.add_argument("--json", help="write the figures to this file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         process, url = None, options.url
         if url is None:
-            process, url, ready = start_server(write_model(options.shape, Path(folder) / options.shape))
+            flags = ["--quantization", options.quantization, "--kv-cache-dtype", options.kv_cache_dtype]
+            process, url, ready = start_server(write_model(options.shape, Path(folder) / options.shape), flags=flags)
             print(f"{options.shape}: ready in {ready:.1f} s")
         try:
             lengths = (options.prompt_len, options.output_len)
-            measure(url, 4, *lengths, options.processes, 0)  # warm up
+            measure(url, 4, options.prompt_len, min(options.output_len, WARM_TOKENS), options.processes, 0)
             rows = [
                 measure(url, int(c), *lengths, options.processes, i + 1)
                 for i, c in enumerate(options.concurrency.split(","))

@@ -238,6 +238,10 @@ SHAPES = {
     ),
 }
 
+_MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
+# As it is published.
+SHAPES["gpt-oss-20b-mxfp4"] = Shape(SHAPES["gpt-oss-20b"].config | _MXFP4, SHAPES["gpt-oss-20b"].load)
+
 # What the benchmarks of a GPU run unless told otherwise.
 GPU_SHAPES = ["qwen3-0.6b", "llama-3.1-8b"]
 

@@ -23,11 +23,36 @@ from bequest.engine.types import Request, SamplingParams
 from bequest.engine.types.speculation import ON_CPU, DraftMethod, Speculation
 from bequest.engine.watching.observation import StepStats
 
-_TEXT = (Path(__file__).parent.parent / "ARCHITECTURE.md").read_text()
+_TEXT = """\
+The lighthouse stands on a rock at the end of the bay. It was built in 1871, after three ships were lost in one \
+winter. For ninety years a keeper lived in the house beside the tower with his family. Every evening he climbed the \
+stairs, lit the lamp and wound the clockwork that turned the lens. In fog he rang a bell by hand, once every thirty \
+seconds, sometimes for two days without a break.
+
+In 1961 the lamp was changed to an electric one, and the last keeper, Thomas Reed, moved to the village. The house was \
+empty for twenty years. Then a group of neighbours bought it, mended the roof and opened a small museum. Today about \
+four thousand people visit it each year. They can see the old lens, the log books and the bell, and on clear days they \
+can climb the tower and look at the islands in the west.
+
+The museum is open from April to October, every day but Monday. A boat leaves the harbour at ten in the morning and \
+comes back at four in the afternoon. When the sea is rough the boat does not sail, and visitors have to wait for the \
+next day."""
+_MISTAKES = {"lighthouse": "lighthous", "evening": "evning", "neighbours": "neigbours", "visitors": "visiters"}
+
+
+def _misspelt(text: str) -> str:
+    for right, wrong in _MISTAKES.items():
+        text = text.replace(right, wrong)
+    return text
+
+
 PROMPTS = {
-    "repeat": "Repeat this text word for word:\n\n" + _TEXT[-1500:],
-    "sum up": "Sum this text up in one paragraph:\n\n" + _TEXT[-3200:],
-    "edit": "Write this text again, with the word 'block' for the word 'page':\n\n" + _TEXT[-1500:],
+    "repeat": "Repeat this text word for word:\n\n" + _TEXT,
+    "sum up": "Sum this text up in one paragraph:\n\n" + _TEXT,
+    "edit: a name": "Write this text again, but call the keeper John Miller:\n\n" + _TEXT,
+    "edit: spelling": "Correct the spelling mistakes in this text:\n\n" + _misspelt(_TEXT),
+    "edit: tense": "Rewrite this text in the present tense:\n\n" + _TEXT,
+    "edit: a word": "Write this text again, with the word 'gallery' for the word 'museum':\n\n" + _TEXT,
     "story": "Tell a story about a fox and a river.",
 }
 _numbers = itertools.count()
@@ -86,7 +111,7 @@ async def measure(model: str | None, num_tokens: int, rounds: int) -> dict[str, 
         assert said["off"] == said["ngram"], "a draft changed the answer"
         ratios[name] = best["ngram"] / best["off"]
         counted = len(said["ngram"]) / counts.cost()
-        print(f"{name:>8}  {best['off']:8.1f}  {best['ngram']:8.1f}  {ratios[name]:6.2f}   {counted:6.2f}", flush=True)
+        print(f"{name:>14}  {best['off']:8.1f}  {best['ngram']:8.1f}  {ratios[name]:6.2f}   {counted:6.2f}", flush=True)
     await built.engine.stop()
     return ratios
 
@@ -98,7 +123,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    print("  prompt   without      with   ratio  counted   (tokens per second)")
+    print("        prompt   without      with   ratio  counted   (tokens per second)")
     ratios = asyncio.run(measure(options.model, options.tokens, options.rounds))
     if options.json is not None:
         options.json.write_text(json.dumps(ratios, indent=1) + "\n")

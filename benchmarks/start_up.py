@@ -110,7 +110,7 @@ def start(directory: Path, tree: Path) -> tuple[float, str]:
         stderr=subprocess.PIPE,
         text=True,
         cwd=tree,
-        env=os.environ | {"PYTHONPATH": str(tree)},
+        env=os.environ | {"PYTHONPATH": _search_path(tree)},
     )
     assert process.stderr is not None
     log = list[str]()
@@ -125,6 +125,11 @@ def start(directory: Path, tree: Path) -> tuple[float, str]:
         process.terminate()
         process.wait()
         reader.join()
+
+
+def _search_path(tree: Path) -> str:
+    """The tree before all that this process finds modules in."""
+    return os.pathsep.join(filter(None, [str(tree), os.environ.get("PYTHONPATH", "")]))
 
 
 def _phases(log: Sequence[str]) -> str:

@@ -13,16 +13,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
+import inspect
 import json
 import multiprocessing
 import os
+import signal
 import socket
 import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +40,17 @@ def stamp(name: str) -> None:
 
 
 def wrap(owner: Any, name: str, begins: str | None, ends: str | None) -> None:
+    """`owner`: a class, or the module that calls the function."""
     function = getattr(owner, name)
+
+    @functools.wraps(function)
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        if begins is not None:
+            stamp(begins)
+        result = await function(*args, **kwargs)
+        if ends is not None:
+            stamp(ends)
+        return result
 
     @functools.wraps(function)
     def stamped(*args: Any, **kwargs: Any) -> Any:
@@ -48,7 +61,7 @@ def wrap(owner: Any, name: str, begins: str | None, ends: str | None) -> None:
             stamp(ends)
         return result
 
-    setattr(owner, name, stamped)
+    setattr(owner, name, awaited if inspect.iscoroutinefunction(function) else stamped)
 
 
 def wrap_all() -> None:
@@ -154,31 +167,42 @@ def fake_loader(graph_seconds: float) -> Callable[..., Any]:
 
 def serve(port: int, options: argparse.Namespace, folder: str) -> None:
     """Until it is asked to stop; then prints the report."""
+    if options.fake:
+        run_stamped(["--port", str(port)], lambda config: fake_loader(options.graph_ms / 1e3))
+    else:
+        from benchmarks.model_shapes import write_model
+
+        directory = write_model(options.shape, Path(folder) / options.shape)
+        run_stamped([str(directory), "--port", str(port), "--max-model-len", "2560"])
+    print(report(options.rounds), flush=True)
+
+
+def built_loader(config: Any) -> Callable[..., Any]:
+    """An engine as the server has it, with random weights."""
+
+    async def load(metrics: Any) -> Any:
+        from bequest.engine.build import build_engine
+
+        built = await build_engine(config, metrics)
+        return built.engine, built.text
+
+    return load
+
+
+def run_stamped(arguments: list[str], loader: Callable[[Any], Callable[..., Any]] = built_loader) -> None:
+    """A server with these arguments, until it is asked to stop."""
     from bequest.server.__main__ import _loop_factory
     from bequest.server.process.options import parse
     from bequest.server.process.serve import serve as run_server
     from bequest.server.stores.leases import LeaseTimes
 
-    arguments = ["serve", "--port", str(port), "--log-level", "warning"]
-    if options.fake:
-        load = fake_loader(options.graph_ms / 1e3)
-    else:
-        from benchmarks.model_shapes import write_model
-        from bequest.engine.build import build_engine
-
-        directory = write_model(options.shape, Path(folder) / options.shape)
-        arguments = ["serve", str(directory), *arguments[1:], "--load-format", "dummy", "--max-model-len", "2560"]
-
-        async def load(metrics: Any) -> Any:
-            built = await build_engine(engine_config, metrics)
-            return built.engine, built.text
-
-    engine_config, config = parse(arguments)
+    random_weights = ["--load-format", "dummy"] if loader is built_loader else []
+    engine_config, config = parse(["serve", *arguments, "--log-level", "warning", *random_weights])
+    load = loader(engine_config)
     wrap_all()
     leases = LeaseTimes(engine_config.default_ttl, engine_config.max_ttl)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(run_server(config, leases, load))
-    print(report(options.rounds), flush=True)
 
 
 async def ask(port: int, rounds: int) -> dict[str, float]:
@@ -192,6 +216,23 @@ async def ask(port: int, rounds: int) -> dict[str, float]:
     return {"one_ms": 1e3 * statistics.median(times[10:]), "p90_ms": 1e3 * statistics.quantiles(times[10:], n=10)[8]}
 
 
+@contextmanager
+def served(target: Callable[..., None], *args: Any) -> Iterator[int]:
+    """The port of a process that serves: `target` of the port and `args`."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = multiprocessing.get_context("spawn").Process(target=target, args=(port, *args))
+    process.start()
+    while process.is_alive() and not _is_up(port):
+        time.sleep(0.1)
+    try:
+        yield port
+    finally:
+        os.kill(process.pid or 0, signal.SIGTERM)
+        process.join()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fake", action="store_true")
@@ -200,17 +241,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        process = multiprocessing.get_context("spawn").Process(target=serve, args=(port, options, folder))
-        process.start()
-        while process.is_alive() and not _is_up(port):
-            time.sleep(0.1)
+    with tempfile.TemporaryDirectory() as folder, served(serve, options, folder) as port:
         figures = asyncio.run(ask(port, options.rounds))
-        os.kill(process.pid or 0, 15)
-        process.join()
     for name, value in figures.items():
         print(f"{name:18}{value:9.3f}")
     if options.json:

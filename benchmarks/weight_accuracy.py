@@ -3,9 +3,10 @@
     python -m benchmarks.weight_accuracy [--model PATH] [--text FILE ...] [--tokens 512] [--only NAME ...] [--json FILE]
 
 The matrices of all layers are rounded to the nearest values of a format and multiplied in float32; embedding and head
-stay as they are. A tool that looks at activations (AWQ, GPTQ) rounds better than this. Reported against the values of
-the file: perplexity, mean and 99th percentile of KL(file || rounded) of the next token's distribution, and how often
-the most likely token is the same. The embedded model is quantised itself (Q4_1 and Q8_0).
+stay as they are. A tool that looks at activations (AWQ, GPTQ), or that tries several scales for a block (llama.cpp's K
+types), rounds better than this. Reported against the values of the file: perplexity, mean and 99th percentile of
+KL(file || rounded) of the next token's distribution, and how often the most likely token is the same. The embedded
+model is quantised itself (Q4_1 and Q8_0).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import gguf.quants
+import gguf
 import torch
 from gguf.constants import GGMLQuantizationType
 from torch import Tensor
@@ -33,6 +34,7 @@ from bequest.engine.models.load import open_checkpoint
 from bequest.engine.models.reader import Loader
 from bequest.engine.models.weights import SourceOver, WeightSource
 from bequest.engine.text import load_text
+from tests.models.k_quants import quantise
 
 Rounding = Callable[[Tensor], Tensor]
 
@@ -70,10 +72,24 @@ def integers(bits: int, group: int, *, symmetric: bool) -> Rounding:
     return rounded
 
 
-def ggml(kind: GGMLQuantizationType) -> Rounding:
+def in_any_order(rounding: Rounding) -> Rounding:
+    """As act-order: columns of a group are no neighbours. Without activations any order is as good as another."""
+
     def rounded(matrix: Tensor) -> Tensor:
-        codes = gguf.quants.quantize(matrix.contiguous().numpy(), kind)
-        return torch.from_numpy(gguf.quants.dequantize(codes, kind))
+        order = torch.randperm(matrix.shape[1], generator=torch.Generator().manual_seed(matrix.shape[1]))
+        return rounding(matrix[:, order])[:, order.argsort()]
+
+    return rounded
+
+
+def ggml(kind: GGMLQuantizationType) -> Rounding:
+    """Rows are filled up with zeros to whole blocks."""
+
+    def rounded(matrix: Tensor) -> Tensor:
+        depth = matrix.shape[1]
+        padded = torch.nn.functional.pad(matrix, (0, -depth % gguf.constants.GGML_QUANT_SIZES[kind][0]))
+        codes = quantise(padded.contiguous().numpy(), kind)
+        return torch.from_numpy(gguf.quants.dequantize(codes, kind))[:, :depth].contiguous()
 
     return rounded
 
@@ -86,10 +102,20 @@ FORMATS: dict[str, Rounding] = {
     "fp8, blocks of 128 × 128": float8_blocks(128, 128),
     "int8, a scale per row": integers(8, 0, symmetric=True),
     "int4, groups of 128": integers(4, 128, symmetric=True),
+    "int4, groups of 128, act-order": in_any_order(integers(4, 128, symmetric=True)),
+    "int4, groups of 64": integers(4, 64, symmetric=True),
+    "int4, groups of 32": integers(4, 32, symmetric=True),
     "int4, groups of 128, zero points": integers(4, 128, symmetric=False),
+    "int4, groups of 64, zero points": integers(4, 64, symmetric=False),
     "int4, groups of 32, zero points": integers(4, 32, symmetric=False),
-    "Q8_0": ggml(GGMLQuantizationType.Q8_0),
+    "int3, groups of 32, zero points": integers(3, 32, symmetric=False),
+    "MXFP4": ggml(GGMLQuantizationType.MXFP4),
     "Q4_0": ggml(GGMLQuantizationType.Q4_0),
+    "Q4_1": ggml(GGMLQuantizationType.Q4_1),
+    "Q4_K": ggml(GGMLQuantizationType.Q4_K),
+    "Q5_K": ggml(GGMLQuantizationType.Q5_K),
+    "Q6_K": ggml(GGMLQuantizationType.Q6_K),
+    "Q8_0": ggml(GGMLQuantizationType.Q8_0),
 }
 
 

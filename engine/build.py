@@ -295,7 +295,8 @@ def _runner_of(config: EngineConfig, path: Path, prepared: Prepared) -> Runner:
 
     sizes, weights = _sizes(config, prepared), prepared.weights
     build = partial(_built_again, config, path, sizes, weights)
-    return SleepingRunner(prepared.runner, prepared.num_blocks, build, weights)
+    drafts = prepared.info.drafts is not None and prepared.info.drafts.model is not None
+    return SleepingRunner(prepared.runner, prepared.num_blocks, build, weights, drafts=drafts)
 
 
 def _built_again(config: EngineConfig, path: Path, sizes: CacheSizes, weights: KeptWeights | None) -> Runner:

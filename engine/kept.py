@@ -103,6 +103,10 @@ class Keeper(ABC):
         self.scheduler.wake()
         return record.id
 
+    async def written(self) -> None:
+        """Returns when files say what `set_ttl` and `forget` have done, or the disk is too slow."""
+        await self._vault.written()
+
     # --- estates -------------------------------------------------------------------------------------------------
 
     async def export_estate(self, tenant: str, reference: str) -> Estate:

@@ -93,6 +93,9 @@ class EngineLike(Protocol):
         Returns its id.
         """
 
+    async def written(self) -> None:
+        """Returns when files say what `set_ttl` and `forget` have done, or the disk is too slow."""
+
     def prefetch(self, tenant: str, reference: str) -> RecordEntry:
         """The bytes of a lease in files will be at hand for its children."""
 

@@ -65,7 +65,7 @@ def embedded_server() -> Iterator[Server]:
     """The embedded model as a user starts it, for those who mind nobody else's requests beside theirs."""
     from tests.test_end_to_end import Server
 
-    server = Server("--kv-cache-gb", "0.5")
+    server = Server("--kv-cache-gb", "0.5", forked=False)
     yield server
     assert server.stop() == 0
 

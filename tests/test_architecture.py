@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -80,6 +81,7 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@functools.cache
 def imports_of(path: Path) -> set[str]:
     """Absolute names imported anywhere in the file, except under `if TYPE_CHECKING`."""
     names: set[str] = set()
@@ -93,7 +95,9 @@ def imports_of(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.add(node.module)
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
-        stack.extend(ast.iter_child_nodes(node))
+        # Statements and what holds them: expressions import nothing.
+        holding = (ast.stmt, ast.excepthandler, ast.match_case)
+        stack.extend(one for one in ast.iter_child_nodes(node) if isinstance(one, holding))
     return {name.removeprefix(OWN) for name in names}
 
 
@@ -202,7 +206,7 @@ def test_layers_and_their_kernels_are_typed(folder: str) -> None:
     found = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "engine" / folder).rglob("*.py")
-        if re.search(r"\bAny\b", _code_of(path))
+        if "Any" in path.read_text() and re.search(r"\bAny\b", _code_of(path))
     }
     assert found <= set(_UNTYPED)
 

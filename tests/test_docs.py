@@ -9,7 +9,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from bequest.engine.fetch import directory_of
 from bequest.server.__main__ import main
 from bequest.server.access.keys import KeyRing
 from bequest.server.process.options import options_of, parse
+from tests.forked import run_program
 from tests.test_end_to_end import Server
 from tests.test_real_checkpoints import needs
 
@@ -200,9 +200,7 @@ def check_python(page: Path, server: Server | None) -> None:
         text.replace('Path.home() / ".cache/bequest/speech/', f'Path("{directory_of("speech")}") / "') for text in texts
     ]
     run_all = f"for text in {texts!r}:\n    exec(text, {{}})\n    print({mark!r})"
-    run = subprocess.run(
-        [sys.executable, "-c", run_all], capture_output=True, text=True, check=False, timeout=_PATIENCE
-    )
+    run = run_program(run_all, _PATIENCE)
     assert run.returncode == 0, run.stderr
     printed = run.stdout.split(mark + "\n")[:-1]
     for (program, written), got in zip(programs, printed, strict=True):

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
+from tests.forked import Forked
+
 ROOT = Path(__file__).parent.parent
 _PATIENCE = 300.0  # seconds to be ready; a test's own limit is shorter where it says nothing else
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -20,9 +22,15 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 class Server:
     """A server process. `log` holds what it wrote to stderr."""
 
-    def __init__(self, *flags: str) -> None:
-        command = [sys.executable, "-m", "bequest", "serve", "--port", "0", *flags]
-        self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    def __init__(self, *flags: str, forked: bool = True) -> None:
+        """With `forked` it has its libraries from the beginning (tests/forked.py); else it starts as a user's does."""
+        arguments = ["bequest", "serve", "--port", "0", *flags]
+        self.process: Forked | subprocess.Popen[str]
+        if forked:
+            self.process = Forked(arguments)
+        else:
+            command = [sys.executable, "-m", *arguments]
+            self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
         self.url = ""
         self._client: OpenAI | None = None

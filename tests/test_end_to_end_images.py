@@ -16,6 +16,7 @@ from typing import Any
 import anthropic
 import pytest
 
+from bequest.engine.types.image import FIRST_ID, LAST_ID
 from tests.test_end_to_end import Server
 from tests.tiny_seeing import (
     BEGIN,
@@ -100,6 +101,21 @@ def said(answer: dict[str, Any]) -> str:
 def cached(answer: dict[str, Any]) -> int:
     count: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
     return count
+
+
+def test_a_template_that_writes_what_it_is_given(server: Server) -> None:
+    """Text does not wait for images, but for their ids, where it has them. An image comes before what is wrong else."""
+    template = (
+        "{% for message in messages %}user {% if message['content'] is string %}{{ message['content'] }}{% else %}"
+        "{% for part in message['content'] %}{{ part['image'] }}<image>{% endfor %}{% endif %}{% endfor %}"
+    )
+    answer = chat(server, image_part(PICTURES[0]), chat_template=template, return_token_ids=True)
+    shown = make_tokenizer().decode([token for token in answer["prompt_token_ids"] if token not in range(len(SPECIAL))])
+    assert FIRST_ID <= int(shown.split()[1]) < LAST_ID
+    broken = {"type": "image_url", "image_url": {"url": data_url(encoded(PICTURES[0])[:90])}}
+    for wrong in ({"chat_template": "{{ nobody() }}"}, {"chat_template": "{% for"}):
+        assert chat(server, broken, **wrong)["code"] == "invalid_image"
+        assert chat(server, image_part(PICTURES[0]), **wrong)["status"] == 400
 
 
 def test_the_official_client(server: Server) -> None:

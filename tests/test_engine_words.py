@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import re
 import string
@@ -36,33 +37,38 @@ def files() -> list[Path]:
     return [path for path in sorted(ENGINE.rglob("*.py")) if path not in (ENGINE / "config.py", ENGINE / "replay.py")]
 
 
-def literals(tree: ast.Module) -> Iterator[ast.Constant]:
-    """The strings of a file, the parts of formatted ones too, but no docstrings."""
+@functools.cache
+def literals(path: Path) -> list[tuple[int, str]]:
+    """The strings of a file with their lines, the parts of formatted ones too, but no docstrings."""
+    tree = ast.parse(path.read_text())
     statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in statements:
-            yield node
+    return [
+        (node.lineno, node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in statements
+    ]
 
 
 def test_the_engine_names_no_route_flag_or_field() -> None:
     wrong = [
-        f"{path.relative_to(ENGINE)}:{node.lineno}: {found[0]}"
+        f"{path.relative_to(ENGINE)}:{line}: {found[0]}"
         for path in files()
-        for node in literals(ast.parse(path.read_text()))
-        if (found := _FOREIGN.search(str(node.value)))
+        for line, value in literals(path)
+        if (found := _FOREIGN.search(value))
     ]
     assert wrong == []
 
 
 def test_every_reason_has_a_sentence_and_every_sentence_a_reason() -> None:
     said = set(sentences.SENTENCES)
-    given = {str(node.value) for path in files() for node in literals(ast.parse(path.read_text()))}
+    given = {value for path in files() for _, value in literals(path)}
     given |= {f"encoder_needs_{takes}" for takes in ("tokens", "audio")}  # made of what the encoder takes
     assert said <= given
     reasons = {
         node.value.value
         for path in files()
-        for node in ast.walk(ast.parse(path.read_text()))
+        if "reason=" in (text := path.read_text())
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.keyword) and node.arg == "reason" and isinstance(node.value, ast.Constant)
     }
     assert reasons - {""} <= said
@@ -71,8 +77,10 @@ def test_every_reason_has_a_sentence_and_every_sentence_a_reason() -> None:
 def raised() -> Iterator[tuple[str, str, set[str]]]:
     """Where an error is made, a reason that it may have, and the names that its sentence may use."""
     for path in files():
-        tree = ast.parse(path.read_text())
-        for function in ast.walk(tree):
+        text = path.read_text()
+        if "reason=" not in text:
+            continue
+        for function in ast.walk(ast.parse(text)):
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
                 for call in ast.walk(function):
                     if isinstance(call, ast.Call) and (given := {k.arg: k.value for k in call.keywords}).get("reason"):

@@ -4,6 +4,7 @@ from a layer to the whole server can be tested against the transformers library.
 from __future__ import annotations
 
 import copy
+import functools
 import zlib
 from pathlib import Path
 from typing import Any
@@ -465,6 +466,19 @@ def save_checkpoint(model: PreTrainedModel, directory: Path, **options: Any) -> 
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(_trained()),
+        bos_token=END_OF_TEXT,
+        eos_token=TURN_END,
+        pad_token=END_OF_TEXT,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+@functools.cache
+def _trained() -> str:
+    """Training takes as long as writing the model: each process does it once."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -475,8 +489,4 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=TURN_END, pad_token=END_OF_TEXT
-    )
-    fast.chat_template = CHAT_TEMPLATE
-    return fast
+    return str(tokenizer.to_str())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import json
 from importlib.util import find_spec
@@ -229,6 +230,18 @@ def save_seeing(name: str, directory: Path) -> Path:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(_trained()),
+        bos_token=SPECIAL[0],
+        eos_token=SPECIAL[2],
+        pad_token=SPECIAL[0],
+    )
+    fast.chat_template = TEMPLATE
+    return fast
+
+
+@functools.cache
+def _trained() -> str:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -239,11 +252,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=SPECIAL[0], eos_token=SPECIAL[2], pad_token=SPECIAL[0]
-    )
-    fast.chat_template = TEMPLATE
-    return fast
+    return str(tokenizer.to_str())
 
 
 # --- images --------------------------------------------------------------------------------------------------------

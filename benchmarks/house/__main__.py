@@ -13,6 +13,7 @@ from benchmarks.house.calls import longest_chain
 from benchmarks.house.circles import include_circles, python_circles
 from benchmarks.house.flags import flag_tests
 from benchmarks.house.lengths import MOST_LINES, long_cxx_functions, long_python_functions
+from benchmarks.house.sources import parsed_once
 from benchmarks.house.widths import type_widths
 
 HERE = Path(__file__).parents[2]
@@ -21,10 +22,11 @@ _MOST_TYPES = 5
 
 def measure(root: Path) -> dict[str, dict[str, Any]]:
     """Figure → its number, and what it is made of."""
-    python, cxx = python_circles(root), include_circles(root)
-    flags, widths = flag_tests(root), type_widths(root)
-    lengths, cxx_lengths = long_python_functions(root), long_cxx_functions(root)
-    chain = longest_chain(root)
+    with parsed_once():
+        python, cxx = python_circles(root), include_circles(root)
+        flags, widths = flag_tests(root), type_widths(root)
+        lengths, cxx_lengths = long_python_functions(root), long_cxx_functions(root)
+        chain = longest_chain(root)
     return {
         "circles of files, Python": _counted(python.files),
         "circles of folders, Python": _counted(python.folders),

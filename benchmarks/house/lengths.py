@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.house.sources import read_modules
+from benchmarks.house.sources import read_modules, statements
 
 MOST_LINES = 60
 
@@ -32,7 +32,7 @@ def long_python_functions(root: Path, most: int = MOST_LINES) -> dict[str, int]:
     found = {
         f"{module.path.relative_to(root).as_posix()}:{node.name}": lines
         for module in read_modules(root, ("engine", "server", "offline", "bench", "cli", "cluster")).values()
-        for node in ast.walk(module.tree)
+        for node in statements(module.tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         if (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > most
     }

@@ -4,11 +4,29 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+_HOLD_STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 INSTALLED = "bequest."  # what imports begin with, and folders do not
+
+
+_keeping = False
+_kept: dict[Path, ast.Module] = {}
+
+
+@contextmanager
+def parsed_once() -> Iterator[None]:
+    """For several figures of one tree. Not for longer: the trees of all files are a hundred megabytes."""
+    global _keeping
+    _keeping = True
+    try:
+        yield
+    finally:
+        _keeping = False
+        _kept.clear()
 
 
 @dataclass(frozen=True)
@@ -18,7 +36,10 @@ class Module:
 
     @cached_property
     def tree(self) -> ast.Module:
-        return ast.parse(self.path.read_text())
+        if self.path not in _kept:
+            tree = ast.parse(self.path.read_text())
+            return _kept.setdefault(self.path, tree) if _keeping else tree
+        return _kept[self.path]
 
     @property
     def folder(self) -> str:
@@ -30,7 +51,7 @@ class Module:
 
         `from a import b` gives a.b, which may be a module or something in a.
         """
-        for node in ast.walk(self.tree):
+        for node in statements(self.tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     yield alias.name.removeprefix(INSTALLED), alias.asname or alias.name.partition(".")[0]
@@ -45,6 +66,15 @@ class Module:
         parts = self.folder.split(".")
         base = parts[: len(parts) - node.level + 1]
         return ".".join([*base, *([node.module] if node.module else [])])
+
+
+def statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """As ast.walk gives them, without the expressions in them, which are nine tenths of a file."""
+    stack: list[ast.AST] = [tree]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(one for one in ast.iter_child_nodes(node) if isinstance(one, _HOLD_STATEMENTS))
 
 
 def read_modules(root: Path, packages: tuple[str, ...]) -> dict[str, Module]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from benchmarks.house.sources import read_modules
+from benchmarks.house.sources import read_modules, statements
 
 CONFIGURATIONS = {
     "engine.types.sampling.SamplingParams": "the flat configuration of a request, by the names that its users know",
@@ -24,7 +24,7 @@ def type_widths(root: Path) -> dict[str, int]:
         f"{name}.{node.name}": node
         for name, module in read_modules(root, ("engine",)).items()
         if not module.path.stem.endswith("config")
-        for node in ast.walk(module.tree)
+        for node in statements(module.tree)
         if isinstance(node, ast.ClassDef)
     }
     by_name = {node.name: node for node in classes.values()}

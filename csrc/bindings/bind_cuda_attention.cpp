@@ -3,6 +3,7 @@
 #include <tuple>
 #include <utility>
 
+#include "attention/cuda/few_queries.h"
 #include "attention/cuda/single_token.h"
 #include "attention/cuda/windows.h"
 #include "attention/cuda/work_list.h"
@@ -92,6 +93,8 @@ void bind_work(py::module_& m) {
       .def_property_readonly("size", [](const Work& self) { return self.layout.size; })
       .def_property_readonly("state_rows", [](const Work& self) { return self.layout.state_rows; })
       .def_property_readonly("decode_tokens", [](const Work& self) { return self.layout.decode_tokens; })
+      .def_property_readonly("few_tokens",
+                             [](const Work& self) { return few_tokens(self.layout.decode_tokens); })
       .def_property_readonly("workers", [](const Work& self) { return self.layout.workers; })
       .def_property_readonly("max_merges",
                              [](const Work& self) {

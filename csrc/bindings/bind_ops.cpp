@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "bindings/tensors.h"
+#include "core/helpers.h"
 #include "ops/cpu/activation.h"
 #include "ops/cpu/base64.h"
 #include "ops/cpu/feed_forward.h"
@@ -176,6 +177,12 @@ void bind_pixels(py::module_& m) {
       },
       Unlocked(), py::arg("in_"), py::arg("in_size"), py::arg("in_pixel"), py::arg("out"),
       py::arg("out_size"), py::arg("filter"));
+  m.def(
+      "copy_in_parts",
+      [](Address to, Address from, size_t bytes) {
+        copy_in_parts(pointer<void>(to), pointer<const void>(from), bytes);
+      },
+      Unlocked(), py::arg("to"), py::arg("from_"), py::arg("bytes"));
 }
 
 // Bytes, or None for text that decode_base64 does not take.

@@ -140,10 +140,10 @@ inline constexpr auto fields_of<cuda::ChainNorm> =
     std::tuple(&cuda::ChainNorm::weight, &cuda::ChainNorm::eps, &cuda::ChainNorm::offset);
 
 template <>
-inline constexpr auto fields_of<cuda::ChainExperts> =
-    std::tuple(&cuda::ChainExperts::router, &cuda::ChainExperts::num_chosen,
-               &cuda::ChainExperts::renormalises, &cuda::ChainExperts::factor, &cuda::ChainExperts::shared_up,
-               &cuda::ChainExperts::shared_down, &cuda::ChainExperts::num_read);
+inline constexpr auto fields_of<cuda::ChainExperts> = std::tuple(
+    &cuda::ChainExperts::router, &cuda::ChainExperts::num_chosen, &cuda::ChainExperts::renormalises,
+    &cuda::ChainExperts::factor, &cuda::ChainExperts::shared_up, &cuda::ChainExperts::shared_down,
+    &cuda::ChainExperts::num_read, &cuda::ChainExperts::beside_attention);
 
 // The slots of tokens, and what they hold for each product; None: nothing.
 struct ChainDeltas {

@@ -9,17 +9,27 @@
 namespace bequest {
 
 BlockPool::BlockPool(int32_t num_blocks, int32_t block_size, Strips strips, bool prefix_index, int hash_bits)
-    : block_size_(block_size), strips_(std::move(strips)) {
+    : num_blocks_(num_blocks),
+      block_size_(block_size),
+      strips_(std::move(strips)),
+      num_free_(num_blocks - 1) {
   check(num_blocks >= 1, "a pool has at least the null block");
   check(block_size >= 1, "a block has at least one slot");
-  blocks_.resize(num_blocks);
-  for (BlockId b = 1; b < num_blocks; ++b) push_youngest(b);
+  blocks_.reserve(num_blocks);  // of addresses: memory is taken as blocks are handed out
+  blocks_.emplace_back();
   if (prefix_index) index_ = std::make_unique<PrefixIndex>(num_blocks, block_size, strips_, hash_bits);
 }
 
-size_t BlockPool::checked(BlockId block) const {
-  check(0 < block && block < num_blocks(), "no such block");
-  return static_cast<size_t>(block);
+const BlockPool::Block& BlockPool::at(BlockId block) const {
+  static const Block kFresh;
+  check(0 < block && block < num_blocks_, "no such block");
+  return fresh(block) ? kFresh : blocks_[block];
+}
+
+BlockPool::Block& BlockPool::at(BlockId block) {
+  check(0 < block && block < num_blocks_, "no such block");
+  check(!fresh(block), "a block that nobody holds or has held");
+  return blocks_[block];
 }
 
 void BlockPool::push_youngest(BlockId block) {
@@ -40,9 +50,15 @@ void BlockPool::unlink(BlockId block) {
 
 BlockId BlockPool::allocate() {
   check(num_free_ > 0, "the pool has no free block");
-  const BlockId block = blocks_[kNullBlock].next;
-  if (indexed(block)) index_->drop_block(block);
-  unlink(block);
+  const bool take_fresh = fresh(num_blocks_ - 1);
+  const BlockId block = take_fresh ? static_cast<BlockId>(blocks_.size()) : blocks_[kNullBlock].next;
+  if (take_fresh) {
+    blocks_.emplace_back();
+    --num_free_;
+  } else {
+    if (indexed(block)) index_->drop_block(block);
+    unlink(block);
+  }
   Block& b = blocks_[block];
   b.references = 1;
   b.filled = 0;
@@ -55,13 +71,13 @@ void BlockPool::acquire(BlockId block) {
 }
 
 bool BlockPool::try_revive(BlockId block, uint64_t epoch) {
-  if (at(block).epoch != epoch) return false;
+  if (std::as_const(*this).at(block).epoch != epoch) return false;
   acquire(block);
   return true;
 }
 
 void BlockPool::release(BlockId block) {
-  check(at(block).references > 0, "a block that nobody holds was released");
+  check(ref_count(block) > 0, "a block that nobody holds was released");
   if (--at(block).references == 0) push_youngest(block);
 }
 
@@ -118,9 +134,10 @@ void BlockPool::verify() const {
   }
   check(blocks_[kNullBlock].prev == before, "block pool: the young end of the free list is wrong");
   check(blocks_[kNullBlock].references == 0, "block pool: somebody holds the null block");
-  check(listed == num_free_, "block pool: the count of free blocks is wrong");
+  const auto known = static_cast<BlockId>(blocks_.size());
+  check(listed + num_blocks_ - known == num_free_, "block pool: the count of free blocks is wrong");
   int64_t free = 0;
-  for (BlockId b = 1; b < num_blocks(); ++b) {
+  for (BlockId b = 1; b < known; ++b) {
     check(blocks_[b].references >= 0, "block pool: a negative reference count");
     check(0 <= blocks_[b].filled && blocks_[b].filled <= block_size_,
           "block pool: a block is filled too far");

@@ -6,6 +6,9 @@
 // A block is in use (references > 0) or on the free list, oldest first. A freed block keeps its content and
 // stays findable, through the prefix index or by (block, epoch), until it is handed out again from the old
 // end. The epoch counts the times its content was replaced.
+//
+// Blocks that were never handed out are older than all others and go first, by number. Nothing is written
+// about them, so that a pool of any size is made at once.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +29,7 @@ class BlockPool {
   BlockPool& operator=(const BlockPool&) = delete;
 
   const Strips& strips() const { return strips_; }
-  int32_t num_blocks() const { return static_cast<int32_t>(blocks_.size()); }
+  int32_t num_blocks() const { return num_blocks_; }
   int32_t block_size() const { return block_size_; }
   int32_t num_free() const { return num_free_; }
   int32_t num_used() const { return num_blocks() - 1 - num_free_; }
@@ -87,18 +90,20 @@ class BlockPool {
     int32_t written_from = 0;  // the first slot that plan writes or fills by a copy
   };
 
-  size_t checked(BlockId block) const;
-  const Block& at(BlockId block) const { return blocks_[checked(block)]; }
-  Block& at(BlockId block) { return blocks_[checked(block)]; }
+  bool fresh(BlockId block) const { return static_cast<size_t>(block) >= blocks_.size(); }
+  const Block& at(BlockId block) const;
+  Block& at(BlockId block);  // REQUIRES: it was handed out
   void push_youngest(BlockId block);
   void unlink(BlockId block);
 
+  const int32_t num_blocks_;
   const int32_t block_size_;
   const Strips strips_;
   int32_t num_free_ = 0;
   bool planning_ = false;
-  uint64_t plan_ = 0;             // counts plans; the one that is open, or was last
-  std::vector<Block> blocks_;     // [NB]; the null block is the head of the circular free list
+  uint64_t plan_ = 0;  // counts plans; the one that is open, or was last
+  // Those that were handed out, behind the null block, which is the head of their circular free list.
+  std::vector<Block> blocks_;
   std::vector<BlockId> sources_;  // references kept until end_plan()
   std::unique_ptr<PrefixIndex> index_;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstring>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -70,6 +71,18 @@ void run_parts_erased(int num_parts, PartFn fn, void* context) {
   static auto* const helpers = new Helpers;  // its threads outlive whatever ends the process
   Job job{fn, context, num_parts};
   helpers->run(job);
+}
+
+void copy_in_parts(void* to, const void* from, size_t bytes) {
+  constexpr size_t kLeast = 1 << 18;  // of a part
+  if (bytes == 0) return;
+  const size_t most = 1 + static_cast<size_t>(num_helpers());
+  const size_t part = std::max(kLeast, (bytes + most - 1) / most);
+  run_parts(static_cast<int>((bytes + part - 1) / part), [=](int number) {
+    const size_t begin = part * static_cast<size_t>(number);
+    std::memcpy(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin,
+                std::min(part, bytes - begin));
+  });
 }
 
 }  // namespace bequest

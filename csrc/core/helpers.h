@@ -3,6 +3,7 @@
 // may take as long as the work.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <type_traits>
 
@@ -23,5 +24,8 @@ void run_parts(int num_parts, F&& f) {
       num_parts, [](void* context, int part) { (*static_cast<Fn*>(context))(part); },
       const_cast<void*>(static_cast<const void*>(std::addressof(f))));
 }
+
+// What memcpy does: a core alone copies an image of three megabytes in a millisecond.
+void copy_in_parts(void* to, const void* from, size_t bytes);
 
 }  // namespace bequest

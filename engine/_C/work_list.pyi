@@ -10,7 +10,8 @@ class AttentionWork:  # the shape of a step's attention work and the layout of i
     ) -> None: ...
     size: Final[int]  # int32 of the list
     state_rows: Final[int]
-    decode_tokens: Final[int]
+    decode_tokens: Final[int]  # most of a decode tile
+    few_tokens: Final[int]  # most of a sequence that has decode tiles
     workers: Final[int]
     max_merges: Final[tuple[int, int]]  # of decode tiles, of prefill tiles
     ticket_ints: Final[int]

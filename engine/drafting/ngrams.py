@@ -70,6 +70,7 @@ class NgramGuesses:
         # Who predicts an answer stands for it.
         self._paces = [Pace(costs, account=None if kind is _Kind.PREDICTION else self._account) for kind in _Kind]
         self._kind = _Kind.PAIR  # of the next draft
+        self._known_len = num_prompt
         self._seen = NgramIndex(_SHORTEST_RUN)
         self._pairs = NgramIndex(2)
         self._texts = texts
@@ -77,12 +78,13 @@ class NgramGuesses:
 
     def look(self, tokens: TokenList, most: int, *, beside: bool) -> None:
         self.waits = False
+        num_new, self._known_len = len(tokens) - self._known_len, len(tokens)
         most = min(most, self._most)
         if most <= 0:
             return
         self._seen.learn(tokens)
         self._pairs.learn(tokens)
-        self._account.note_token()
+        self._account.note_tokens(num_new)
         if not self._find(tokens, 1):
             return
         pace = self._paces[self._kind]

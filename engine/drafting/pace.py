@@ -43,8 +43,8 @@ class Account:
     def add(self, steps: float) -> None:
         self.left = min(self.left + steps, self._tuning.most_saved)
 
-    def note_token(self) -> None:
-        self.add(self._tuning.allowance)
+    def note_tokens(self, count: int) -> None:
+        self.add(count * self._tuning.allowance)
 
 
 _DEFAULT = PaceTuning()

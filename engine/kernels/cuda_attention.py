@@ -167,7 +167,7 @@ class CudaAttentionWorkspace:
         and all together no more than max_tokens, where that is said; and nothing to merge, if not `merges`.
         """
         decode = self._work.decode_tokens > 0
-        prefill = self.dtype == torch.bfloat16 and max_query_len > self._work.decode_tokens
+        prefill = self.dtype == torch.bfloat16 and max_query_len > self._work.few_tokens
         decode_merges, prefill_merges = self._work.max_merges
         if max_tokens is not None:
             decode_merges = min(decode_merges, max_tokens)

@@ -78,6 +78,7 @@ class Choice:
     renormalises: bool
     factor: float
     shared: tuple[Product, Product] | None = None  # [2 I, H] and [H, I] of an expert that every row takes
+    beside_attention: bool = False  # kernels before and behind are `attend_token`, of heads of up to 128
 
     def arguments(self, hidden: int, inner: int, num_read: Tensor | None) -> _C.ChainExperts:
         router = self.router.arguments(self.router.weight.shape[0], hidden)
@@ -86,7 +87,7 @@ class Choice:
         if self.shared is not None:
             up, down = self.shared[0].arguments(2 * inner, hidden), self.shared[1].arguments(hidden, inner)
         counter = 0 if num_read is None else cuda.address_of(num_read, torch.int64, 1)
-        return router, self.top_k, self.renormalises, self.factor, up, down, counter
+        return router, self.top_k, self.renormalises, self.factor, up, down, counter, self.beside_attention
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from bequest.engine import _C
 from bequest.engine.types.image import Rgb
+
+
+def copy_bytes(to: npt.NDArray[np.uint8], given: npt.NDArray[np.uint8]) -> None:
+    """Of an array to another one as large, both without gaps. A large one by several threads."""
+    assert to.dtype == given.dtype == np.uint8 and to.nbytes == given.nbytes
+    assert to.flags.c_contiguous and given.flags.c_contiguous
+    _C.copy_in_parts(to.ctypes.data, given.ctypes.data, given.nbytes)
 
 
 def resize(image: Rgb, size: tuple[int, int], filter_: int) -> Rgb:

@@ -60,13 +60,10 @@ class GptOssNames(SourceOver):
         return (own if own.ndim == 1 else own.T)[place.first :: place.stride]
 
     def load_codes(self, name: str) -> Codes | None:
-        """MXFP4 is integers of few bits with a scale for each group."""
         place = self._places[name]
         if place.expert is None or not place.stored.endswith(BLOCKS):
             return None
-        values, scales = mxfp4.integers(*self._blocks(place))
-        zeros = torch.full(scales.shape, _ZERO, dtype=torch.int16)
-        return IntegerRows(8, (values + _ZERO).to(torch.uint8), scales, zeros, mxfp4.GROUP)
+        return mxfp4_rows(*self._blocks(place))
 
     def _blocks(self, place: _Place) -> tuple[Tensor, Tensor]:
         """Blocks and scales of an expert's rows."""
@@ -75,6 +72,13 @@ class GptOssNames(SourceOver):
             for part in (BLOCKS, SCALES)
         )
         return blocks, scales
+
+
+def mxfp4_rows(blocks: Tensor, scales: Tensor) -> IntegerRows:
+    """MXFP4 is integers of few bits with a scale for each group."""
+    values, factors = mxfp4.integers(blocks, scales)
+    zeros = torch.full(factors.shape, _ZERO, dtype=torch.int16, device=factors.device)
+    return IntegerRows(8, (values + _ZERO).to(torch.uint8), factors, zeros, mxfp4.GROUP)
 
 
 def _places(source: WeightSource, stored: str) -> Iterator[tuple[str, _Place]]:

@@ -16,8 +16,9 @@ def parse_hf_ropes(fields: Fields, max_position: int, variant: HFVariant) -> tup
     """That of layers that see all, and that of layers with a window, where it is another one.
 
     Newer files hold one `rope_parameters` object, or one for each type of layer; older ones `rope_theta` beside
-    `rope_scaling`, and perhaps `rope_local_base_freq` for layers with a window."""
-    is_new = fields.has("rope_parameters")
+    `rope_scaling`, and perhaps `rope_local_base_freq` for layers with a window. Of a file with both objects the older
+    one counts, as in the transformers library."""
+    is_new = fields.has("rope_parameters") and (variant.rope.by_type or not fields.raw("rope_scaling", None))
     if variant.rope.by_type:  # each says its own
         fields = Fields({**fields.values, "original_max_position_embeddings": None}, fields.source)
     scaling = fields.section("rope_parameters" if is_new else "rope_scaling")

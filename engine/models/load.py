@@ -232,7 +232,8 @@ def open_dummy(directory: Path, device: torch.device) -> Checkpoint:
     values = read_config(directory)
     config = parse_config(values, str(directory / "config.json"), sees=prepares_images(directory))
     generation = hf_generation_defaults(directory, Fields(values, str(directory)))
-    return Checkpoint(config, DummySource(_tensors(config), device), generation)
+    in_mxfp4 = Fields(values, str(directory)).section("quantization_config").raw("quant_method") == "mxfp4"
+    return Checkpoint(config, DummySource(_tensors(config), device, experts_in_mxfp4=in_mxfp4), generation)
 
 
 def _open_directory(directory: Path) -> Checkpoint:

@@ -187,11 +187,19 @@ class CpuRunner:
 
     def read_blocks(self, read: BlockRead) -> BlockBytes:
         self._move(read.moves)
-        return np.concatenate([bytes_of(self._kv_cache)[read.device], bytes_of(self._host_cache)[read.host]])
+        own, on_host = self._caches(of_drafts=read.of_drafts)
+        return np.concatenate([bytes_of(own)[read.device], bytes_of(on_host)[read.host]])
 
     def write_blocks(self, write: BlockWrite) -> None:
         self._move(write.moves)
-        bytes_of(self._kv_cache)[write.blocks] = write.content
+        bytes_of(self._caches(of_drafts=write.of_drafts)[0])[write.blocks] = write.content
+
+    def _caches(self, *, of_drafts: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the device and of the host."""
+        if not of_drafts:
+            return self._kv_cache, self._host_cache
+        assert self._drafts is not None, "nothing drafts on this device"
+        return self._drafts.caches
 
     def read_states(self, read: StateRead) -> BlockBytes:
         assert self._states is not None, "the model has no recurrent layers"

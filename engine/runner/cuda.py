@@ -99,7 +99,6 @@ class CudaRunner:
         self._strip_caches = strip_views(kv_cache, model.config.strips.shapes(kv_cache.shape[4]))
         self._dtype = dtype  # of weights and activations
         self._host_cache = PinnedHostCache(num_host_blocks, kv_cache)
-        self._transfers = BlockTransfers(kv_cache, self._host_cache, model.config.strips.windows, states)
         self._limits = limits
         self._device = kv_cache.device
         self._stream = torch.cuda.Stream(self._device)
@@ -107,6 +106,8 @@ class CudaRunner:
         config = model.config
         self._sampler = CudaSampler(limits.max_num_seqs, config.vocab_size, self._device)
         self._drafts = None if drafts is None else drafts(self._sampler)
+        beside = None if self._drafts is None else self._drafts.cache.transfers
+        self._transfers = BlockTransfers(kv_cache, self._host_cache, config.strips.windows, states, beside)
         self._encoders: CudaEncoders | None = None
         self._timestamps: TimestampRows | None = None
         if isinstance(model, EncoderDecoder):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -85,10 +87,17 @@ class _Ring:
 
 class BlockTransfers:
     def __init__(
-        self, kv_cache: Tensor, host_cache: PinnedHostCache, windows: tuple[int, ...], states: Tensor | None
+        self,
+        kv_cache: Tensor,
+        host_cache: PinnedHostCache,
+        windows: tuple[int, ...] = (0,),
+        states: Tensor | None = None,
+        drafts: BlockTransfers | None = None,
     ) -> None:
+        """`drafts`: of who drafts beside the model, whose blocks move as these do."""
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D]
         self._host_cache = host_cache
+        self._drafts = drafts
         self._tiered = None if states is None else TieredStates(states)
         self._ring = _Ring(kv_cache)
         self.layout = layout_of(kv_cache, windows, states)
@@ -96,14 +105,20 @@ class BlockTransfers:
     def read(self, read: BlockRead) -> PendingRead:
         """On the current stream."""
         self._swap(read.moves)
+        return (self._of_drafts if read.of_drafts else self)._read(read)
+
+    def write(self, write: BlockWrite) -> PendingWrite:
+        """On the current stream."""
+        self._swap(write.moves)
+        return (self._of_drafts if write.of_drafts else self)._write(write)
+
+    def _read(self, read: BlockRead) -> PendingRead:
         pinned = self._pin(len(read.device))
         if len(read.device):
             kernels.swap_blocks(self._kv_cache, pinned, _pairs(read.device, np.arange(len(read.device))))
         return PendingRead(pinned, _recorded(), self._host_cache, read.host)
 
-    def write(self, write: BlockWrite) -> PendingWrite:
-        """On the current stream."""
-        self._swap(write.moves)
+    def _write(self, write: BlockWrite) -> PendingWrite:
         for begin in range(0, len(write.blocks), self._ring.num_blocks):
             blocks = write.blocks[begin : begin + self._ring.num_blocks]
             filled = self._ring.fill(write.content[begin : begin + len(blocks)])
@@ -132,8 +147,15 @@ class BlockTransfers:
         assert self._tiered is not None, "the model has no recurrent layers"
         return self._tiered
 
+    @property
+    def _of_drafts(self) -> BlockTransfers:
+        assert self._drafts is not None, "nothing drafts on this device"
+        return self._drafts
+
     def _swap(self, moves: StepMoves) -> None:
         assert not len(moves.copies), "only a step copies"
+        if self._drafts is not None:
+            self._drafts._swap(replace(moves, states=moves.states[:0]))
         if len(moves.swaps_out):
             self._host_cache.swap_out(moves.swaps_out)
         if len(moves.swaps_in):

@@ -33,7 +33,7 @@ class CudaDraftModel:
     ) -> None:
         device = cache.blocks.device
         self._model = model
-        self._cache = cache
+        self.cache = cache
         self._sampler = sampler
         self._most_samples = limits.num_rows
         self._missing = sampler.vocab_size - model.config.vocab_size  # tokens that it cannot say
@@ -43,7 +43,7 @@ class CudaDraftModel:
         self._passes = CudaPasses(model.config, cache.blocks, dtype, limits, {"numbers": self._nowhere})
 
     def move(self, moves: StepMoves, copies: Tensor) -> None:
-        self._cache.move(moves, copies)
+        self.cache.move(moves, copies)
 
     def draft(self, step: QueuedStep) -> None:
         """Computes the tokens of a step, and what it takes to follow where samples say so."""
@@ -95,7 +95,7 @@ class CudaDraftModel:
                 input_ids=at("input_ids")[:tokens],
                 positions=at("positions")[:tokens],
                 slot_mapping=at("slot_mapping")[:, :tokens].unbind(),
-                kv_cache=self._cache.blocks,
+                kv_cache=self.cache.blocks,
                 attention=(buffers.bind(0, size),),
                 last_tokens=self._heard,
             )

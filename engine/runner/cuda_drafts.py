@@ -13,6 +13,7 @@ from torch import Tensor
 from bequest.engine.kernels import cuda as kernels
 from bequest.engine.kernels.cuda_sampler import CudaSampler
 from bequest.engine.models.towers.tower_graphs import Pool
+from bequest.engine.runner.cuda_blocks import BlockTransfers
 from bequest.engine.runner.cuda_buffers import StepBuffers
 from bequest.engine.runner.draft_passes import DraftedTokens
 from bequest.engine.runner.host_cache import PinnedHostCache
@@ -59,6 +60,7 @@ class CudaDrafts(Protocol):
     """Its guesses may be as bad as they like: no answer changes. On the current stream."""
 
     layers: tuple[int, ...]  # as of DeviceDrafts
+    cache: DraftCache
 
     def move(self, moves: StepMoves, copies: Tensor) -> None:
         """Its blocks, as the target's. `copies`: those of the moves on the device, int32 [C, 2], and others behind"""
@@ -102,6 +104,7 @@ class DraftCache:
         """Zeros: a guess may read what nobody has written."""
         self.blocks = torch.zeros(shape, dtype=dtype, device="cuda")  # [NB, L, 2, NKV, BS, D]
         self._host = PinnedHostCache(num_host_blocks, self.blocks)
+        self.transfers = BlockTransfers(self.blocks, self._host)
 
     def move(self, moves: StepMoves, copies: Tensor) -> None:
         if len(moves.swaps_out):

@@ -31,7 +31,7 @@ class CudaHeadDrafts:
         device, hidden = cache.blocks.device, head.config.hidden_size
         self.layers = head.layers
         self._head = head
-        self._cache = cache
+        self.cache = cache
         self._sampler = sampler
         self._num_rows = limits.num_rows
         self._block_size = cache.blocks.shape[4]
@@ -45,7 +45,7 @@ class CudaHeadDrafts:
         self._passes = CudaPasses(head.config, cache.blocks, dtype, limits, padding)
 
     def move(self, moves: StepMoves, copies: Tensor) -> None:
-        self._cache.move(moves, copies)
+        self.cache.move(moves, copies)
 
     # --- drafts --------------------------------------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ class CudaHeadDrafts:
         step = LayerStep(
             positions=at("positions")[:num],
             slot_mapping=at("slot_mapping")[:, :num].unbind(),
-            kv_cache=self._cache.blocks,
+            kv_cache=self.cache.blocks,
             attention=(buffers.bind(0, size),),
         )
         return self._head.forward(ids, states, step)

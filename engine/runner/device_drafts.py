@@ -28,6 +28,7 @@ class DeviceDrafts(Protocol):
 
     # Whose states of the target it reads, ascending: what enters these layers; behind the last one, normed
     layers: tuple[int, ...]
+    caches: tuple[torch.Tensor, torch.Tensor]  # [NB, L, 2, NKV, BS, D] of the device and of the host
 
     def move(self, moves: StepMoves) -> None:
         """Its blocks, as the target's."""

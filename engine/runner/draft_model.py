@@ -34,14 +34,15 @@ class DraftModel:
         strips = model.config.strips
         assert len(strips.windows) == 1, "blocks are the target's: one for all layers"
         self._model = model
-        self._kv_cache, self._host_cache = kv_cache, host_cache
+        self.caches = kv_cache, host_cache
+        self._kv_cache = kv_cache
         self._window = strips.windows[0]
         self._attention = CpuAttention(model.config, kv_cache, bfloat16=bfloat16)
         self._vocab_size = vocab_size
 
     def move(self, moves: StepMoves) -> None:
         """As the target's blocks."""
-        move_blocks(self._kv_cache, self._host_cache, moves)
+        move_blocks(*self.caches, moves)
 
     def draft(self, batch: StepBatch, samples: StepSamples, input_ids: IntArray, guess: Guess) -> Drafted:
         """Computes the tokens of a step, and what it takes to follow where samples say so."""

@@ -70,7 +70,8 @@ class HeadDrafts:
         self.layers = head.layers
         self._head = head
         self._vocab_size = vocab_size
-        self._kv_cache, self._host_cache = kv_cache, host_cache
+        self.caches = kv_cache, host_cache
+        self._kv_cache = kv_cache
         self._attention = CpuAttention(head.config, kv_cache, bfloat16=bfloat16)
         self._block_size = kv_cache.shape[4]
         self._states = torch.zeros(num_rows, head.config.hidden_size)  # behind the last pair of each sampler row
@@ -80,7 +81,7 @@ class HeadDrafts:
         )  # what chunks knew behind their last tokens
 
     def move(self, moves: StepMoves) -> None:
-        move_blocks(self._kv_cache, self._host_cache, moves)
+        move_blocks(*self.caches, moves)
 
     def draft(self, batch: StepBatch, samples: StepSamples, input_ids: IntArray, guess: Guess) -> Drafted:
         drafted = DraftedTokens(samples, len(input_ids))

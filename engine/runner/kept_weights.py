@@ -10,13 +10,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, UntypedStorage
 
 from bequest.engine.models.loaded import LoadedModel
 from bequest.engine.runner.memory import gib, host_memory
+
+if TYPE_CHECKING:
+    from bequest.engine.runner.prepare_draft import LoadedDrafts
 
 log = logging.getLogger("bequest.sleep")
 
@@ -35,8 +38,12 @@ class Places(Protocol):
 
 
 class KeptWeights:
-    def __init__(self, loaded: LoadedModel, device: torch.device, places: Places) -> None:
+    def __init__(
+        self, loaded: LoadedModel, device: torch.device, places: Places, drafts: LoadedDrafts | None = None
+    ) -> None:
+        """`drafts`: who drafts beside the model."""
         self.places = places
+        self.drafts = drafts
         self._loaded: LoadedModel | None = loaded
         self._device = device
         self._away: _HostCopy | None = None
@@ -46,7 +53,7 @@ class KeptWeights:
         self.places.put_away()
         if self._loaded is None or self._away is not None:
             return
-        storages = _storages_of(self._loaded.model, self._device)
+        storages = _storages_of((self._loaded.model, self.drafts), self._device)
         num_bytes = sum(storage.nbytes() for storage in storages)
         if num_bytes > _MOST_OF_HOST * host_memory():
             self._forget(f"the host has no room for {gib(num_bytes)}")
@@ -64,7 +71,7 @@ class KeptWeights:
 
     def _forget(self, why: str) -> None:
         log.info("weights: read from the files again when the model wakes, because %s", why)
-        self._loaded = None
+        self._loaded = self.drafts = None
 
 
 class _HostCopy:

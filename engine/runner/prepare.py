@@ -217,7 +217,7 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None,
     with phase("weights"):
         kept = None if weights is None else weights.bring_back()
         loaded = kept or _load_cuda(config, path, device, memory, ranks)
-        draft = _load_draft_cuda(config, path, loaded, device)
+        draft = weights.drafts if weights and kept else _load_draft_cuda(config, path, loaded, device)
     wish = _wish(config, loaded, ranks, 0 if draft is None else draft.block_bytes(config.block_size))
     left = ranks.size * ranks.least(_left_beside_weights(config, device))
     memory_of_states = plan_states(state_wish(config, loaded, wish, ranks.size), left)
@@ -263,7 +263,7 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None,
         max_num_seqs=memory_of_states.max_num_seqs,
         states=memory_of_states.sizes,
         adapters=source_of(config, loaded, adapters),
-        weights=KeptWeights(loaded, device, adapters) if kept is None else weights,
+        weights=KeptWeights(loaded, device, adapters, draft) if kept is None else weights,
     )
 
 

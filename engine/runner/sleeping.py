@@ -1,8 +1,8 @@
 """A runner that can give its memory back: it is put away, and built again when it wakes. Device thread only.
 
-What leases hold waits in the host's memory meanwhile, as bytes, and goes back to the same numbers. So do weights of a
-GPU (kept_weights.py); a CPU reads its own from the files again. Everything else that a runner has was told to it:
-catalogues and adapters, which are told again.
+What leases hold waits in the host's memory meanwhile, as bytes, and goes back to the same numbers, and so does what a
+model that drafts beside it has of these blocks. Weights of a GPU wait there, too (kept_weights.py); a CPU reads its own
+from the files again. Everything else that a runner has was told to it: catalogues and adapters, which are told again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import gc
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -45,17 +46,30 @@ class _Kept:
     """What a runner that is away had, and gets back."""
 
     memory: KeptMemory
-    blocks: list[BlockBytes]  # in pieces
-    host: list[BlockBytes]
+    blocks: list[_KeptBlocks]  # the model's, and those of who drafts beside it
     states: BlockBytes
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptBlocks:
+    of_drafts: bool
+    device: list[BlockBytes]  # in pieces
+    host: list[BlockBytes]
 
 
 class SleepingRunner:
     def __init__(
-        self, runner: Runner, num_blocks: int, build: Callable[[], Runner], weights: KeptWeights | None = None
+        self,
+        runner: Runner,
+        num_blocks: int,
+        build: Callable[[], Runner],
+        weights: KeptWeights | None = None,
+        *,
+        drafts: bool = False,
     ) -> None:
         """`num_blocks`: of its cache. `build`: another one with as many blocks and states, of these weights where
-        there are any; raises MemoryError."""
+        there are any; raises MemoryError. `drafts`: whether something drafts beside the model."""
+        self._owners = (False, True) if drafts else (False,)  # of blocks: who drafts, or the model
         self._most_through = min(_MOST_THROUGH, num_blocks - 1)
         self._awake: Runner | None = runner
         self._build = build
@@ -76,16 +90,23 @@ class SleepingRunner:
     def sleep(self, kept: KeptMemory) -> int:
         used = _used_bytes()
         self._read(BlockRead(moves=kept.moves, device=_NONE, host=_NONE))
-        blocks = [self._read(BlockRead(moves=_STILL, device=piece, host=_NONE)) for piece in self._pieces(kept.blocks)]
-        host = [self._read(BlockRead(moves=_STILL, device=_NONE, host=piece)) for piece in self._pieces(kept.host)]
+        blocks = [self._kept_blocks(kept, of_drafts=of_drafts) for of_drafts in self._owners]
         states = np.empty((0, self._layout.state_bytes), np.uint8)
         if len(kept.slots):
             states = _waited(self._runner.read_states(StateRead(slots=kept.slots)))
-        self._kept = _Kept(kept, blocks, host, states)
+        self._kept = _Kept(kept, blocks, states)
         self._runner.close()
         self._awake = None
         self._collect()
         return max(0, used - _used_bytes())
+
+    def _kept_blocks(self, kept: KeptMemory, *, of_drafts: bool) -> _KeptBlocks:
+        read = partial(BlockRead, moves=_STILL, of_drafts=of_drafts)
+        return _KeptBlocks(
+            of_drafts,
+            [self._read(read(device=piece, host=_NONE)) for piece in self._pieces(kept.blocks)],
+            [self._read(read(device=_NONE, host=piece)) for piece in self._pieces(kept.host)],
+        )
 
     def wake(self) -> None:
         kept = self._kept
@@ -117,20 +138,23 @@ class SleepingRunner:
 
     def _restore(self, runner: Runner, kept: _Kept) -> None:
         """Blocks of the host first: they pass through blocks of the device, all of which are free."""
-        for numbers, content in zip(self._pieces(kept.memory.host), kept.host, strict=True):
+        for i, numbers in enumerate(self._pieces(kept.memory.host)):
             through = np.arange(1, len(numbers) + 1, dtype=np.int32)
-            self._write(runner, through, content)
+            for owned in kept.blocks:
+                self._write(runner, through, owned.host[i], of_drafts=owned.of_drafts)
             out = StepMoves(swaps_out=np.stack([through, numbers], axis=1), swaps_in=_PAIRS, copies=_PAIRS)
             self._read(BlockRead(moves=out, device=_NONE, host=_NONE))
-        for numbers, content in zip(self._pieces(kept.memory.blocks), kept.blocks, strict=True):
-            self._write(runner, numbers, content)
+        for i, numbers in enumerate(self._pieces(kept.memory.blocks)):
+            for owned in kept.blocks:
+                self._write(runner, numbers, owned.device[i], of_drafts=owned.of_drafts)
         if len(kept.memory.slots):
             pending = runner.write_states(StateWrite(slots=kept.memory.slots, content=kept.states))
             if pending is not None:
                 pending.wait()
 
-    def _write(self, runner: Runner, blocks: IntArray, content: BlockBytes) -> None:
-        pending = runner.write_blocks(BlockWrite(moves=_STILL, blocks=blocks, content=content))
+    def _write(self, runner: Runner, blocks: IntArray, content: BlockBytes, *, of_drafts: bool) -> None:
+        write = BlockWrite(moves=_STILL, blocks=blocks, content=content, of_drafts=of_drafts)
+        pending = runner.write_blocks(write)
         if pending is not None:
             pending.wait()
 

@@ -15,8 +15,8 @@ class Guesses(Protocol):
     num_mispredicted: int  # and wrong
 
     def look(self, tokens: TokenList, most: int, *, beside: bool) -> None:
-        """These are known now, and `most` could be drafted behind them: decides whether it waits. `beside`: whether
-        other sequences run, which do not wait for it."""
+        """These are known now, with all that a result has brought, and `most` could be drafted behind them: decides
+        whether it waits. `beside`: whether other sequences run, which do not wait for it."""
 
     def draft(self, tokens: TokenList, most: int) -> tuple[int, ...]:
         """Up to `most` tokens that may follow."""

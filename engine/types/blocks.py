@@ -41,6 +41,7 @@ class BlockRead(Data):
     moves: StepMoves  # swaps that were planned before it
     device: IntArray
     host: IntArray
+    of_drafts: bool = False  # of who drafts beside the model, in blocks of the same numbers, and not the model's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,6 +51,7 @@ class BlockWrite(Data):
     moves: StepMoves  # swaps that were planned before it
     blocks: IntArray  # [N]
     content: BlockBytes  # [N, bytes of a block]
+    of_drafts: bool = False  # as of BlockRead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -219,7 +219,6 @@ class Vault:
             self._hold_back(record, delta, delta.retained, send)
 
     def _hold_back(self, record: Record, delta: Delta, retained: Retained, send: _Send) -> None:
-
         async def finish() -> None:
             storing = self._store_soon(record)
             done, _ = await asyncio.wait({storing}, timeout=self._wait)
@@ -255,6 +254,12 @@ class Vault:
             return
         record.stored = replace(before, expires_at=wall)
         self._writer.submit(self._publish_quietly, record.stored)
+
+    async def written(self) -> None:
+        """Returns when files say what was decided before, or the disk is too slow for the end of an answer, too."""
+        for _ in range(2):  # what is published while its lease ends is withdrawn behind that
+            passed = asyncio.get_running_loop().run_in_executor(self._writer, lambda: None)
+            await asyncio.wait({passed}, timeout=self._wait / 2)
 
     def close(self) -> None:
         for task in (*self._storing.values(), *self._held_back.values(), *self._tasks):
@@ -397,9 +402,7 @@ class Vault:
         try:
             self._shelf.publish(manifest)
         except OSError as error:
-            log.warning(
-                "the new end of the lease %s is not in %s: %s", manifest.deed.id, self._shelf.name, error.strerror
-            )
+            log.warning("the new end of %s is not in %s: %s", manifest.deed.id, self._shelf.name, error.strerror)
 
     # --- reading -------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from bequest.engine.types.image import Detail, Image, PreparedImage, Rgb
 from bequest.engine.vision.processor import FULL, Normalisation
 from bequest.engine.vision.resizing import Size, cropped, resized, squared
 
-BICUBIC = 3  # Pillow's number of it
+BILINEAR, BICUBIC = 2, 3  # Pillow's numbers of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -156,6 +156,8 @@ class Generation(Kind):
 
     def _look_ahead(self, sequence: Sequence, guesses: Guesses) -> None:
         """Its tokens are known up to here: whether something is worth drafting behind them."""
+        if len(sequence.tokens) + sequence.num_in_flight < sequence.planned_len:
+            return  # the same result has more of them
         most = self._desk.most_drafted
         if most > 0:
             most = min(most, self._desk.states.room_for_drafts(sequence))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from bequest.engine.errors import EngineError
 from bequest.engine.types.image import Image
 from bequest.server.asks.extension import Conversation
-from bequest.server.asks.images import look_at, merged, spelling_of_images, unfolded
+from bequest.server.asks.images import STAND_IN, before_looking, look_at, merged, spelling_of_images, unfolded
 from bequest.server.asks.messages import MESSAGE_CHARS, check_roles_shown, conversation, text_length
 from bequest.server.asks.prompt import Prompt, Truncation
 from bequest.server.asks.prompts import check_length, encode
@@ -145,15 +146,40 @@ class RenderedChat:
     images: tuple[Image, ...]
 
 
+async def _given_messages(context: Context, source: ChatSource) -> list[dict[str, Any]]:
+    given = source.given
+    return await off_loop(context, MESSAGE_CHARS * len(given or ()), lambda: conversation(given, source.field))
+
+
 async def read_messages(context: Context, source: ChatSource) -> tuple[list[dict[str, Any]], tuple[Image, ...]]:
     """The messages that a body has, and their images."""
-    given = source.given
-    messages = await off_loop(context, MESSAGE_CHARS * len(given or ()), lambda: conversation(given, source.field))
-    return await look_at(context, messages, source.image_kwargs)
+    return await look_at(context, await _given_messages(context, source), source.image_kwargs)
 
 
 async def rendered_chat(context: Context, source: ChatSource) -> RenderedChat:
-    messages, images = await read_messages(context, source)
+    """The text need not wait for images, which take ten times as long."""
+    given = await _given_messages(context, source)
+    looking = look_at(context, given, source.image_kwargs)
+    if (unseen := before_looking(given)) is None:
+        messages, images = await looking
+        rendered, ids = await _tokenised(context, source, messages)
+    else:
+        looked, made = await asyncio.gather(looking, _tokenised(context, source, unseen), return_exceptions=True)
+        if isinstance(looked, BaseException):
+            raise looked
+        messages, images = looked
+        if isinstance(made, BaseException):
+            raise made
+        rendered, ids = made
+        if str(STAND_IN) in rendered.prompt_text:  # a template that writes what it is given
+            rendered, ids = await _tokenised(context, source, messages)
+    rendered = replace(rendered, messages=tuple(messages))
+    return RenderedChat(rendered, unfolded(context, ids, images, source.field), merged(images))
+
+
+async def _tokenised(
+    context: Context, source: ChatSource, messages: Sequence[Mapping[str, Any]]
+) -> tuple[Conversation, list[int]]:
     use = template_use(context, source, messages[-1]["role"])
 
     def work() -> Conversation:
@@ -166,7 +192,7 @@ async def rendered_chat(context: Context, source: ChatSource) -> RenderedChat:
     if source.only_counts:
         check_countable(context, rendered.prompt_text, source.field)
     [ids] = await encode(context, [rendered.prompt_text], source.special)
-    return RenderedChat(rendered, unfolded(context, ids, images, source.field), merged(images))
+    return rendered, ids
 
 
 def check_countable(context: Context, text: str, param: str) -> None:

@@ -6,7 +6,9 @@ unfolding lead from one to the other, so that texts and tokens can be laid besid
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 from urllib.parse import unquote
 
@@ -14,7 +16,7 @@ from bequest.engine.errors import EngineError
 from bequest.engine.state.contents import ContentKey
 from bequest.engine.text.base64 import from_base64
 from bequest.engine.types import ParentChoice
-from bequest.engine.types.image import FIRST_ID, Detail, Image, PreparedImage
+from bequest.engine.types.image import FIRST_ID, LAST_ID, Detail, Image
 from bequest.engine.vision.decode import decode
 from bequest.server.asks.extension import Conversation, Extension, extend
 from bequest.server.asks.image_parts import GivenImage, bounded, sizes_of_all
@@ -26,6 +28,7 @@ from bequest.server.wire.errors import ApiError, at_field, invalid
 from bequest.server.wire.reading import shorten
 
 Message = Mapping[str, Any]
+STAND_IN = LAST_ID + 1  # for an image that nobody has looked at yet
 _MEGAPIXEL = 10**6
 _MEDIA = ("image/", "application/octet-stream;", ";")  # of a data: URL; that of a file that nobody knew the type of
 _PLAIN = str.maketrans("-_", "+/")  # base64 for URLs
@@ -46,8 +49,13 @@ async def look_at(
     check_count(context, given)
     details = [bounded(one, of_all, store.vision.pixels) for one in given]
     images = [await _image(context, store, one, detail) for one, detail in zip(given, details, strict=True)]
-    left = iter(images)
-    return [_with_images(message, left) for message in messages], tuple(images)
+    ids = (image.first_id for image in images)
+    return [_with_ids(message, ids) for message in messages], tuple(images)
+
+
+def before_looking(messages: Sequence[Message]) -> list[dict[str, Any]] | None:
+    """The messages as `look_at` will give them, with `STAND_IN` for the first id of each image. None: there is none."""
+    return [_with_ids(message, repeat(STAND_IN)) for message in messages] if any(_given(messages)) else None
 
 
 def check_count(context: Context, given: Sequence[GivenImage]) -> None:
@@ -66,12 +74,12 @@ def _given(messages: Sequence[Message]) -> Iterator[GivenImage]:
                 yield image
 
 
-def _with_images(message: Message, left: Iterator[Image]) -> dict[str, Any]:
+def _with_ids(message: Message, left: Iterator[int]) -> dict[str, Any]:
     content = message.get("content")
     if not isinstance(content, list):
         return dict(message)
     parts = [
-        {"type": "image", "image": next(left).first_id} if isinstance(part.get("image"), GivenImage) else part
+        {"type": "image", "image": next(left)} if isinstance(part.get("image"), GivenImage) else part
         for part in content
     ]
     return {**message, "content": parts}
@@ -91,24 +99,31 @@ async def _image(context: Context, store: ImageStore, given: GivenImage, detail:
     url = given.url.strip()
     fetched = None if _scheme(url) == "data" else await _fetched(context, given)
 
-    def look() -> tuple[bytes, ContentKey]:
-        data = _inline(url, given.param) if fetched is None else fetched
-        return data, ContentKey.of(tenant, data, detail, store.vision.settings)
+    def key_of(data: bytes) -> ContentKey:
+        return ContentKey.of(tenant, data, detail, store.vision.settings)
 
-    data, key = await in_pool(context, look)
-    if (known := store.find(key)) is not None:
+    def read() -> tuple[bytes, ContentKey | None]:
+        data = _inline(url, given.param) if fetched is None else fetched
+        return data, key_of(data) if store.may_know(tenant, len(data)) else None
+
+    data, key = await in_pool(context, read)
+    if key is not None and (known := store.find(key)) is not None:
         return known
     most = int(context.config.max_image_megapixels * _MEGAPIXEL)
-
-    def prepare() -> PreparedImage:
-        return store.vision.prepare(decode(data, most), detail)
-
+    preparing = asyncio.ensure_future(store.pool.run(tenant, lambda: store.vision.prepare(decode(data, most), detail)))
+    preparing.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may ask for it
     try:
-        prepared = await store.pool.run(tenant, prepare)
+        if key is None:  # a millisecond or so, beside the decoder
+            key = await in_pool(context, lambda: key_of(data))
+            if (known := store.find(key)) is not None:
+                return known
+        prepared = await preparing
     except EngineError as error:
         raise at_field(error, given.param) from error
+    finally:
+        preparing.cancel()
     hold_more(context, prepared.pixels.nbytes)  # a file of a few kilobytes may have millions of them
-    return store.take(key, prepared)
+    return store.take(key, prepared, len(data))
 
 
 def _scheme(url: str) -> str:

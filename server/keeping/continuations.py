@@ -54,11 +54,13 @@ async def change(request: web.Request) -> web.Response:
     ttl = None if body["ttl"] is None else leases.check_ttl(body["ttl"], context.leases, "ttl")
     engine, tenant, reference = await _sought(request)
     try:
-        return json_response(entry_object(engine.set_ttl(tenant, reference, ttl)))
+        entry = engine.set_ttl(tenant, reference, ttl)
     except (InsufficientRetention, RetentionTooLarge) as error:
         failed = from_engine(error)
         failed.param = "ttl"  # which asks for here what `retain` asks for elsewhere
         raise failed from error
+    await engine.written()  # a process that ends now must not bring the old end back
+    return json_response(entry_object(entry))
 
 
 async def prefetch(request: web.Request) -> web.Response:
@@ -70,7 +72,9 @@ async def prefetch(request: web.Request) -> web.Response:
 async def delete(request: web.Request) -> web.Response:
     """Clients send a Content-Type here, and no body."""
     engine, tenant, reference = await _sought(request)
-    return json_response({"id": engine.forget(tenant, reference), "object": "continuation", "deleted": True})
+    forgotten = engine.forget(tenant, reference)
+    await engine.written()  # a process that ends now must not bring it back
+    return json_response({"id": forgotten, "object": "continuation", "deleted": True})
 
 
 async def _sought(request: web.Request) -> tuple[EngineLike, str, str]:

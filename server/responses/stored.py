@@ -54,6 +54,7 @@ async def delete(http: web.Request) -> web.Response:
         context.stored.delete(tenant, found.id)
     with suppress(ParentNotFound):
         context.engine.forget(tenant, found.id)
+        await context.engine.written()  # as of /v1/continuations
     return json_response({"id": found.id, "object": "response", "deleted": True})
 
 

@@ -14,6 +14,7 @@ from bequest.engine.types.image import GivenRows, Image, PreparedImage, VisionIn
 from bequest.server.access.turns import FairPool
 from bequest.server.interfaces import TokenizerLike
 
+_MOST_LENGTHS = 1 << 14
 _MOST_AT_ONCE = 4  # images that are decoded: each has its pixels in memory twice
 
 
@@ -69,12 +70,21 @@ class ImageStore:
         self.pool = FairPool(max(2, min(_MOST_AT_ONCE, (os.cpu_count() or 1) // 4)), "images")
         self._tokenizer = tokenizer
         self._recent = recent
+        self._lengths: dict[tuple[str, int], None] = {}  # tenants and bytes of files; the first of them goes first
 
     def find(self, key: ContentKey) -> Image | None:
         return self._recent.find(key)
 
-    def take(self, key: ContentKey, prepared: PreparedImage) -> Image:
-        """The image of this content, new if there is none."""
+    def may_know(self, tenant: str, num_bytes: int) -> bool:
+        """Whether the tenant has sent a file of this length. If not, nobody has to wait for its digest to decode it.
+        Any thread may ask."""
+        return (tenant, num_bytes) in self._lengths
+
+    def take(self, key: ContentKey, prepared: PreparedImage, num_bytes: int = 0) -> Image:
+        """The image of this content, new if there is none. `num_bytes`: of its file."""
+        self._lengths[key.tenant, num_bytes] = None
+        if len(self._lengths) > _MOST_LENGTHS:
+            del self._lengths[next(iter(self._lengths))]
         return self._recent.take_image(key, prepared, self._tokenizer)
 
 

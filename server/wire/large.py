@@ -120,9 +120,19 @@ class _Parser:
                 upto -= 1  # not into the middle of a character
             if upto == at:
                 raise Malformed(f"a string has a character that is wrong (byte {at})")
-            pieces.append(self._decoded(b'"', at, upto, b'"'))
+            pieces.append(self._plain(at, upto) or self._decoded(b'"', at, upto, b'"'))
             at = upto
         return "".join(pieces)
+
+    def _plain(self, begin: int, end: int) -> str | None:
+        """Characters that stand for themselves, as those of base64 do: a tenth of the parser's time. None: others."""
+        piece = self._view[begin:end]
+        if int(np.frombuffer(piece, np.uint8).min()) < ord(" ") or self._text.find(b"\\", begin, end) >= 0:
+            return None
+        try:
+            return str(piece, "ascii")
+        except UnicodeDecodeError:
+            return None
 
     def _end_of_characters(self, begin: int, end: int) -> int:
         """Of those that are whole. Most strings that are long have nothing but plain ones."""

@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import pytest
+
 from bequest.engine.build import build_engine
 from bequest.engine.config import EngineConfig
+from bequest.engine.runner.prepare_draft import LoadedDrafts
 from bequest.engine.types import Lineage, Retain, SamplingParams
 from bequest.engine.types.encoder import EncoderInput
+from bequest.engine.types.speculation import DraftCosts, ModelDrafts
 from tests.engine.harness import ask, ask_all, request
+from tests.engine.test_draft_model import Watcher
 
 GREEDY = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True, logprobs=0)
 
@@ -56,3 +61,40 @@ async def check_sleep(config: EngineConfig, encoder: EncoderInput | None = None)
         await engine.stop()
     engine.scheduler.check_idle()
     return given_back
+
+
+@pytest.fixture
+def cheap_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever drafts counts as small, however large it is."""
+
+    def drafts(self: LoadedDrafts, costs: DraftCosts, one_pass: float | None = None) -> ModelDrafts:
+        return ModelDrafts(method=self.method, costs=costs)
+
+    monkeypatch.setattr(LoadedDrafts, "drafts", drafts)
+
+
+async def check_drafts(config: EngineConfig, least_right: float = 1.0) -> None:
+    """Of a model that drafts for itself: behind what leases hold, on the device and on the host, and behind what is
+    new. REQUIRES: cheap_drafts"""
+    watcher = Watcher()
+    engine = (await build_engine(config, watcher)).engine
+    cache, prompt = engine.scheduler.cache, [1, *range(5, 45)]
+
+    async def draft(tokens: list[int], **asked: object) -> None:
+        drafted, accepted = watcher.drafted, watcher.accepted
+        await ask(engine, request(tokens, GREEDY, **asked))
+        assert watcher.accepted - accepted >= least_right * (watcher.drafted - drafted) > 0
+
+    try:
+        parent = request(prompt, GREEDY, retain=Retain(600))
+        await ask(engine, parent)
+        known = engine.parent("t", parent.id).choices[0].token_ids
+        for number in range(3):
+            if number == 2:
+                cache.make_room(cache.pool.num_free + 2)
+            await _pages_are_there()
+            await engine.sleep(wakes_itself=True)
+            await draft([*known, 11 + number], lineage=Lineage(parent.id, 0, len(known)))
+            await draft([2 + number, *prompt])
+    finally:
+        await engine.stop()

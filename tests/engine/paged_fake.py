@@ -489,10 +489,10 @@ class PagedFakeRunner:
             assert _histories[number - _HISTORY] == whole[: position + 1], "a window holds another history"
 
     def _read(self, blocks: np.ndarray, length: int, begin: int = 0) -> np.ndarray:
-        positions = np.arange(begin, length)
-        return self.slots[
-            blocks[positions // self.block_size].astype(np.int64) * self.block_size + positions % self.block_size
-        ]
+        size = self.block_size
+        first = begin // size
+        held = self.slots.reshape(-1, size)[blocks[first : -(-length // size)]].ravel()
+        return held[begin - first * size : length - first * size]
 
 
 def _fake_logprobs(chosen: np.ndarray, top: int) -> LogprobArrays:

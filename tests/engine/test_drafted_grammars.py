@@ -14,8 +14,11 @@ from tests.engine.drafters import RecordedDrafter
 from tests.engine.grammar_world import EOS, random_engine, tokenizer, vocabulary
 from tests.engine.test_grammars import PERSON, answer, grammar, request
 
-WORDS = mask_words(vocabulary().vocab_size)
 Answers = dict[tuple[str, int], tuple[object, ...]]  # by id and choice
+
+
+def num_words() -> int:
+    return mask_words(vocabulary().vocab_size)
 
 
 def requests() -> list[Request]:
@@ -69,11 +72,11 @@ def test_masks_behind_drafts_are_those_of_one_token_at_a_time() -> None:
     a, b, c, d, x = (tokenizer().encode(letter, False)[0] for letter in "abcdx")
     drafts: list[tuple[int, ...]] = [(a, b, c), (), (a, x, b), (a, b, x, EOS, a), (EOS,)]
     matchers = [rule.matcher() for _ in drafts]
-    masks = np.full((sum(1 + len(drafted) for drafted in drafts), WORDS), 7, np.int32)
+    masks = np.full((sum(1 + len(drafted) for drafted in drafts), num_words()), 7, np.int32)
     GrammarMasks(1).fill(matchers, masks, drafts)
     row, counts = 0, []
     for drafted in drafts:
-        alone, matcher, one = GrammarMasks(1), rule.matcher(), np.empty((1, WORDS), np.int32)
+        alone, matcher, one = GrammarMasks(1), rule.matcher(), np.empty((1, num_words()), np.int32)
         for number in range(1 + len(drafted)):
             alone.fill([matcher], one)
             if not matcher.ended:
@@ -85,7 +88,7 @@ def test_masks_behind_drafts_are_those_of_one_token_at_a_time() -> None:
             alone.advance([(matcher, [token])])
         row += 1 + len(drafted)
     assert len(counts) > 10
-    again = np.empty((len(drafts), WORDS), np.int32)
+    again = np.empty((len(drafts), num_words()), np.int32)
     GrammarMasks(1).fill(matchers, again)
     assert (again == again[0]).all(), "a walk moves nobody"
     several = GrammarMasks(1)
@@ -100,7 +103,7 @@ async def test_a_limit_behind_a_draft_fails_where_it_is_reached() -> None:
     source = GrammarSource("json_schema", '{"type": "string", "pattern": "^(.*a.{15}b.*)$", "maxLength": 100000}')
     blowing = Grammar(source, vocabulary())
     quote = tokenizer().encode('"', False)[0]
-    matcher, masks = blowing.matcher(), np.full((4, WORDS), 7, np.int32)
+    matcher, masks = blowing.matcher(), np.full((4, num_words()), 7, np.int32)
     GrammarMasks(1).fill([matcher], masks, [(quote, 40, 41)])
     assert matcher.failed is None and matcher.failed_ahead is not None and matcher.why_nothing
     assert masks[0].any() and not masks[3].any()

@@ -42,7 +42,7 @@ async def test_right_drafts_take_fewer_steps() -> None:
     prompt, params = [11, 12, 13], SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
     steps = {}
     for truth in (0.0, 1.0):
-        async with running(Setup(drafter=OracleDrafter(1, truth))) as (engine, runner):
+        async with running(Setup(drafter=OracleDrafter(2, truth))) as (engine, runner):
             answer = await ask(engine, request(prompt, params))
             assert answer.token_ids[0] == expected_tokens(prompt, 60)
             steps[truth] = runner.num_steps

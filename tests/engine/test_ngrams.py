@@ -209,7 +209,7 @@ def test_an_account_bounds_what_wrong_guesses_cost(beside: bool) -> None:
     paces = [Pace(costs, account=account) for _ in range(3)]
     seconds, tries = 0.0, 0
     for number in range(200):
-        account.note_token()
+        account.note_tokens(1)
         pace = paces[number % 3]
         pace.beside = beside
         length = 0 if pace.rests() else pace.length(16)

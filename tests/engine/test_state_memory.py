@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,3 +73,17 @@ def test_fewer_sequences_where_memory_is_short() -> None:
 def test_too_little_memory() -> None:
     with pytest.raises(ModelError, match="at least 8 of these are needed"):
         plan_states(wish(), 2 * 400 * 7)
+
+
+def test_states_take_memory_when_they_are_written() -> None:
+    memory = plan_states(wish(), 1 << 30).with_host(2 << 30)
+    assert memory.host_bytes > 1 << 30
+    before = pages_of_this_process()
+    states = memory.allocate()
+    assert states is not None and states.data_ptr() % 64 == 0
+    assert not states[::100_000].any(), "they are zeros"
+    assert pages_of_this_process() - before < (64 << 20) // resource.getpagesize()
+
+
+def pages_of_this_process() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1])

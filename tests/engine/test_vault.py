@@ -189,6 +189,30 @@ async def test_a_lease_that_ends_meanwhile_serves_those_who_were_let_in(tmp_path
         await until(lambda: not files(tmp_path))
 
 
+async def test_who_waits_for_files_finds_them_as_they_shall_be(tmp_path: Path) -> None:
+    """Also a lease that is forgotten while it is written, at whatever point."""
+    async with vault(tmp_path) as engine:
+        kept, gone = (await a_lease(engine))[0], (await a_lease(engine, 9))[0]
+        engine.set_ttl("t", kept.id, 5000)
+        engine.forget("t", gone.id)
+        await engine.written()
+        [left] = [manifests.from_bytes(path.read_bytes()) for path in files(tmp_path)]
+        assert left.deed.id == kept.id and left.expires_at - time.time() > 4000
+        engine.forget("t", kept.id)
+        await engine.written()
+        assert not files(tmp_path) and not files(tmp_path, "blocks")
+        for turns in range(40):
+            parent = request([3 + turns] * 9, params(), retain=LASTING)
+            asked = asyncio.ensure_future(ask(engine, parent))
+            await until(lambda name=parent.id: any(entry.id == name for entry in engine.records("t")))  # type: ignore[misc]
+            for _ in range(turns):
+                await asyncio.sleep(0.0002)
+            engine.forget("t", parent.id)
+            await engine.written()
+            assert not files(tmp_path), turns
+            await asked
+
+
 async def test_a_drain_writes_what_is_leased(tmp_path: Path) -> None:
     async with vault(tmp_path) as engine:
         parent = request([3] * 20, params(), retain=Retain(600))

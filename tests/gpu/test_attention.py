@@ -229,7 +229,7 @@ PREFIXES = (0, 1, 15, 16, 31, 47, 63, 64, 65, 95, 96, 97, 127, 128, 129, 191, 19
     [{}, {"window": 70}, {"window": 129}, {"causal": False}, {"soft_cap": 3.0}, {"has_sinks": True}],
     ids=str,
 )
-@pytest.mark.parametrize("query_len", [17, 32, 64, 65, 129])
+@pytest.mark.parametrize("query_len", [3, 5, 8, 9, 17, 32, 64, 65, 129])
 @pytest.mark.parametrize("heads", [(4, 1, 128), (2, 2, 64), (96, 1, 128)], ids=str)
 def test_prefixes_around_tile_ends(heads: tuple[int, int, int], query_len: int, change: dict[str, float]) -> None:
     """Chunks behind a cached prefix: the diagonal and the end of the keys at every place of a tile."""

@@ -50,7 +50,9 @@ ALL = [
     for format in TileFormat
     for rows in ROWS[format]
     for outputs, depth in (SHAPES if format is BFLOAT16 else SHAPES + LARGE_SHAPES)
-] + [(INT4, 200, 6144, 4096), (INT4, 256, 4096, 14336)]
+]
+ALL += [(INT4, 200, 6144, 4096), (INT4, 256, 4096, 14336)]
+ALL += [(BFLOAT16, rows, outputs, depth) for rows in (5, 8, 16) for outputs, depth in LARGE_SHAPES]
 
 
 def linear(x: Tensor, weight: object, bias: Tensor | None) -> Tensor:
@@ -139,6 +141,16 @@ def test_rows_do_not_depend_on_the_batch(format: TileFormat, counts: tuple[int, 
         assert torch.equal(linear(x[-count:], weight, None), whole[-count:])
 
 
+@pytest.mark.parametrize(("outputs", "depth"), LARGE_SHAPES)
+def test_rows_that_are_checked_do_not_depend_on_the_batch(outputs: int, depth: int) -> None:
+    """Of large weights in bfloat16: up to eight rows and more of them have kernels of their own."""
+    x = randn(16, depth, dtype=BF16, seed=1)
+    weight, _ = weight_of(outputs, depth, BFLOAT16)
+    whole = linear(x, weight, None)
+    for count in (5, 8, 9):
+        assert torch.equal(linear(x[-count:], weight, None), whole[-count:])
+
+
 @pytest.mark.parametrize(("format", "num_tokens"), [(each, max(ROWS[each])) for each in TileFormat] + [(INT4, 128)])
 def test_the_same_bits_every_time(format: TileFormat, num_tokens: int) -> None:
     """What tensor cores still read is not overwritten, and kernels that overlap keep their order."""
@@ -174,7 +186,9 @@ def test_a_slice_that_is_ahead_waits() -> None:
     [
         (8, 1024, 1024, BFLOAT16, False),
         (33, 1024, 1024, BFLOAT16, True),
-        (32, 8192, 8192, BFLOAT16, False),
+        (4, 8192, 8192, BFLOAT16, False),
+        (17, 8192, 8192, BFLOAT16, False),
+        (16, 8192, 8192, BFLOAT16, True),
         (32, 1022, 1024, FLOAT8, False),
         (32, 1024, 1056, FLOAT8, False),
         (32, 1024, 1024, FLOAT8, True),

@@ -56,13 +56,15 @@ def rounded(x: Floats) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
 def product(x: Floats, weight: Decoded, bias: Floats | None = None) -> Floats:
     """[T, K] → [T, N]"""
     integers, steps, sums = rounded(x)
+    # Sums of a group stay below 2^53: products of float64, which are fast, are those of the integers.
+    left, right = integers.astype(np.float64), weight.codes.T.astype(np.float64)
     tokens, outputs = len(x), len(weight.codes)
     num_scales = weight.scales.shape[1]
     each = x.shape[1] // num_scales
     total = np.zeros((tokens, outputs), np.float32)
     for group in range(num_scales):
         part = slice(group * each, (group + 1) * each)
-        dots = integers[:, part] @ weight.codes[:, part].T
+        dots = left[:, part] @ right[part]
         block = group * each // BLOCK
         scaled = dots.astype(np.float32) * weight.scales[None, :, group]
         total = fused(scaled, np.broadcast_to(steps[:, block, None], total.shape), total)

@@ -7,9 +7,6 @@ output by sum p e (v - out): at most 2^-8 times the mean distance of the values 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -18,6 +15,7 @@ from torch import Tensor
 
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels.kv_format import FP8
+from tests.forked import run_tests
 from tests.kernels.test_attention import Case, Step, attend, make_plan, make_step
 from tests.kernels.test_attention_invariance import rows_of
 
@@ -180,9 +178,8 @@ def test_subnormal_numbers_count_as_zero_for_few_rows_and_many() -> None:
 def test_without_units_it_is_float32() -> None:
     """In a process of its own where this chip has them."""
     if kernels.isa() == "amx":
-        command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", f"{__file__}::{_NAME}"]
-        environment = os.environ | {"BEQUEST_ISA": "avx512"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        command = ["-x", f"{__file__}::{_NAME}"]
+        done = run_tests(command, BEQUEST_ISA="avx512")
         assert done.returncode == 0, done.stdout + done.stderr
         return
     step = make_step(Case(((40, 90), (16, 530), (1, 5)), bfloat16=True))

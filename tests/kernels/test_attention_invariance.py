@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import torch
 
 from bequest.engine import _C
 from bequest.engine.kernels import cpu as kernels
+from tests.forked import run_tests
 from tests.kernels.test_attention import LAYER, Case, Step, attend, make_plan, make_step
 
 
@@ -79,20 +78,28 @@ def share_front(step: Step, common: list[int]) -> Step:
     return replace(step, block_tables=tables)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("threads", [1, 3])
-def test_alone_and_among_those_that_share_a_prefix(variant: dict[str, object], threads: int) -> None:
+@functools.lru_cache(maxsize=1)
+def crowd_with_prefixes(variant: int) -> tuple[Step, Step]:
+    """The same sequences over keys of their own, and with those of a common prefix in common blocks."""
     prefixes = [512] * 3 + [1300] * 100 + [600, 600, 511, 512, 1024]
     lens = (*((1, n + 1 + 7 * i % 90) for i, n in enumerate(prefixes)), (6, 1400), (1, 1400), (1, 1400))
     common = [0, *map(min, itertools.pairwise(prefixes)), 1000, 1300, 1399]
+    apart = make_step(Case(lens, **VARIANTS[variant]))  # type: ignore[arg-type]
+    return apart, share_front(apart, common)
+
+
+# Both numbers of threads of a variant in turn: they share its step.
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("variant", range(len(VARIANTS)))
+def test_alone_and_among_those_that_share_a_prefix(variant: int, threads: int) -> None:
     before = _C.num_threads()
     try:
         _C.set_num_threads(threads)
-        step = share_front(make_step(Case(lens, **variant)), common)  # type: ignore[arg-type]
+        apart, step = crowd_with_prefixes(variant)
         together = attend(step)
-        if "window" not in variant:
-            assert make_plan(step).num_items != make_plan(make_step(step.case)).num_items, "nothing was shared"
-        for s, (query_len, _) in enumerate(lens):
+        if "window" not in VARIANTS[variant]:
+            assert make_plan(step).num_items != make_plan(apart).num_items, "nothing was shared"
+        for s, (query_len, _) in enumerate(step.case.lens):
             first = int(step.query_start[s])
             assert torch.equal(attend(rows_of(step, s, 0, query_len)), together[first : first + query_len])
     finally:
@@ -150,8 +157,6 @@ def test_narrower_instruction_set() -> None:
     folder = Path(__file__).parent
     tests = ("test_attention.py", "test_kv.py::test_write", "test_sampling.py", "test_sampling_logprobs.py")
     selection = "lengths or windows or soft_cap or 17 or 40 or test_write or features or against"
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-k", selection]
-    command += [str(folder / test) for test in tests]
-    environment = os.environ | {"BEQUEST_ISA": "avx2"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = ["-x", "-k", selection, *(str(folder / test) for test in tests)]
+    done = run_tests(command, BEQUEST_ISA="avx2")
     assert done.returncode == 0, done.stdout + done.stderr

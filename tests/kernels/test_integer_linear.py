@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import gguf.quants
 import numpy as np
 import pytest
@@ -15,6 +11,7 @@ from torch import Tensor
 from bequest.engine import _C
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels.cpu_weights import StoredType
+from tests.forked import run_program, run_tests
 from tests.kernels import integer_reference as reference
 from tests.kernels.code_blocks import TYPES, blocks_of, decoded
 
@@ -53,12 +50,12 @@ def test_the_reference_knows_the_values_of_the_file(kind: StoredType) -> None:
 def test_has_the_bits_of_the_reference(kind: StoredType, n: int) -> None:
     for k in depths(kind):
         weight, codes = packed(kind, n, k)
-        bias = random(n, seed=2)
+        x, bias = random(max(TOKENS), k, seed=3), random(n, seed=2)
+        expected = reference.product(x.numpy(), codes, bias.numpy())  # row by row, whatever the batch
         for t in TOKENS:
-            x = random(t, k, seed=3)
             guarded = torch.full((t + 2, n), CANARY)
-            result = kernels.linear(x, weight, bias, out=guarded[1:-1])
-            assert np.array_equal(result.numpy(), reference.product(x.numpy(), codes, bias.numpy())), (k, t)
+            result = kernels.linear(x[:t], weight, bias, out=guarded[1:-1])
+            assert np.array_equal(result.numpy(), expected[:t]), (k, t)
             assert (guarded[0] == CANARY).all() and (guarded[-1] == CANARY).all()
 
 
@@ -136,27 +133,12 @@ def kinds_of_this_chip() -> list[str]:
 @pytest.mark.parametrize("dot", kinds_of_this_chip())
 def test_every_kind_of_dot_products_has_these_bits(dot: str) -> None:
     selected = "bits_of_the_reference or every_batch or gated or not_finite"
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        __file__,
-        "-q",
-        "-x",
-        "-k",
-        selected,
-        "-p",
-        "no:cacheprovider",
-        "-n",
-        "0",
-    ]
-    environment = {**os.environ, "BEQUEST_DOT": dot, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = [__file__, "-x", "-k", selected, "-n", "0"]
+    done = run_tests(command, BEQUEST_DOT=dot)
     assert done.returncode == 0, done.stdout[-3000:]
 
 
 def test_an_unknown_kind_of_dot_products_is_refused() -> None:
     code = "from bequest.engine import _C; _C.dot()"
-    environment = {**os.environ, "BEQUEST_DOT": "abacus", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = run_program(code, BEQUEST_DOT="abacus")
     assert done.returncode != 0 and "BEQUEST_DOT=abacus, but this CPU's dot products are" in done.stderr

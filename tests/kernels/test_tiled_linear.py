@@ -5,8 +5,6 @@ Packing and gathering are the same on every chip; the products are tested where 
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from torch import Tensor
 
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels.cpu_weights import PackedWeight
+from tests.forked import run_program
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
@@ -87,7 +86,7 @@ def test_bfloat16_is_in_tiles_where_the_units_are_and_nothing_else_is() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux") or kernels.isa() == "neon", reason="x86-64 has lesser sets")
 def test_without_units_bfloat16_is_in_panels_and_tiles_are_refused() -> None:
     program = (
-        "import torch; from engine.kernels import cpu as kernels\n"
+        "import torch; from bequest.engine.kernels import cpu as kernels\n"
         "assert not kernels.multiplies_tiles()\n"
         "x, weight = torch.randn(3, 40), torch.randn(5, 40)\n"
         "packed = kernels.pack_weight(weight, torch.bfloat16)\n"
@@ -95,14 +94,7 @@ def test_without_units_bfloat16_is_in_panels_and_tiles_are_refused() -> None:
         "torch.testing.assert_close(kernels.linear(x, packed), x @ weight.bfloat16().float().T)\n"
         "kernels.linear(x, kernels.pack_weight(weight, torch.bfloat16, tiles=True))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | {"BEQUEST_ISA": "avx2"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_program(program, BEQUEST_ISA="avx2")
     assert done.returncode == 1 and "this chip has no matrix units" in done.stderr, done.stderr
 
 

@@ -142,3 +142,17 @@ def test_scales_of_another_shape_are_named(packed: tuple[Path, GptOssForCausalLM
     save_file(tensors, directory / "model.safetensors")
     with pytest.raises(ModelError, match=r"gate_up_proj_blocks and .*gate_up_proj_scales of shapes .* are not MXFP4"):
         load_model(directory)
+
+
+def test_random_weights_of_a_description_with_experts_in_mxfp4(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    values = json.loads((tiny_model("gpt-oss") / "config.json").read_text())
+    for packed in (False, True):
+        values["quantization_config"] = {"quant_method": "mxfp4"} if packed else None
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        loaded = load_model(tmp_path, "float32", dummy=True)
+        # As much as numbers have, within a factor: the spread of codes is a power of two from theirs.
+        made = PagedSequences(loaded.model, 1, len(TOKENS)).run(0, TOKENS, chunk=7)
+        assert made.isfinite().all() and 0.1 < made.std() < 10
+        assert (loaded.formats == ("float32",)) is not packed

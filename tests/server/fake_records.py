@@ -84,6 +84,8 @@ class FakeRecords:
         self.hidden = 0
         self.outgrown: str | None = None  # why no lease is granted in the end
         self.refused_ttl: EngineError | None = None
+        self.num_changes = 0  # by `set_ttl` and `forget`
+        self.num_written = 0  # of them, that somebody waited for
 
     # --- called by the fake engine
 
@@ -176,13 +178,19 @@ class FakeRecords:
         if self.refused_ttl is not None:
             raise self.refused_ttl
         record.expires_at = None if ttl is None else time.time() + ttl
+        self.num_changes += 1
         return record.entry()
 
     def prefetch(self, tenant: str, reference: str) -> RecordEntry:
         return self.record(tenant, reference)
 
+    async def written(self) -> None:
+        await asyncio.sleep(0)
+        self.num_written = self.num_changes
+
     def forget(self, tenant: str, reference: str) -> str:
         record = self.find(tenant, reference)
+        self.num_changes += 1
         self.found = {key: kept for key, kept in self.found.items() if kept is not record}
         return record.request.id
 

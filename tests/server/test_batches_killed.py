@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +12,8 @@ import openai
 import pytest
 from openai.types import Batch
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.forked import Forked
+
 NUM_LINES = 60
 
 
@@ -22,9 +21,7 @@ class Server:
     """A process of tests/server/fake_process.py, which runs four lines at once and says a word every 20 ms."""
 
     def __init__(self, directory: Path) -> None:
-        command = [sys.executable, "-m", "tests.server.fake_process", "--files-dir", str(directory)]
-        self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        assert self.process.stderr is not None
+        self.process = Forked(["tests.server.fake_process", "--files-dir", str(directory)])
         line = next(line for line in self.process.stderr if "ready on" in line)
         url = line.split("ready on ")[1].split()[0]
         http = openai.DefaultHttpxClient(verify=False)
@@ -34,7 +31,6 @@ class Server:
         self.client.close()
         self.process.send_signal(number)
         code = self.process.wait(20)
-        assert self.process.stderr is not None
         self.process.stderr.close()
         return code
 

@@ -10,11 +10,8 @@ import re
 import resource
 import signal
 import socket
-import subprocess
-import sys
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -26,11 +23,11 @@ from bequest.server.app import ROUTES
 from bequest.server.transport import intake, protocol
 from bequest.server.transport.decoding import Decoder
 from bequest.server.wire.bodies import ChatBody, CompletionBody, ResponseBody
+from tests.forked import Forked
 from tests.server.conftest import Starter
 from tests.server.fakes import PIECES
 from tests.server.front import Front
 
-ROOT = Path(__file__).parent.parent.parent
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
@@ -426,9 +423,7 @@ class Talker:
     """A process of tests/server/fake_process.py, and a stream that it is in the middle of."""
 
     def __init__(self, num_words: int) -> None:
-        command = [sys.executable, "-m", "tests.server.fake_process"]
-        self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        assert self.process.stderr is not None
+        self.process = Forked(["tests.server.fake_process"])
         line = next(line for line in self.process.stderr if "ready on" in line)
         body = json.dumps({"prompt": "a", "max_tokens": num_words, "stream": True}).encode()
         url = line.split("ready on ")[1].split()[0]
@@ -447,7 +442,6 @@ class Talker:
     def end(self) -> int:
         code = self.process.wait(20)
         self.stream.close()
-        assert self.process.stderr is not None
         self.process.stderr.close()
         return code
 

@@ -10,6 +10,7 @@ import pytest
 from bequest.engine.errors import InvalidRequest
 from bequest.engine.state.contents import ContentKey, Contents
 from bequest.engine.types.image import FIRST_ID, LAST_ID, Detail, Image, PreparedImage, VisionInfo, image_spans
+from bequest.server.stores import images as stored_images
 from bequest.server.stores.images import ImageStore, RecentContents
 from tests.server.fakes import ByteTokenizer
 
@@ -36,6 +37,17 @@ def test_the_same_content_is_the_same_image() -> None:
     assert len({image.first_id for image in [first, *(images.take(key, prepared()) for key in others)]}) == 5
     rows = list(range(FIRST_ID, FIRST_ID + 4))
     assert first.token_ids == (ord("<"), *rows[:3], ord("|"), rows[3], ord(">"))
+
+
+def test_a_tenant_has_sent_files_of_these_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_images, "_MOST_LENGTHS", 2)
+    images = store()
+    for tenant, length in (("a", 4), ("b", 9), ("a", 4)):
+        images.take(ContentKey.of(tenant, bytes(length), Detail()), prepared(), length)
+    asked = [("a", 4), ("a", 9), ("b", 9), ("b", 4)]
+    assert [images.may_know(*one) for one in asked] == [True, False, True, False]
+    images.take(ContentKey.of("c", b"", Detail()), prepared(), 5)
+    assert [images.may_know(*one) for one in asked] == [False, False, True, False]
 
 
 def test_images_that_nobody_holds_make_room() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
 from pathlib import Path
 
 import pytest
@@ -32,14 +32,16 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 
-def imports() -> Iterator[tuple[str, str]]:
+@functools.cache
+def imports() -> list[tuple[str, str]]:
     """(module, module it imports), by their names inside the package; what is imported for types counts too."""
+    found: list[tuple[str, str]] = []
     for path in SERVER.rglob("*.py"):
         module = ".".join(path.relative_to(SERVER).with_suffix("").parts)
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(PREFIX):
-                for alias in node.names:
-                    yield module, f"{node.module}.{alias.name}".removeprefix(PREFIX)
+                found += [(module, f"{node.module}.{alias.name}".removeprefix(PREFIX)) for alias in node.names]
+    return found
 
 
 def test_every_folder_has_its_layer() -> None:

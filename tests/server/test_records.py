@@ -144,6 +144,16 @@ async def test_changes_that_are_refused(front: Front) -> None:
         assert answer.status == 415
 
 
+async def test_answers_wait_for_files(front: Front) -> None:
+    await made(front, request_id="mine")
+    for number, (method, options) in enumerate((("PATCH", {"json": {"ttl": 9}}), ("DELETE", {})), start=1):
+        assert (await call(front, method, f"{PATH}/mine", **options))[0] == 200
+        assert front.engine.num_written == number
+    _, response = await front.post("/v1/responses", {"input": "abc"})
+    assert (await call(front, "DELETE", f"/v1/responses/{response['id']}"))[0] == 200
+    assert front.engine.num_written == 3
+
+
 async def test_delete(front: Front) -> None:
     """As the official client sends it: with a Content-Type and without a body."""
     parent = await made(front, request_id="mine")

@@ -35,7 +35,7 @@ inline constexpr int kPortableParts = 8;  // that any chip with clusters can hav
 
 template <int D, class Cache>
 struct SingleShape {
-  static constexpr int kStages = D == 64 ? 4 : D == 128 ? 3 : 2;
+  static constexpr int kStages = D == 64 ? 4 : 2;
   static constexpr int kStageBytes = DecodeShape<D, Cache>::kStageBytes;
   static constexpr int kWarpBytes = kStages * kStageBytes;
   static constexpr int kRingBytes = kDecodeWarps * kWarpBytes;
@@ -312,6 +312,11 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
                         bool early) {
   using S = SingleShape<D, Cache>;
   using Copier = StepCopier<D, Cache>;
+  static_assert(D > 128 ||
+                S::bytes(kDecodeRows) + static_cast<int>(sizeof(float2[kDecodeWarps][kDecodeRows]) +
+                                                         sizeof(typename SingleHeads<D, Cache>::Memory) +
+                                                         sizeof(PhaseBarrier)) <=
+                    kSingleTokenBytes);
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ float2 scales[kDecodeWarps][kDecodeRows];
   __shared__ typename SingleHeads<D, Cache>::Memory memory;

@@ -6,6 +6,9 @@
 
 namespace bequest {
 
+// Of a multiprocessor's shared memory, at most, with heads of up to 128.
+inline constexpr int kSingleTokenBytes = 84 * 1024;
+
 // Whether attend_token serves this device and shape.
 bool can_attend_token(const WorkShape& shape);
 

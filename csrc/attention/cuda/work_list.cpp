@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "attention/cuda/few_queries.h"
 #include "attention/cuda/work_tiles.h"
 #include "core/check.h"
 
@@ -366,7 +367,8 @@ WorkListLayout work_list_layout(const WorkShape& shape) {
   // A cut adds one piece and makes at most two states, and a worker without work holds an item; a prefill
   // tile is cut into pieces of at least half the longest.
   const int64_t most_sequences = std::min(shape.max_sequences, shape.max_tokens);
-  const int64_t decode_tiles = f32 ? shape.max_tokens : most_sequences;
+  const int64_t decode_tiles =
+      f32 ? shape.max_tokens : std::min(kFewTiles * most_sequences, shape.max_tokens);
   const int64_t shared_tiles = f32 ? 0 : most_sequences / 2;  // each has two sequences at least
   const int64_t decode_cuts = f32 ? 0 : layout.workers;
   const int64_t prefill_tiles =

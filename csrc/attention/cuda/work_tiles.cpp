@@ -1,5 +1,7 @@
 #include "attention/cuda/work_tiles.h"
 
+#include "attention/cuda/few_queries.h"
+
 namespace bequest {
 namespace {
 
@@ -55,7 +57,7 @@ void choose_wide_tiles(Step& step) {
 }  // namespace
 
 bool is_decode(const Step& step, int32_t query_len) {
-  return step.shape.dtype == DType::kF32 || query_len <= step.layout.decode_tokens;
+  return step.shape.dtype == DType::kF32 || query_len <= few_tokens(step.layout.decode_tokens);
 }
 
 Section reader_of(const Step& step, const SharedRun& run) {

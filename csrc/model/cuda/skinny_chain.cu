@@ -51,6 +51,32 @@ struct Row {
   uint32_t half = kFirstTwice;  // of its quad's groups, the lane's
 };
 
+// Of codes whose groups have zeros. Pieces of 16 bytes lie by pairs, the second ones first for half of the
+// lanes (place_of_piece): those that are read at once are then in different banks.
+template <>
+struct Row<Form::kInt4> {
+  static constexpr int kUnits = kStageUnits<Form::kInt4>;
+  uint2 of[kUnits];
+  float sums[kSteps];  // of x, over each group
+
+  __device__ __forceinline__ void load(uint32_t from) {
+    constexpr int kPacked = packed(Form::kInt4);
+    constexpr uint32_t kOnes[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
+    const uint32_t other = from ^ 16;
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i)
+      of[i] = load_8((i % 2 ? other : from) + i / kPacked * (kPacked * kSliceBytes) + i % kPacked / 2 * 32);
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      float both[4] = {};
+#pragma unroll
+      for (int i = 0; i < kPacked; ++i)
+        multiply_accumulate_f16(both, kOnes, of[kPacked * s + i].x, of[kPacked * s + i].y);
+      sums[s] = both[0] + both[3];
+    }
+  }
+};
+
 // The sums of a tile. The tensor cores multiply 16 rows by 8 columns; here both are two halves. The 16 bytes
 // that a lane reads of a row of W are its registers as they come: two of them belong to the first half of the
 // rows, two to the second. Each token has two columns: one with what of x belongs to the former, one with
@@ -80,20 +106,26 @@ struct TileSum {
     }
   }
 
-  // A lane's 32 codes of a step are of one group, and so are those of the lanes that share its row.
+  // A lane's 32 codes of a step are of one group, and so are those of the lanes that share its row. A code in
+  // the last bits of a float16 is one of its smallest numbers: code · 2^-24, in the next four bits code ·
+  // 2^-20. The former meet the first column of a token, the latter the second, so sums make up for it. Zeros
+  // are multiplied with the sum of the group's x.
   __device__ __forceinline__ void add(const Weights<Form::kInt4>& w, const Row<Form::kInt4>& x) {
+    constexpr float kFirst = 1 << 24, kSecond = 1 << 20;
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
-      const CodeGroup group(w.groups[s]);
       const uint32_t codes[4] = {w.of[s].x, w.of[s].y, w.of[s].z, w.of[s].w};
-      float sums[2][4] = {};
+      float sums[4] = {};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        uint32_t a[4];
-        int4_to_f16(codes[i], group, a);
-        multiply_accumulate_f16(sums[i % 2], a, x.of[4 * s + i].x, x.of[4 * s + i].y);
+        const uint32_t later = codes[i] >> 8;
+        const uint32_t a[4] = {codes[i] & 0x000f000fu, codes[i] & 0x00f000f0u, later & 0x000f000fu,
+                               later & 0x00f000f0u};
+        multiply_accumulate_f16(sums, a, x.of[4 * s + i].x, x.of[4 * s + i].y);
       }
-      of[s % 2][0] += group.scale * ((sums[0][0] + sums[1][0]) + (sums[0][3] + sums[1][3]));
+      const float zero = static_cast<float>(w.groups[s] & 0xff);
+      const float scale = __uint_as_float(w.groups[s] & 0xffffff00u);
+      of[s % 2][0] += scale * (kFirst * sums[0] + (kSecond * sums[3] - zero * x.sums[s]));
     }
   }
 
@@ -237,8 +269,8 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
   const RowStager<T, kHasExperts, kForm> rows(a, shared + places.rows, shared + places.gains, warp, lane);
   RingEnd<kForm> ring(fixed.ring, shared_address(shared), warp, lane, a.stages);
   // Columns beyond the last row of x are the last; nobody stores what becomes of them.
-  const uint32_t row_at = shared_address(shared + places.rows) + min(lane / 8, T - 1) * a.row_pitch +
-                          lane % 4 * lane_bytes(kForm) + lane / 4 % 2 * 8;
+  const uint32_t row_at =
+      shared_address(shared + places.rows) + min(lane / 8, T - 1) * a.row_pitch + lane_in_row<kForm>(lane);
   RoundSums<T> sums(shared + places.parts);
   // Loops stay loops: most of the time of so short a kernel can go into fetching its instructions.
 #pragma unroll 1
@@ -309,15 +341,15 @@ __device__ __forceinline__ void read_weights(const A& a, Fixed& fixed, const Sha
     reader.read(fixed.views[Order::kRouter], a.weights[Order::kRouter]);
     fixed.chosen.there.wait(0);
     const int* ids = fixed.chosen.ids;
-    reader.read_experts(fixed.views[Order::kGate], a.weights[Order::kGate], a.shared[0], ids);
-    reader.read_experts(fixed.views[Order::kDown], a.weights[Order::kDown], a.shared[1], ids);
+    reader.read_gates(fixed.views[Order::kGate], a.weights[Order::kGate], a.shared[0], ids);
+    reader.read_downs(fixed.views[Order::kDown], a.weights[Order::kDown], a.shared[1], ids);
     if (a.num_phases > Order::kNext) reader.read(fixed.views[Order::kNext], a.weights[Order::kNext]);
   }
 }
 
-// With adapters, or groups, it has more to hold than registers for two of it on a multiprocessor.
+// With adapters, or codes, it has more to hold than registers for two of it on a multiprocessor.
 template <int T, int kPerLane, Form kForm, class A>
-__global__ __launch_bounds__(kThreads, kIsAdapted<A> || is_grouped(kForm)
+__global__ __launch_bounds__(kThreads, kIsAdapted<A> || kForm != Form::kNumbers
                                            ? 1
                                            : 2) void skinny_chain_kernel(const __grid_constant__ A a) {
   extern __shared__ __align__(1024) uint8_t shared[];

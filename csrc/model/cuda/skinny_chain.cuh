@@ -51,7 +51,7 @@ inline constexpr int kMostStages = 12;
 inline constexpr int kMostPhases = 5;
 inline constexpr int kMostRanks = 32;    // experts of a row
 inline constexpr int kMostRouted = 256;  // experts of a layer
-static_assert(kWarps == kStageWarps && kStepBytes == kUnit * kTile * 2);
+static_assert(kWarps == kStageWarps && kStepBytes == kUnit * kTile * 2 && kQuarterLines * kLine == kUnit);
 static_assert(kPlaces * kMostChainedRows == kConsumers, "a thread has one result of a round");
 
 enum class Kind { kAdd, kGate, kStore };
@@ -92,9 +92,8 @@ struct Phase {
   Kind kind;
   int units;               // of K, of all experts together
   int chunks;              // stages along k
-  int stride;              // units of a chunk: kSteps, or as many as an expert has
   int outputs;             // of a token, of all experts together
-  int part;                // outputs of one expert
+  int part;                // of one expert: outputs of gate and up, units of down
   int tiles_each, longer;  // the first `longer` CTAs have one tile more than the others
   float eps, offset;
   const void* gain;     // [K] bfloat16 of the norm of x, or null
@@ -123,7 +122,7 @@ struct Arguments {
 
 // A product as one CTA sees it, in shared memory, because reading arguments by index takes much longer.
 struct alignas(16) View {
-  int units, chunks, stride;
+  int units, chunks;
   int first, end;  // tiles
   int outputs, part;
   Kind kind;
@@ -140,7 +139,6 @@ struct alignas(16) View {
     const int first = block * phase.tiles_each + min(block, phase.longer);
     return {phase.units,
             phase.chunks,
-            phase.stride,
             first,
             first + phase.tiles_each + (block < phase.longer ? 1 : 0),
             phase.outputs,
@@ -217,6 +215,19 @@ __device__ __forceinline__ int slice_of(int unit, int warp) {
 // each group.
 constexpr int lane_bytes(Form form) { return is_fine(form) ? 16 : 16 * packed(form); }
 constexpr int access_bytes(Form form) { return is_fine(form) ? 64 : 16; }
+
+// Where the 16 bytes `piece` of a row lie. Of codes in groups of 128 a quad's lanes read pieces that are 64
+// bytes apart; those of the last two lanes change places with their neighbours, so that all are in different
+// banks.
+template <Form kForm>
+__device__ __forceinline__ int place_of_piece(int piece) {
+  return kForm == Form::kInt4 ? piece ^ (piece >> 3 & 1) : piece;
+}
+// The first of a lane's, and which half of it.
+template <Form kForm>
+__device__ __forceinline__ int lane_in_row(int lane) {
+  return place_of_piece<kForm>(lane % 4 * (lane_bytes(kForm) / 16)) * 16 + lane / 4 % 2 * 8;
+}
 
 // Of weights in groups.
 struct GroupedArguments : Arguments {

@@ -50,6 +50,8 @@ struct ChainExperts {
   ChainProduct shared_up;    // [2 I, H]; weight null: there is none
   ChainProduct shared_down;  // [H, I]
   uint64_t* num_read;        // [1]: K is added to it; null: nobody counts
+  // The kernels before and behind are attend_token of heads of up to 128, and get room to begin beside it.
+  bool beside_attention;
 };
 
 // What adapters add to the products; of a site without `a` nothing.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <initializer_list>
 
+#include "attention/cuda/single_token.h"
 #include "device/current_device.cuh"
 #include "device/launch.cuh"
 #include "model/cuda/skinny_chain.cuh"
@@ -18,6 +19,10 @@ constexpr int64_t kMostBlocks = 256;
 constexpr int64_t kDeltaWords = kMostChainedRows * kTokenShrunk;  // of a phase
 constexpr int kRowPad = 64;  // bytes: two rows that are read at once lie in different banks
 constexpr int kMostSharedBytes = 226 * 1024;
+constexpr int kReservedBytes = 1024;  // by the system, of each CTA
+// What a multiprocessor has left beside the attention of a single token.
+constexpr int kBesideAttention = 228 * 1024 - kSingleTokenBytes - 2 * kReservedBytes;
+constexpr int kFewestBesideAttention = 6;  // stages: a smaller ring costs more than an early start gains
 // A stage of codes of 4 bits has as many values as four of numbers.
 constexpr int fewest_stages(Form form) { return packed(form) == 4 ? 3 : 4; }
 
@@ -30,8 +35,11 @@ struct Depth {
 // Small layers are a chain of latencies: what is asked for early comes in the way of rows of x, and a ring
 // that is larger in that of attention, or of the next chain, which take their place beside it. Large ones are
 // a stream.
-constexpr Depth kSmallLayer{6, 2, false}, kLargeLayer{10, 3, true};
+constexpr Depth kSmallLayer{6, 2, false}, kLargeLayer{10, 3, true}, kExperts{11, 3, true};
 constexpr int64_t kLargeShare = 64;  // stages that a CTA has of a layer
+// Codes of 4 bits in groups of 128 are one from fewer stages on, which have four times the values.
+constexpr Depth kLargeInt4{9, 2, true};
+constexpr int64_t kLargeInt4Share = 32;
 
 Form form_of_codec(FineCodec codec) {
   check(codec == FineCodec::kOffset4 || codec == FineCodec::kScaled8 || codec == FineCodec::kFloat8,
@@ -59,13 +67,21 @@ int chunks_of(int64_t depth, Form form) {
 // Of a row of x, filled up to whole stages.
 int padded_bytes(int chunks, Form form) { return chunks * stage_units(form) * kUnit * 2; }
 
-Depth depth_of(const Arguments& a, Form form) {
+Depth wished_depth(const Arguments& a, Form form) {
+  if (a.num_experts > 0) return kExperts;
   int64_t share = 0;
   for (int i = 0; i < a.num_phases; ++i) share += (a.phases[i].tiles_each + 1) * a.phases[i].chunks;
-  const Depth wish = share < kLargeShare && a.num_experts == 0 ? kSmallLayer : kLargeLayer;
-  const int beside = Places(form, 0, a.num_tokens, a.row_pitch, a.gain_bytes, a.delta_bytes).total;
-  return {std::min(wish.stages, (kMostSharedBytes - beside) / ring_bytes(form)), wish.in_flight,
-          wish.lets_next_in_early};
+  if (form == Form::kInt4) return share < kLargeInt4Share ? kSmallLayer : kLargeInt4;
+  return share < kLargeShare ? kSmallLayer : kLargeLayer;
+}
+
+Depth depth_of(const Arguments& a, Form form, bool beside_attention) {
+  const Depth wish = wished_depth(a, form);
+  const int other = Places(form, 0, a.num_tokens, a.row_pitch, a.gain_bytes, a.delta_bytes).total;
+  const int most = (kMostSharedBytes - other) / ring_bytes(form);
+  const int beside = (kBesideAttention - other) / ring_bytes(form);
+  const bool leaves_room = beside_attention && beside >= kFewestBesideAttention;
+  return {std::min(wish.stages, leaves_room ? beside : most), wish.in_flight, wish.lets_next_in_early};
 }
 
 int64_t num_routed(const ChainExperts& experts) {
@@ -100,29 +116,39 @@ class Builder {
     return add_phase({.kind = kind,
                       .units = static_cast<int>(product.in_features / kUnit),
                       .chunks = chunks_of(product.in_features, form),
-                      .stride = kSteps,
                       .outputs = static_cast<int>(product.out_features / (gated ? 2 : 1)),
                       .bias = product.bias,
                       .scales = product.scales});
   }
 
-  // Of the chosen experts: gate and up give the outputs of all of them, down takes these.
-  Phase& add_of_experts(const ChainProduct& product, Kind kind) {
-    const bool gated = kind == Kind::kGate;
-    const ChainProduct& shared = gated ? experts_.shared_up : experts_.shared_down;
-    const int ranks = static_cast<int>(experts_.num_chosen) + (shared.weight != nullptr ? 1 : 0);
+  // Of the chosen experts: the outputs of all of them.
+  Phase& add_gates(const ChainProduct& product) {
+    const ChainProduct& shared = experts_.shared_up;
     a.weights[a.num_phases] = expert_weight_map(product.weight, num_routed(experts_), product.out_features,
-                                                product.in_features, gated);
+                                                product.in_features, true);
     if (shared.weight != nullptr)
-      a.shared[gated ? 0 : 1] = weight_map(shared.weight, shared.out_features, shared.in_features, gated);
-    const int units = static_cast<int>(product.in_features / kUnit);
-    const int outputs = static_cast<int>(product.out_features / (gated ? 2 : 1));
-    return add_phase({.kind = kind,
-                      .units = gated ? units : ranks * units,
-                      .chunks = gated ? static_cast<int>(ceil_div(units, kSteps)) : ranks,
-                      .stride = gated ? kSteps : units,
-                      .outputs = gated ? ranks * outputs : outputs,
+      a.shared[0] = weight_map(shared.weight, shared.out_features, shared.in_features, true);
+    const int outputs = static_cast<int>(product.out_features / 2);
+    return add_phase({.kind = Kind::kGate,
+                      .units = static_cast<int>(product.in_features / kUnit),
+                      .chunks = chunks_of(product.in_features, Form::kNumbers),
+                      .outputs = num_ranks() * outputs,
                       .part = outputs});
+  }
+
+  // Takes these.
+  Phase& add_downs(const ChainProduct& product) {
+    const ChainProduct& shared = experts_.shared_down;
+    a.weights[a.num_phases] =
+        expert_quarter_map(product.weight, num_routed(experts_), product.out_features, product.in_features);
+    if (shared.weight != nullptr)
+      a.shared[1] = quarter_map(shared.weight, shared.out_features, shared.in_features);
+    const int units = static_cast<int>(product.in_features / kUnit);
+    return add_phase({.kind = Kind::kAdd,
+                      .units = num_ranks() * units,
+                      .chunks = chunks_of(num_ranks() * product.in_features, Form::kNumbers),
+                      .outputs = static_cast<int>(product.out_features),
+                      .part = units});
   }
 
   Arguments a{};
@@ -134,6 +160,10 @@ class Builder {
     phase.longer = static_cast<int>(tiles % grid_);
     a.phases[a.num_phases] = phase;
     return a.phases[a.num_phases++];
+  }
+
+  int num_ranks() const {
+    return static_cast<int>(experts_.num_chosen) + (experts_.shared_up.weight != nullptr ? 1 : 0);
   }
 
   const ChainExperts experts_;
@@ -162,11 +192,10 @@ void add_feed_forward(Builder& builder, const SkinnyChainParams& p, const Word* 
     a.factor = p.experts.factor;
     a.num_read = reinterpret_cast<unsigned long long*>(p.experts.num_read);
   }
-  Phase& gate =
-      has_experts ? builder.add_of_experts(p.gate_up, Kind::kGate) : builder.add(p.gate_up, Kind::kGate);
+  Phase& gate = has_experts ? builder.add_gates(p.gate_up) : builder.add(p.gate_up, Kind::kGate);
   norm_from(gate, p.mlp_norm, from);
   gate.to = builder.rows_of_words(gate.outputs);
-  Phase& down = has_experts ? builder.add_of_experts(p.down, Kind::kAdd) : builder.add(p.down, Kind::kAdd);
+  Phase& down = has_experts ? builder.add_downs(p.down) : builder.add(p.down, Kind::kAdd);
   down.from = gate.to;
   down.out = static_cast<BFloat16*>(p.residual);
 }
@@ -212,12 +241,12 @@ GroupedArguments grouped(const Arguments& plain, std::initializer_list<const Cha
 }
 
 // What depends on all products together.
-void finish(Arguments& a, int num_tokens, Form form, int64_t normed) {
+void finish(Arguments& a, int num_tokens, Form form, int64_t normed, bool beside_attention = false) {
   a.num_tokens = num_tokens;
   for (int i = 0; i < a.num_phases; ++i)
     a.row_pitch = std::max(a.row_pitch, padded_bytes(a.phases[i].chunks, form) + kRowPad);
   a.gain_bytes = padded_bytes(chunks_of(normed, form), form);
-  const Depth depth = depth_of(a, form);
+  const Depth depth = depth_of(a, form, beside_attention);
   a.stages = depth.stages;
   a.in_flight = depth.in_flight;
   a.lets_next_in_early = depth.lets_next_in_early;
@@ -240,7 +269,7 @@ Arguments arguments_of(const SkinnyChainParams& p, Builder& builder) {
     a.tap = p.tap;
   }
   if (p.deltas.slots != nullptr) a.delta_bytes = delta_bytes(p.num_tokens);
-  finish(a, p.num_tokens, form, hidden);
+  finish(a, p.num_tokens, form, hidden, p.experts.beside_attention);
   a.attended = p.attended;
   a.activation = p.activation;
   return a;
@@ -330,7 +359,7 @@ bool can_chain_experts(int64_t attended, int64_t hidden, int64_t inner, int64_t 
   if (num_experts > kMostRouted || num_experts % 4 != 0 || inner > kStageDepth) return false;
   const int64_t ranks = num_chosen + (has_shared ? 1 : 0), logits = num_experts + (has_shared ? 1 : 0);
   return has_room({attended, hidden, inner}, {hidden, logits, ranks * inner, hidden},
-                  std::max({attended, hidden, ranks * kStageDepth}), hidden, 1, Form::kNumbers);
+                  std::max({attended, hidden, ranks * inner}), hidden, 1, Form::kNumbers);
 }
 
 void skinny_chain(const SkinnyChainParams& p, Stream stream) {

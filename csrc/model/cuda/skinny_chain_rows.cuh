@@ -92,7 +92,7 @@ class RowStager {
     const int padded = chunks * kStageUnits<kForm>, row_bytes = units * kUnit * 2;
     const auto* from = static_cast<const uint8_t*>(a_.attended) +
                        slice_of<kForm>(lane_ / 4, warp_) * kSliceBytes + lane_ % 4 * 16;
-    uint8_t* to = rows_ + warp_ * padded * kSliceBytes + lane_ * 16;
+    uint8_t* to = rows_ + warp_ * padded * kSliceBytes + place_of_piece<kForm>(lane_) * 16;
 #pragma unroll 1
     for (int unit = lane_ / 4; unit < padded; unit += kGroup) {
       uint4 x[T] = {};
@@ -110,29 +110,23 @@ class RowStager {
   }
 
   // x [T, K / 2] as the phase before publishes it, multiplied by the gain if there is a norm (`gain`: which,
-  // or -1); squares: this lane's sum of x² of each token. Where a chunk has fewer units than a stage, an
-  // expert's, the rest of it is zeros.
+  // or -1); squares: this lane's sum of x² of each token.
   __device__ __forceinline__ void stage_published(const View& view, int units, int chunks, int gain,
                                                   LaunchNumber number, float (&squares)[T]) const {
     const uint32_t launch = number.get();
     const Word* x = view.from;
-    int stride = kSteps, limit = units;
-    if constexpr (kHasExperts) {
-      stride = view.stride;
-      if (stride < kSteps) limit = lane_ / 8 < stride ? chunks * kSteps : 0;
-    }
     const int lane_unit = lane_ / 8, padded = chunks * kStageUnits<kForm>;
     const int slice = warp_ * padded * kSliceBytes;
     const uint8_t* from = reinterpret_cast<const uint8_t*>(x) +
                           slice_of<kForm>(lane_unit, warp_) * (kUnitBytes / kWarps) +
                           lane_ % 8 / 2 * kSectorPitch + lane_ % 2 * 16;
     // Of its 16 bytes an even lane has the first two words, an odd one the others.
-    uint8_t* to = rows_ + slice + lane_ / 2 * 16 + lane_ % 2 * 4;
+    uint8_t* to = rows_ + slice + place_of_piece<kForm>(lane_ / 2) * 16 + lane_ % 2 * 4;
     const uint8_t* gains = gains_ + gain * a_.gain_bytes + slice + lane_ * 8;
 #pragma unroll 1
     for (int unit = lane_unit; unit < padded; unit += kBatch * kSteps) {
       uint4 words[kBatch][T] = {};
-      read_until(from, unit, {units, limit, stride}, launch, words);
+      read_until(from, unit, units, launch, words);
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
         if (unit + b * kSteps >= padded) break;
@@ -155,7 +149,7 @@ class RowStager {
           at[2] = values.y;
         }
       }
-      from += kBatch * stride * kUnitBytes;
+      from += kBatch * kSteps * kUnitBytes;
       to += kBatch * kSteps * kSliceBytes;
       gains += kBatch * kSteps * kSliceBytes;
     }
@@ -168,27 +162,22 @@ class RowStager {
   static constexpr int kBatch = T == 1 ? 4 : T == 2 ? 2 : 1;  // groups of kSteps units that are read at once
   static constexpr int kUnitBytes = place_of_word(kUnit / 2);
 
-  struct Units {
-    int of_row, limit, stride;  // of a row of x; below which those of this lane exist; of a chunk
-  };
-
   // Two words of each group and token; what lies beyond the last unit stays zero.
-  __device__ __forceinline__ static void read_until(const uint8_t* from, int unit, const Units& units,
-                                                    uint32_t launch, uint4 (&words)[kBatch][T]) {
+  __device__ __forceinline__ static void read_until(const uint8_t* from, int unit, int units, uint32_t launch,
+                                                    uint4 (&words)[kBatch][T]) {
     bool all_there;
     Patience patience;
     do {
       all_there = true;
 #pragma unroll
       for (int b = 0; b < kBatch; ++b)
-        if (unit + b * kSteps < units.limit) {
+        if (unit + b * kSteps < units) {
 #pragma unroll
-          for (int t = 0; t < T; ++t)
-            words[b][t] = load_words(from + t * units.of_row * kUnitBytes + b * units.stride * kUnitBytes);
+          for (int t = 0; t < T; ++t) words[b][t] = load_words(from + (t * units + b * kSteps) * kUnitBytes);
         }
 #pragma unroll
       for (int b = 0; b < kBatch; ++b)
-        if (unit + b * kSteps < units.limit) {
+        if (unit + b * kSteps < units) {
 #pragma unroll
           for (int t = 0; t < T; ++t) all_there &= words[b][t].y == launch && words[b][t].w == launch;
         }

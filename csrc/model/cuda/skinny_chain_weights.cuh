@@ -53,24 +53,50 @@ class Reader {
     }
   }
 
-  // Of the chosen experts' matrices: a tile of gate and up is one expert's, one of down has a stage of each.
-  // The shared one comes behind them.
-  __device__ void read_experts(const View& view, const CUtensorMap& map, const CUtensorMap& shared,
-                               const int* ids) {
-    const bool gated = view.kind == Kind::kGate;
-    const int tiles = gated ? view.part / (kTile / 2) : 0;  // of an expert
+  // Gate and up of the chosen experts: a tile is one expert's. The shared one comes behind them.
+  __device__ void read_gates(const View& view, const CUtensorMap& map, const CUtensorMap& shared,
+                             const int* ids) {
+    const int tiles = view.part / (kTile / 2);  // of an expert
 #pragma unroll 1
     for (int tile = view.first; tile < view.end; ++tile) {
-      const int rank = gated ? tile / tiles : 0;
-      const int row = gated ? (tile - rank * tiles) * (kTile / 2) : tile * kTile;
+      const int rank = tile / tiles, row = (tile - rank * tiles) * (kTile / 2);
 #pragma unroll 1
       for (int chunk = 0; chunk < view.chunks; ++chunk) {
-        const int line = gated ? chunk * kStageLines : 0, which = gated ? rank : chunk;
         make_room();
-        if (which < a_.num_chosen)
-          copy_expert_stage(map, place(), ring_.full[at_.index], {row, line}, ids[which], policy_);
+        if (rank < a_.num_chosen)
+          copy_expert_stage(map, place(), ring_.full[at_.index], {row, chunk * kStageLines}, ids[rank],
+                            policy_);
         else
-          copy_stage(shared, place(), ring_.full[at_.index], row, line, policy_);
+          copy_stage(shared, place(), ring_.full[at_.index], row, chunk * kStageLines, policy_);
+        advance();
+      }
+    }
+  }
+
+  // Their down, as one matrix of all inner sizes one behind another: each quarter of a stage is of the expert
+  // that it belongs to. What a stage lacks at the end is the last quarter again; x is zero there.
+  __device__ void read_downs(const View& view, const CUtensorMap& map, const CUtensorMap& shared,
+                             const int* ids) {
+#pragma unroll 1
+    for (int tile = view.first; tile < view.end; ++tile) {
+      int rank = 0, unit = 0, left = view.units;
+#pragma unroll 1
+      for (int chunk = 0; chunk < view.chunks; ++chunk) {
+        make_room();
+        PhaseBarrier& full = ring_.full[at_.index];
+        full.arrive_expecting(kStageBytes);
+#pragma unroll 1
+        for (uint32_t to = place(); to < place() + kStageBytes; to += kStepBytes) {
+          const int4 at = {0, tile * kTile, 0, unit * kQuarterLines};
+          if (rank < a_.num_chosen)
+            copy_box(map, to, full, at, ids[rank], policy_);
+          else
+            copy_box(shared, to, full, at, policy_);
+          if (--left > 0 && ++unit == view.part) {
+            unit = 0;
+            ++rank;
+          }
+        }
         advance();
       }
     }

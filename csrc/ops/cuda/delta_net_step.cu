@@ -171,8 +171,12 @@ __device__ __forceinline__ void change_state(Held& state, const float (&change)[
   sums.store(to, lane);
 }
 
+// Of one sequence it begins beside the chain of products ahead: a quarter of a multiprocessor has three warps
+// of that with 96 registers each, and with these just room for two of ours.
+constexpr int kRegistersBesideChain = 112;
+
 template <class T>
-__global__ __launch_bounds__(kThreads, 2) void delta_step_kernel(const DeltaNetParams p) {
+__global__ __maxnreg__(kRegistersBesideChain) void delta_step_kernel(const DeltaNetParams p) {
   __shared__ Vector vectors[kRoles], recalled[kParts], results[kParts];
   let_next_start();
   const DeltaNetSizes& n = p.sizes;

@@ -21,13 +21,13 @@ inline constexpr int kStageBytes = kStageRows * kStageDepth * 2;
 namespace detail {
 
 inline CUtensorMap stage_map(const void* weight, cuuint32_t rank, int64_t num_matrices, int64_t out_features,
-                             int64_t in_features, bool gated) {
+                             int64_t in_features, bool gated, int lines = kStageLines) {
   const auto k = static_cast<cuuint64_t>(in_features), halves = cuuint64_t{gated ? 2u : 1u};
   const cuuint64_t rows = static_cast<cuuint64_t>(out_features) / halves;
   const cuuint64_t sizes[] = {kLine, rows, halves, k / kLine, static_cast<cuuint64_t>(num_matrices)};
   const cuuint64_t strides[] = {k * 2, rows * k * 2, kLineBytes, halves * rows * k * 2};
   const cuuint32_t box[] = {kLine, static_cast<cuuint32_t>(kStageRows / halves),
-                            static_cast<cuuint32_t>(halves), kStageLines, 1};
+                            static_cast<cuuint32_t>(halves), static_cast<cuuint32_t>(lines), 1};
   const cuuint32_t steps[] = {1, 1, 1, 1, 1};
   CUtensorMap map;
   const CUresult result =
@@ -49,6 +49,17 @@ inline CUtensorMap weight_map(const void* weight, int64_t out_features, int64_t 
 inline CUtensorMap expert_weight_map(const void* weight, int64_t num_experts, int64_t out_features,
                                      int64_t in_features, bool gated) {
   return detail::stage_map(weight, 5, num_experts, out_features, in_features, gated);
+}
+
+// W [N, K], or the matrices [E, N, K] of E experts, as quarters of stages: 256 of k of each row. REQUIRES: K
+// is a multiple of 256.
+inline constexpr int kQuarterLines = kStageLines / 4;
+inline CUtensorMap quarter_map(const void* weight, int64_t out_features, int64_t in_features) {
+  return detail::stage_map(weight, 4, 1, out_features, in_features, false, kQuarterLines);
+}
+inline CUtensorMap expert_quarter_map(const void* weight, int64_t num_experts, int64_t out_features,
+                                      int64_t in_features) {
+  return detail::stage_map(weight, 5, num_experts, out_features, in_features, false, kQuarterLines);
 }
 
 // What the groups of codes of 4 bits are scaled by: a word for each row and 128 of k, rows filled up to whole

@@ -15,9 +15,12 @@ void launch_rows(const SkinnyLinearParams& p, const TilePlan& plan, Stream strea
   launch_kernel<Sizes<Format, kTokenTiles, 4>, kNorm>(p, plan.splits, stream);
 }
 
-// kMostTiles: of 8 tokens, that the format's widest kernel has; more tokens are blocks of so many.
-template <class Format, bool kNorm, int kMostTiles>
+// kMostTiles, kFewestTiles: of 8 tokens, that the format's widest and narrowest kernels have; more tokens are
+// blocks of the most.
+template <class Format, bool kNorm, int kMostTiles, int kFewestTiles = 2>
 void launch_format(const SkinnyLinearParams& p, const TilePlan& plan, Stream stream) {
+  if constexpr (kFewestTiles == 1)
+    if (p.num_tokens <= 8) return launch_rows<Format, 1, kNorm>(p, plan, stream);
   if (p.num_tokens <= 16) return launch_rows<Format, 2, kNorm>(p, plan, stream);
   if (kMostTiles == 4 || p.num_tokens <= 32) return launch_rows<Format, 4, kNorm>(p, plan, stream);
   if constexpr (kMostTiles > 4)

@@ -9,7 +9,10 @@
 namespace bequest::cuda {
 namespace {
 
-constexpr int64_t kSmallWeight = 8 << 20;  // elements: cuBLAS multiplies larger ones as fast in bfloat16
+// Elements. cuBLAS multiplies larger ones as fast in bfloat16, but nothing begins beside it: with as few rows
+// as drafts that are checked, tiles gain by that.
+constexpr int64_t kSmallWeight = 8 << 20;
+constexpr int64_t kCheckedRows = 16;
 constexpr int64_t kFewRows = 32, kMoreRows = 64, kBlockRows = 128;
 constexpr int64_t kFewestRows = 5,
                   kRegisterRows = 8;     // what comes before is the chain's, and skinny_linear_mma's
@@ -27,7 +30,8 @@ bool has_rows(int64_t num_tokens, int64_t elements, TileFormat format) {
     case TileFormat::kFloat8Rows:
       return num_tokens > kFewRows && num_tokens <= kMoreRows;
     case TileFormat::kBFloat16:
-      return num_tokens > kRegisterRows && num_tokens <= kFewRows && small;
+      return small ? num_tokens > kRegisterRows && num_tokens <= kFewRows
+                   : num_tokens >= kFewestRows && num_tokens <= kCheckedRows;
   }
   return false;
 }
@@ -49,8 +53,10 @@ void check_sizes(const SkinnyLinearParams& p) {
 
 bool is_tile_product(int64_t num_tokens, int64_t out_features, int64_t in_features, TileFormat format,
                      bool normed) {
-  if (!has_rows(num_tokens, out_features * in_features, format)) return false;
-  if (normed && format != TileFormat::kBFloat16) return false;
+  const int64_t elements = out_features * in_features;
+  if (!has_rows(num_tokens, elements, format)) return false;
+  // To norm a large weight on its way costs more than a kernel for the rows.
+  if (normed && (format != TileFormat::kBFloat16 || elements > kSmallWeight)) return false;
   return out_features % 4 == 0 && in_features % depth_unit(format) == 0 && is_hopper();
 }
 

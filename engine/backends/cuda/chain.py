@@ -28,6 +28,8 @@ from bequest.engine.layers.step_adapters import StepAdapters
 from bequest.engine.layers.stream import Stream
 from bequest.engine.layers.weight import Weight
 
+_NARROW_HEAD = 128  # up to here the attention of a token fits beside a chain
+
 
 class ChainCompiler:
     """A Compiler."""
@@ -219,7 +221,7 @@ def _linked(layer: LayerSpec) -> Link:
     norms = [sublayer.before for sublayer in layer.sublayers]
     assert isinstance(mixer, Attention | DeltaNet) and isinstance(mlp, FeedForward | Experts)
     assert norms[0] is not None and norms[1] is not None
-    return Link(layer.index, norms[0], _first_rows(mixer), mixer, _tail(mixer.output, norms[1], mlp))
+    return Link(layer.index, norms[0], _first_rows(mixer), mixer, _tail(mixer, norms[1], mlp))
 
 
 def _first_rows(mixer: Attention | DeltaNet) -> Weight:
@@ -240,21 +242,26 @@ def _joined(weights: Sequence[Weight]) -> DenseWeight:
     return whole
 
 
-def _tail(output: Weight, norm: Norm, mlp: FeedForward | Experts) -> cuda_chain.Tail:
+def _tail(mixer: Attention | DeltaNet, norm: Norm, mlp: FeedForward | Experts) -> cuda_chain.Tail:
     if isinstance(mlp, FeedForward):
         up, down, choice = _product(mlp.up), _product(mlp.down), None
     else:
         up, down = _expert_product(mlp.up), _expert_product(mlp.down)
-        choice = _choice(mlp)
-    return cuda_chain.Tail(_product(output), row_norm(norm), up, mlp.activation, down, choice)
+        choice = _choice(mlp, beside_attention=_is_narrow(mixer))
+    return cuda_chain.Tail(_product(mixer.output), row_norm(norm), up, mlp.activation, down, choice)
 
 
-def _choice(experts: Experts) -> cuda_chain.Choice:
+def _is_narrow(mixer: Attention | DeltaNet) -> bool:
+    return isinstance(mixer, Attention) and mixer.output.in_features <= _NARROW_HEAD * mixer.heads.num_heads
+
+
+def _choice(experts: Experts, *, beside_attention: bool) -> cuda_chain.Choice:
     routing, router, shared = experts.routing, experts.router, None
     if experts.shared is not None and experts.shared_gate is not None:
         router = _joined([router, experts.shared_gate])
         shared = (_product(experts.shared.up), _product(experts.shared.down))
-    return cuda_chain.Choice(_product(router), routing.top_k, routing.renormalises, routing.factor, shared)
+    rule = (routing.top_k, routing.renormalises, routing.factor)
+    return cuda_chain.Choice(_product(router), *rule, shared, beside_attention)
 
 
 def _expert_product(weights: ExpertWeights) -> cuda_chain.Product:

@@ -67,6 +67,7 @@ class GridConfig:
     full_layers: frozenset[int] = frozenset()  # that see all of it nevertheless
     table_side: int = 0  # of a square table of positions, stretched over each image; 0: rotation alone tells them
     deep_layers: tuple[int, ...] = ()  # whose rows the first layers of the text model get, one each
+    theta: float = 10000.0  # of the rotation by rows and columns
     axes: tuple[int, ...]  # of the text model's rotation: which of time, row and column turns each pair of dimensions
 
 

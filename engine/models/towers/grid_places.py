@@ -18,7 +18,6 @@ from bequest.engine.models.towers.config import GridConfig
 from bequest.engine.models.towers.tensors import sent
 from bequest.engine.types.arrays import IntArray
 
-_THETA = 10000.0
 _MOST_KEPT = 16  # sizes of images
 _BY_LENGTH = (torch.bfloat16, torch.float16)  # what torch attends to parts of several lengths in, at once
 
@@ -147,7 +146,7 @@ class PlacesBySize:
     def _angles(self, places: IntArray) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
         """[N, D]: of rows, then of columns."""
         quarter = self._config.hidden_size // self._config.num_heads // 4
-        frequencies = (_THETA ** (-np.arange(quarter, dtype=np.float64) / quarter)).astype(np.float32)
+        frequencies = (self._config.theta ** (-np.arange(quarter, dtype=np.float64) / quarter)).astype(np.float32)
         angles = (places[:, :, None].astype(np.float32) * frequencies).reshape(len(places), -1)
         return np.concatenate([np.cos(angles), np.sin(angles)], axis=1, dtype=np.float32)
 

@@ -56,7 +56,14 @@ _TEXT_DEFAULTS: dict[str, dict[str, object]] = {
         "vocab_size": 32000,
         "sliding_window": 4096,
     },
-    "qwen3_vl_moe_text": {"moe_intermediate_size": 1408, "num_local_experts": 60, "num_experts_per_tok": 4},
+    **{kind: {"rope_theta": 1e6} for kind in ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text")},
+    "qwen3_vl_text": {"rope_theta": 5e5},
+    "qwen3_vl_moe_text": {
+        "moe_intermediate_size": 1408,
+        "num_local_experts": 60,
+        "num_experts_per_tok": 4,
+        "rope_theta": 5e5,
+    },
 }
 # What the library does whatever config.json says.
 _TEXT_IMPLIED: dict[str, dict[str, object]] = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
@@ -139,6 +146,8 @@ def _tiled(fields: Fields, architecture: str, out_size: int) -> VisionConfig:
 
 def _gemma3(fields: Fields, architecture: str, out_size: int) -> VisionConfig:
     section, rows = fields.section("vision_config"), fields.integer("mm_tokens_per_image", 256)
+    if fields.section("text_config").raw("final_logit_softcapping"):
+        raise ModelError(f"{fields.source}: text_config.final_logit_softcapping is not supported with a vision tower")
     vit = _vit(section, _SIGLIP, ProjectorConfig(layers=(0,)), has_class=False, norms_last=True)
     side, wanted = vit.image_size // vit.patch_size, math.isqrt(max(rows, 0))
     if wanted < 1 or wanted * wanted != rows or side % wanted:
@@ -160,12 +169,14 @@ def _gemma3(fields: Fields, architecture: str, out_size: int) -> VisionConfig:
 def _qwen2(fields: Fields, architecture: str, out_size: int) -> VisionConfig:
     section = fields.section("vision_config")
     size = section.integer("embed_dim", 1280)
+    _check_out_size(section, "hidden_size", out_size)
     inner = int(size * section.number("mlp_ratio", 4.0))
     return _grid(fields, architecture, out_size, hidden_size=size, inner_size=inner, gated=False, default="quick_gelu")
 
 
 def _qwen2_5(fields: Fields, architecture: str, out_size: int) -> VisionConfig:
     section = fields.section("vision_config")
+    _check_out_size(section, "out_hidden_size", out_size)
     full = frozenset(section.integers("fullatt_block_indexes") or (7, 15, 23, 31))
     merged = section.integer("patch_size", 14) * section.integer("spatial_merge_size", 2)
     vision = _grid(
@@ -179,6 +190,8 @@ def _qwen2_5(fields: Fields, architecture: str, out_size: int) -> VisionConfig:
     )
     assert isinstance(vision.tower, GridConfig)
     window = section.integer("window_size", 112) // merged * vision.tower.merge
+    if window < 1:
+        raise ModelError(f"{section.source}: window_size must be {merged} or more: a window has whole merged patches")
     return replace(vision, tower=replace(vision.tower, window=window, full_layers=full))
 
 
@@ -195,11 +208,21 @@ def _qwen3_5(fields: Fields, architecture: str, out_size: int) -> VisionConfig:
     given = fields.section("vision_config").values
     fields = Fields({**fields.values, "vision_config": {**_QWEN3, **given}}, fields.source)
     section = fields.section("vision_config")
+    _check_out_size(section, "out_hidden_size", out_size)
     side = math.isqrt(places := section.integer("num_position_embeddings"))
     if side < 1 or side * side != places:
         raise ModelError(f"{fields.source}: num_position_embeddings must be a square number, not {places}")
     size, inner = section.integer("hidden_size"), section.integer("intermediate_size")
-    vision = _grid(fields, architecture, out_size, hidden_size=size, inner_size=inner, gated=False, default="gelu")
+    vision = _grid(
+        fields,
+        architecture,
+        out_size,
+        hidden_size=size,
+        inner_size=inner,
+        gated=False,
+        default="gelu",
+        interleaved=True,
+    )
     assert isinstance(vision.tower, GridConfig)
     return replace(vision, tower=replace(vision.tower, table_side=side))
 
@@ -224,8 +247,11 @@ def _grid(
     inner_size: int,
     gated: bool,
     default: str,
+    interleaved: bool = False,
 ) -> VisionConfig:
     section = fields.section("vision_config")
+    if (channels := section.integer("in_channels", 3)) != 3:
+        raise ModelError(f"{section.source}: in_channels must be 3, not {channels}")
     tower = GridConfig(
         hidden_size=hidden_size,
         inner_size=inner_size,
@@ -236,7 +262,8 @@ def _grid(
         merge=section.integer("spatial_merge_size", 2),
         activation=_activation(section, "hidden_act", default),
         gated=gated,
-        axes=_axes(fields),
+        axes=_axes(fields, interleaved=interleaved),
+        theta=_theta(section),
     )
     sizes = (tower.hidden_size, tower.inner_size, tower.num_layers, tower.num_heads, tower.patch_size, tower.merge)
     if min(sizes) < 1 or tower.hidden_size % (4 * tower.num_heads):
@@ -249,14 +276,31 @@ def _grid(
     )
 
 
-def _axes(fields: Fields) -> tuple[int, ...]:
-    """Sections of pairs that turn by time, by row and by column."""
+def _check_out_size(section: Fields, name: str, out_size: int) -> None:
+    if (given := section.integer(name, out_size)) != out_size:
+        raise ModelError(f"{section.source}: {name} is {given}, the text model has {out_size}")
+
+
+def _theta(section: Fields) -> float:
+    """Of the tower's own rotation. Older files say nothing of it."""
+    rope = section.section("rope_parameters")
+    if (kind := rope.string("rope_type", "axial")) not in ("axial", "default"):
+        raise ModelError(f"{rope.source}: rope_type {kind!r} is not supported; a tower turns by rows and columns")
+    return rope.number("rope_theta", 10000.0)
+
+
+def _axes(fields: Fields, *, interleaved: bool) -> tuple[int, ...]:
+    """Sections of pairs that turn by time, by row and by column. `interleaved`: by turns, which is a matter of the
+    architecture, whatever the file says."""
     text = fields.section("text_config") if fields.has("text_config") else fields
-    rope = text.section("rope_parameters" if text.has("rope_parameters") else "rope_scaling")
+    rope = text.section("rope_scaling" if text.raw("rope_scaling", None) else "rope_parameters")
     sections = rope.integers("mrope_section")
     if len(sections) != 3 or min(sections) < 0:
         raise ModelError(f"{rope.source}: mrope_section must be three whole numbers, not {list(sections)}")
-    if rope.boolean("mrope_interleaved", False):
+    if rope.boolean("mrope_interleaved", interleaved) != interleaved:
+        wanted = str(interleaved).lower()
+        raise ModelError(f"{rope.source}: mrope_interleaved must be {wanted}: this architecture turns no other way")
+    if interleaved:
         return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(sum(sections)))
     return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
 

@@ -11,7 +11,7 @@ from bequest.engine.models.generation import read_json
 from bequest.engine.models.towers.config import GridConfig, VisionConfig
 from bequest.engine.vision.grid import GridProcessor
 from bequest.engine.vision.processor import Normalisation, Processor
-from bequest.engine.vision.square import BICUBIC, SquareProcessor
+from bequest.engine.vision.square import BICUBIC, BILINEAR, SquareProcessor
 from bequest.engine.vision.tiles import LANCZOS, TileProcessor
 
 _FILES = ("preprocessor_config.json", "processor_config.json")
@@ -86,20 +86,31 @@ def square_processor(fields: Fields, *, side: int, num_rows: int, num_patches: i
         raise ModelError(f"{fields.source}: do_resize is false, but the tower takes {side} × {side} pixels alone")
     if fields.raw("do_pan_and_scan", None):
         raise ModelError(f"{fields.source}: do_pan_and_scan, parts of an image beside all of it, is not supported")
+    kind = fields.string("image_processor_type", "")
+    pads = fields.boolean("do_pad", False)
+    if pads and kind and not kind.startswith("Llava"):
+        raise ModelError(f"{fields.source}: do_pad is true, which {kind} overlooks; leave it out")
     shortest = size.get("shortest_edge")
     crops = fields.boolean("do_center_crop", bool(crop))
     made = (crop or {"height": side, "width": side}) if crops or shortest is not None else size
-    if (made.get("height"), made.get("width")) != (side, side) or (shortest is not None and shortest < side):
+    squares = [made] if shortest is not None or not size else [made, size]
+    fits = all((one.get("height"), one.get("width")) == (side, side) for one in squares)
+    if not fits or (shortest is not None and shortest < side):
         raise ModelError(f"{fields.source} makes images of {made} with size {size}, the tower takes {side} × {side}")
     return SquareProcessor(
         side=side,
         num_rows=num_rows,
         num_patches=num_patches,
-        normalisation=normalisation_of(fields, _CLIP_MEAN, _CLIP_STD),
-        resample=filter_of(fields, BICUBIC),
+        normalisation=normalisation_of(fields, *_norms_of(kind)),
+        resample=filter_of(fields, BILINEAR if kind.startswith("Gemma3") else BICUBIC),
         shortest=shortest,
-        pads=fields.boolean("do_pad", False),
+        pads=pads,
     )
+
+
+def _norms_of(kind: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation that a class of processors has where its file says nothing."""
+    return (_HALF, _HALF) if kind.startswith(("Siglip", "Gemma3")) else (_CLIP_MEAN, _CLIP_STD)
 
 
 def _edges(fields: Fields, name: str) -> dict[str, int]:
@@ -113,6 +124,9 @@ def _edges(fields: Fields, name: str) -> dict[str, int]:
 
 def tile_processor(fields: Fields, *, side: int, num_rows: int, num_patches: int) -> TileProcessor:
     """`side`, `num_rows`, `num_patches`: of the tower."""
+    for name in ("size", "max_image_size"):
+        if fields.has(name) and not fields.section(name).has("longest_edge"):
+            raise ModelError(f"{fields.source}: {name} must have longest_edge, a number of pixels")
     tile = fields.section("max_image_size").integer("longest_edge", side)
     if tile != side:
         raise ModelError(f"{fields.source}: tiles have {tile} pixels a side, the tower takes {side}")
@@ -129,12 +143,17 @@ def tile_processor(fields: Fields, *, side: int, num_rows: int, num_patches: int
 
 def grid_processor(fields: Fields, tower: GridConfig) -> GridProcessor:
     """Bounds are pixels, and were once called otherwise."""
-    for name, taken in (("patch_size", tower.patch_size), ("merge_size", tower.merge)):
+    sizes = {"patch_size": tower.patch_size, "merge_size": tower.merge, "temporal_patch_size": tower.num_frames}
+    for name, taken in sizes.items():
         if (given := fields.integer(name, taken)) != taken:
             raise ModelError(f"{fields.source}: {name} is {given}, the tower takes {taken}")
     if not fields.boolean("do_resize", True):
         raise ModelError(f"{fields.source}: do_resize is false, but the tower takes whole patches alone")
+    if fields.boolean("do_center_crop", False):
+        raise ModelError(f"{fields.source}: do_center_crop is true, but the tower takes all of an image")
     size = fields.section("size")
+    if size.values and not (size.has("shortest_edge") and size.has("longest_edge")):
+        raise ModelError(f"{size.source} must have shortest_edge and longest_edge, which are pixels")
     return GridProcessor(
         patch=tower.patch_size,
         merge=tower.merge,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bequest.engine.kernels.pixels import copy_bytes
 from bequest.engine.layers.parts import Norm
 from bequest.engine.models.reader import Reader
 from bequest.engine.models.towers.config import TowerActivation
@@ -19,8 +20,12 @@ Sent = npt.NDArray[np.uint8] | npt.NDArray[np.int32] | npt.NDArray[np.int64] | n
 
 def sent(array: Sent, device: torch.device) -> Tensor:
     """On the device, without waiting for what it works on."""
-    given = torch.from_numpy(array)
-    return given if device.type == "cpu" else given.pin_memory().to(device, non_blocking=True)
+    if device.type == "cpu":
+        return torch.from_numpy(array)
+    given = np.ascontiguousarray(array)
+    pinned = torch.empty(given.shape, dtype=torch.from_numpy(given[:0]).dtype, pin_memory=True)
+    copy_bytes(pinned.view(-1).view(torch.uint8).numpy(), given.reshape(-1).view(np.uint8))
+    return pinned.to(device, non_blocking=True)
 
 
 class Tensors:

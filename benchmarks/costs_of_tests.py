@@ -1,0 +1,94 @@
+"""What tests cost in CPU time, which a busy machine does not change as much as it changes seconds.
+
+    make test ARGS='-p benchmarks.costs_of_tests --costs build/costs'
+    python -m benchmarks.costs_of_tests build/costs
+
+The first writes a file for each process that runs tests, the second prints the costliest files and tests of all:
+seconds of all threads and of the processes that a test started, ended or not. Whatever a module's tests share is paid
+by the first of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import resource
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--costs", type=Path, default=Path("build/costs"), help="where to write CPU times of tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(_Costs(config.getoption("--costs")), "costs of tests")
+
+
+class _Costs:
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = folder / f"{os.getpid()}.jsonl"
+        self._file.write_text("")
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
+        begin = cpu_seconds()
+        result = yield
+        with self._file.open("a") as file:
+            file.write(json.dumps([item.nodeid, cpu_seconds() - begin]) + "\n")
+        return result
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        with self._file.open("a") as file:
+            file.write(json.dumps(["(imports and collection)", time.process_time()]) + "\n")
+
+
+def cpu_seconds() -> float:
+    """Of this process and of all below it, so far."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime + _below(os.getpid())
+
+
+def _below(pid: int) -> float:
+    total = 0.0
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            for child in listed.read_text().split():
+                fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+                total += sum(map(int, fields[11:15])) / _TICKS + _below(int(child))
+        except OSError:
+            continue  # it has just ended
+    return total
+
+
+def main() -> None:
+    about = "Prints what tests cost in CPU time."
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.costs_of_tests", description=about)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--most", type=int, default=30, help="lines of each table")
+    args = parser.parse_args()
+    files: Counter[str] = Counter()
+    tests: Counter[str] = Counter()
+    for path in args.folder.glob("*.jsonl"):
+        for name, seconds in map(json.loads, path.read_text().splitlines()):
+            files[name.partition("::")[0]] += seconds
+            tests[re.sub(r"\[.*", "", name)] += seconds
+    print(f"{sum(files.values()):8.1f}  CPU seconds in all")
+    for title, costs in (("files", files), ("tests, all of their cases", tests)):
+        print(f"\n{title}")
+        for name, seconds in costs.most_common(args.most):
+            print(f"{seconds:8.1f}  {name}")
+
+
+if __name__ == "__main__":
+    main()

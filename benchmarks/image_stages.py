@@ -1,0 +1,187 @@
+"""Where the milliseconds of an image's first token are: on the host by stamps, on the device by a profile.
+
+    python -m benchmarks.image_stages [--rounds 12] [--side 1024] [--profile FILE]
+
+The model, the images and the texts are those of benchmarks/gpu_images.py, one request at a time, the client in another
+process. Stations are printed with the median of milliseconds since the first byte came, and since the station before.
+With --profile three more images and three more texts are computed under torch's profiler: the kernels of each are
+printed by name, and FILE is the trace (which changes the times of the host, and of the device a little).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gzip
+import json
+import shutil
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from benchmarks.gpu_images import Asker, picture, save
+from benchmarks.stations import STAMPS, run_stamped, served, wrap
+
+_FIRST = 4  # images and texts that nobody measures
+_PROFILED = 3
+_TOWER, _BYTES_IN, _COMPUTED = "tower", "bytes in", "computed"
+Way = dict[str, int]  # the first stamp of each station, ns
+
+
+def wrap_way_in() -> None:
+    """What stations.py does not know: from a body to a request, and from pixels to rows."""
+    from bequest.engine.models.towers.tower import Tower
+    from bequest.engine.runner.cuda_overlay import FixedPlaces
+    from bequest.engine.runner.images import SeenImages
+    from bequest.engine.state.contents import ContentKey
+    from bequest.engine.vision import grid
+    from bequest.server.asks import call, chats, images
+    from bequest.server.stores.images import ImageStore
+    from bequest.server.transport import intake
+
+    wrap(intake, "_whole", "read body", "body is whole")
+    wrap(intake, "structure_of", "count", "counted")
+    wrap(intake, "parse_large_object", "parse", "parsed")
+    wrap(call, "read_body", None, "body typed")
+    wrap(chats, "read_messages", "messages", "messages read")
+    wrap(chats, "rendered_chat", None, "chat tokenised")
+    wrap(chats, "encode", "rendered", "encoded")
+    wrap(images, "_inline", "base64", "base64 read")
+    wrap(ContentKey, "of", None, "hashed")
+    wrap(images, "decode", "decode", "decoded")
+    wrap(grid, "resized", "resize", "resized")
+    wrap(ImageStore, "take", "take", "image has ids")
+    wrap(SeenImages, "see", "see", "seen")
+    wrap(Tower, "look", _TOWER, "tower launched")
+    wrap(FixedPlaces, "place", "place rows", "rows placed")
+
+
+def serve(port: int, folder: str, options: argparse.Namespace) -> None:
+    """Until it is asked to stop; then prints the ways of images, and those of texts."""
+    directory = save(Path(folder) / "model")
+    wrap_way_in()
+    if options.profile:
+        threading.Thread(target=profile_when_asked, args=(Path(folder), options.profile), daemon=True).start()
+    run_stamped([str(directory), "--port", str(port), "--max-model-len", "4096"])
+    ways = list(_ways())
+    for what, seen in (("an image", True), ("a text", False)):
+        chosen = [way for way in ways if (_TOWER in way) is seen][_FIRST:][: options.rounds]
+        print(f"\n{what}: ms since the first byte, since the station before, and the 90th percentile of the first")
+        print("\n".join(_report(chosen)), flush=True)
+
+
+def _ways() -> Iterator[Way]:
+    """One for each request: the first byte behind an answer begins the next."""
+    way: Way = {}
+    for name, at in sorted(STAMPS, key=lambda stamped: stamped[1]):
+        if name == _BYTES_IN and _COMPUTED in way and way[_COMPUTED] < at and "bytes out" in way:
+            yield way
+            way = {}
+        if name == _BYTES_IN and name in way:
+            way["last bytes in"] = at
+        elif name == "bytes out" and "deliver" in way:
+            way.setdefault("first token out", at)  # before it the head of the answer may go out
+        way.setdefault(name, at)
+    if _COMPUTED in way:
+        yield way
+
+
+def _report(ways: Sequence[Way]) -> list[str]:
+    if not ways:
+        return ["none"]
+    names = [name for name in ways[0] if all(name in way for way in ways)]
+    since = {name: np.asarray([way[name] - way[_BYTES_IN] for way in ways]) / 1e6 for name in names}
+    lines, before = [], 0.0
+    for name, times in sorted(since.items(), key=lambda item: float(np.median(item[1]))):
+        middle = float(np.median(times))
+        lines.append(f"{name:18}{middle:9.2f}{middle - before:9.2f}{np.percentile(times, 90):9.2f}")
+        before = middle
+    return lines
+
+
+# --- the device ----------------------------------------------------------------------------------------------------
+
+
+def profile_when_asked(folder: Path, target: Path) -> None:
+    """Those of images, then those of texts: the client tells by files where each begins and ends."""
+    import torch
+
+    for part in ("image", "text"):
+        _await(folder / f"{part}.begin")
+        profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+        profiler.start()
+        (folder / f"{part}.begun").touch()
+        _await(folder / f"{part}.end")
+        profiler.stop()
+        trace = folder / f"{part}.json"
+        profiler.export_chrome_trace(str(trace))
+        print(f"\n{part}, kernels of {_PROFILED} requests")
+        print("\n".join(_kernels(json.loads(trace.read_text())["traceEvents"])), flush=True)
+        with trace.open("rb") as plain, gzip.open(f"{target}.{part}.json.gz", "wb") as packed:
+            shutil.copyfileobj(plain, packed)
+        (folder / f"{part}.ended").touch()
+
+
+def _await(file: Path) -> None:
+    while not file.exists():
+        time.sleep(0.02)
+
+
+def _kernels(events: Sequence[dict[str, Any]]) -> list[str]:
+    """Milliseconds of a request by name of kernel, and when nothing ran between the first and the last."""
+    on_device = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    by_name: dict[str, list[float]] = defaultdict(list)
+    for event in on_device:
+        by_name[event["name"]].append(event["dur"] / 1e3)
+    lines = [f"{'name':90}{'ms':>9}{'count':>8}{'µs each':>9}"]
+    for name, times in sorted(by_name.items(), key=lambda item: -sum(item[1]))[:40]:
+        each = 1e3 * sum(times) / len(times)
+        lines.append(f"{name[:88]:90}{sum(times) / _PROFILED:9.3f}{len(times) / _PROFILED:8.1f}{each:9.1f}")
+    busy = sum(sum(times) for times in by_name.values()) / _PROFILED
+    return [*lines, f"busy for {busy:.2f} ms of each request, with the tokens behind the first"]
+
+
+# --- the client ----------------------------------------------------------------------------------------------------
+
+
+async def ask(url: str, folder: Path, options: argparse.Namespace) -> None:
+    async with aiohttp.ClientSession() as session:
+        asker = Asker(session, url, 2)
+        count = _FIRST + options.rounds
+        files = [picture(options.side, seed) for seed in range(count + _PROFILED)]
+        texts = [f"{number} {'a' * 1427}" for number in range(count + _PROFILED)]
+        took = [(await asker.first_and_all(file))[0] for file in files[:count]]
+        long = [(await asker.first_and_all(None, question=text))[0] for text in texts[:count]]
+        for what, times in (("an image", took), ("a text", long)):
+            print(f"first token of {what}: {1e3 * float(np.median(times[_FIRST:])):.2f} ms at the client")
+        for part in ("image", "text") if options.profile else ():
+            (folder / f"{part}.begin").touch()
+            await asyncio.to_thread(_await, folder / f"{part}.begun")
+            for number in range(count, count + _PROFILED):
+                if part == "image":
+                    await asker.first_and_all(files[number])
+                else:
+                    await asker.first_and_all(None, question=texts[number])
+            (folder / f"{part}.end").touch()
+            await asyncio.to_thread(_await, folder / f"{part}.ended")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--side", type=int, default=1024)
+    parser.add_argument("--profile", type=Path, help="write traces to FILE.image.json.gz and FILE.text.json.gz")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, served(serve, folder, options) as port:
+        asyncio.run(ask(f"http://127.0.0.1:{port}", Path(folder), options))
+
+
+if __name__ == "__main__":
+    main()
