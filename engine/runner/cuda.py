@@ -119,9 +119,8 @@ class CudaRunner:
         for strip, workspace in self._small.workspaces.items():
             workspace.share_scratch(self._large.workspaces[strip])
         layers = () if self._drafts is None else self._drafts.layers
-        self._states = StatesRing(
-            limits.states_rows, config.hidden_size, dtype, self._device, layers, limits.max_tokens
-        )
+        rows, tokens = limits.states_rows, limits.max_tokens
+        self._states = StatesRing(rows, config.hidden_size, dtype, self._device, layers, tokens)
         self._results = ResultBuffers(limits.max_samples, self._device)
         self._results.count_experts(model)
         self._catalogues = PlacedCatalogues(self._device)
