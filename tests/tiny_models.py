@@ -20,6 +20,8 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
     GenerationConfig,
@@ -124,6 +126,32 @@ EXPERTS = {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40,
 }
+# Layers of two kinds of heads; those that see all turn a half of their pairs.
+GEMMA4: dict[str, Any] = SHAPE | {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1000.0, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 5.0,
+    "pad_token_id": 1,
+}
+# The last layers read the keys and values of others, and have wider MLPs; every layer gets something of each token.
+GEMMA4_SHARED = {
+    "num_hidden_layers": 7,
+    "layer_types": [*["sliding_attention", "full_attention"] * 3, "full_attention"],
+    "num_kv_shared_layers": 4,
+    "use_double_wide_mlp": True,
+    "num_key_value_heads": 1,
+    "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+}
+GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 24}
+GEMMA4_KEYS = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
 WIDE_EXPERTS = {"hidden_size": 256, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
 BIASES = {"attention_bias": True, "mlp_bias": True}
 
@@ -221,6 +249,10 @@ TINY_MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
             pad_token_id=1,
         ),
     ),
+    "gemma4": (Gemma4ForCausalLM, Gemma4TextConfig(**GEMMA4)),
+    "gemma4-keys": (Gemma4ForCausalLM, Gemma4TextConfig(**GEMMA4 | GEMMA4_KEYS, attention_bias=True)),
+    "gemma4-shared": (Gemma4ForCausalLM, Gemma4TextConfig(**GEMMA4 | GEMMA4_SHARED)),
+    "gemma4-experts": (Gemma4ForCausalLM, Gemma4TextConfig(**GEMMA4 | GEMMA4_KEYS | GEMMA4_EXPERTS)),
     # Norms that subtract the mean; attention and MLP side by side; layers that see all know no positions.
     "cohere": (CohereForCausalLM, CohereConfig(**SHAPE, logit_scale=0.5, attention_bias=True, pad_token_id=1)),
     "cohere-plus": (CohereForCausalLM, CohereConfig(**SHAPE, use_qk_norm=True, logit_scale=0.25, pad_token_id=1)),
@@ -341,6 +373,15 @@ TINY_MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     # Head dims that tensor-core attention serves.
     "llama-head-64": (LlamaForCausalLM, LlamaConfig(**SHAPE, head_dim=64)),
     "qwen3-head-128": (Qwen3ForCausalLM, Qwen3Config(**SHAPE, head_dim=128)),
+    "gemma4-64": (
+        Gemma4ForCausalLM,
+        Gemma4TextConfig(**GEMMA4 | GEMMA4_KEYS | {"head_dim": 64, "global_head_dim": 128}),
+    ),
+    # The heads of published models.
+    "gemma4-256": (
+        Gemma4ForCausalLM,
+        Gemma4TextConfig(**GEMMA4 | GEMMA4_SHARED | {"head_dim": 256, "global_head_dim": 512}),
+    ),
     # Wide enough for the products that a GPU chains.
     "qwen2-wide": (Qwen2ForCausalLM, Qwen2Config(**SHAPE | {"hidden_size": 256, "intermediate_size": 512})),
     "llama-wide": (LlamaForCausalLM, LlamaConfig(**SHAPE | {"hidden_size": 512, "intermediate_size": 512})),
@@ -378,18 +419,37 @@ def randomised(model: PreTrainedModel, name: str) -> PreTrainedModel:
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             # Wide enough that a mistake anywhere shows in the logits; norms and biases are not left at 1 and 0.
-            centre = 1.0 if "norm" in parameter_name and not model.config.model_type.startswith("gemma") else 0.0
+            centre = 1.0 if _is_about_one(parameter_name, model.config.model_type) else 0.0
             # Keys are made out of a convolution and scaled to length one: small ones would be nothing but rounding.
             width = 4.0 * scale if "conv1d" in parameter_name else scale
             # Some of gpt-oss' gates are to reach their limit.
             width = 25.0 * scale if parameter_name.endswith("gate_up_proj_bias") else width
             parameter.copy_(centre + width * torch.randn(parameter.shape, generator=random))
+            if model.config.model_type.startswith("gemma4"):
+                parameter.mul_(_gemma4_factor(parameter_name, parameter))
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("correction_bias"):
                 buffer.copy_(scale * torch.randn(buffer.shape, generator=random))
+            if buffer_name.endswith("layer_scalar"):
+                buffer.copy_(0.5 + torch.rand(buffer.shape, generator=random))
     if getattr(model.config, "attn_logit_softcapping", None):
         model.set_attn_implementation("eager")  # others may leave the cap out
     return model.eval()
+
+
+def _gemma4_factor(name: str, parameter: torch.Tensor) -> float:
+    """Nothing else scales its scores: without these one key would take all of an attention, and experts would score
+    alike."""
+    if name.endswith(("q_norm.weight", "k_norm.weight")):
+        return float(1.5 * len(parameter) ** -0.25)
+    return float(len(parameter) ** 0.5) if name.endswith("router.scale") else 1.0
+
+
+def _is_about_one(parameter: str, model_type: str) -> bool:
+    """Gemma's norms add a 1 themselves, but for those of Gemma 4."""
+    if model_type.startswith("gemma4"):
+        return "norm" in parameter or parameter.endswith("scale")
+    return "norm" in parameter and not model_type.startswith("gemma")
 
 
 def save_tiny_model(name: str, directory: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Path:

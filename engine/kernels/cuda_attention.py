@@ -21,6 +21,8 @@ from bequest.engine.kernels.kv_format import FP8, KV_DTYPE_CODES, UNSCALED, KvSc
 from bequest.engine.kernels.kv_view import view_of
 from bequest.engine.kernels.streams import current_stream
 
+BROAD_HEAD = 512  # csrc/attention/cuda/work_list.h: a head_dim with kernels of its own
+
 
 @dataclass(frozen=True)
 class WorkCounts:
@@ -42,10 +44,10 @@ class CudaAttentionWorkspace:
     """What is fixed about attention when an engine starts; see AttentionPlan for `causal` and `window`.
 
     `dtype` is that of queries and results; the cache has the same, or is fp8: `kv_dtype`, which how work is cut depends
-    on, but no result beyond its last bits. bf16 serves head_dim 64, 128 and 256 and
-    block sizes that are powers of two from 8 on; float32 any head_dim up to 256. `max_sequences` and `max_tokens` bound
+    on, but no result beyond its last bits. bf16 serves head_dim 64, 128, 256 and, without fp8, 512, and
+    block sizes that are powers of two from 8 on; float32 any head_dim up to 512. `max_sequences` and `max_tokens` bound
     one step; they size the list and nothing else. With a `block_size` sequences that share their first blocks read them
-    once, if they are causal, bf16 and without a window.
+    once, if they are causal, bf16, without a window and of a head_dim below 512.
     """
 
     __slots__ = (
@@ -78,7 +80,8 @@ class CudaAttentionWorkspace:
         device: torch.device | str = "cuda",
     ) -> None:
         self.device = torch.device(device)
-        self._block_size = block_size
+        is_broad = head_dim >= BROAD_HEAD
+        self._block_size = None if is_broad else block_size
         self.dtype = dtype
         self.num_q_heads, self.num_kv_heads, self.head_dim = num_q_heads, num_kv_heads, head_dim
         multiprocessors = torch.cuda.get_device_properties(self.device).multi_processor_count
@@ -91,7 +94,7 @@ class CudaAttentionWorkspace:
             (
                 multiprocessors,
                 _C.cuda_prefill_blocks_per_sm(head_dim, KV_DTYPE_CODES[kv_dtype or dtype]),
-                _C.cuda_has_wide_tiles(),
+                _C.cuda_has_wide_tiles() and not is_broad,
             ),
         )
         rows = self._work.state_rows

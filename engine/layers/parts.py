@@ -24,14 +24,16 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """Of query and key heads, by their root mean square, or less their mean and by their deviation."""
+    """Of query and key heads, by their root mean square, or less their mean and by their deviation; perhaps of value
+    heads."""
 
     q_weight: Tensor  # [D]
-    k_weight: Tensor  # [D]
+    k_weight: Tensor | None  # [D]; None: the layer stores no keys
     eps: float
     offset: float = 0.0  # as in Norm
     over_rows: bool = False  # of all heads of a token at once: the weights are [NQ D] and [NKV D]
     centred: bool = False  # less their mean: the weights are float32 [NQ, D] and [NKV, D], without an offset
+    v_weight: Tensor | None = None  # [D]: value heads are normed so, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,7 @@ class Heads:
     soft_cap: float = 0.0  # c: scores become c * tanh(score / c); 0: they stay
     sinks: Tensor | None = None  # [NQ] float32: a score per head that takes its share of the softmax and gives nothing
     kv_scales: KvScales = UNSCALED  # of an fp8 cache
+    stores: bool = True  # False: there are queries alone, over keys and values that another layer has stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +70,7 @@ class Routing:
     group_best: int = 1  # so many of a group's best scores, with the bias, add up to the group's
     renormalises: bool = False  # what a token's experts count is divided by its sum
     factor: float = 1.0  # of what they count, at last
+    scales: Tensor | None = None  # [E] float32: of what each counts
 
     def __post_init__(self) -> None:
         assert self.top_k >= 1 and 1 <= self.top_groups <= self.num_groups, self

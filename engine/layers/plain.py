@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 from bequest.engine.layers.adapted import adapted, given_by_experts
 from bequest.engine.layers.ops import Ops
 from bequest.engine.layers.source import Rows, Source, source_of
-from bequest.engine.layers.spec import Attention, CrossAttention, DeltaNet, Experts, FeedForward, LayerSpec, Sublayer
+from bequest.engine.layers.spec import (
+    Attention,
+    Branches,
+    CrossAttention,
+    DeltaNet,
+    Experts,
+    FeedForward,
+    LayerSpec,
+    Sublayer,
+    TokenInput,
+)
 from bequest.engine.layers.start import StartRows
 from bequest.engine.layers.step import LayerStep
 from bequest.engine.layers.step_adapters import StepAdapters
@@ -23,7 +34,7 @@ def narrows(layer: LayerSpec) -> bool:
     norm that stores hidden states of them."""
     kinds = [type(sublayer.mixer) for sublayer in layer.sublayers]
     others = set(kinds[1:])
-    is_narrow = kinds[0] is Attention and others and others <= {FeedForward, Experts}
+    is_narrow = kinds[0] is Attention and others and others <= {FeedForward, Experts, Branches, TokenInput}
     return bool(is_narrow) and layer.sublayers[-1].after is None
 
 
@@ -59,6 +70,8 @@ class PlainProgram:
             if sublayer.after is not None:
                 last = following is None
                 stream.become_normed(sublayer.after, step.tap_of_output(layer.index + 1) if last else None)
+        if layer.factor != 1.0:
+            stream.scale(layer.factor)
 
 
 def apply(sublayer: Sublayer, source: Source, stream: Stream, step: LayerStep, *, narrow: bool = False) -> Source:
@@ -80,7 +93,14 @@ def apply(sublayer: Sublayer, source: Source, stream: Stream, step: LayerStep, *
             result = inner(adapted(mixer.up, adapters), mixer.activation)
             _add(sublayer, adapted(mixer.down, adapters), stream, result)
         case Experts():
-            _add_given(sublayer, stream, _of_experts(mixer, source.rows(), ops, adapters))
+            rows = source.rows()
+            _add_given(sublayer, stream, _of_experts(mixer, rows, rows, ops, adapters))
+        case Branches():
+            _add_given(sublayer, stream, _of_branches(mixer, source.rows(), ops, adapters))
+        case TokenInput(layer=layer):
+            assert stream.inputs is not None, "a model with such layers begins with what they get"
+            inner_rows = source.activated(adapted(mixer.gate, adapters), mixer.activation).mul_(stream.inputs[:, layer])
+            _add(sublayer, adapted(mixer.output, adapters), stream, inner_rows)
     return source
 
 
@@ -91,6 +111,8 @@ def _attended(mixer: Attention, source: Source, stream: Stream, step: LayerStep,
         source = Rows(source.rows())
         gate = source.product(adapted(mixer.gate, step.adapters))
     qkv = source.product(adapted(mixer.qkv, step.adapters))
+    if mixer.keys_are_values:
+        qkv = torch.cat([qkv, qkv[:, mixer.output.in_features :]], dim=1)
     if narrow and step.read is not None:
         gathered = stream.ops.attend_read(qkv, mixer.heads, step)
         stream.keep(step.read.rows)
@@ -98,7 +120,7 @@ def _attended(mixer: Attention, source: Source, stream: Stream, step: LayerStep,
     else:
         gathered = stream.ops.attend(qkv, mixer.heads, step)
         if step.together is not None:
-            step.together.attend(gathered, qkv, mixer.heads, step.kv_cache)
+            step.together.attend(gathered, qkv, mixer.heads, step.cache_of(mixer.heads.strip))
     return gathered if gate is None else stream.ops.sigmoid_gate(gathered, gate)
 
 
@@ -110,15 +132,38 @@ def _add(sublayer: Sublayer, last: Weight, stream: Stream, x: Tensor) -> None:
         _add_given(sublayer, stream, last(x))
 
 
-def _of_experts(mixer: Experts, x: Tensor, ops: Ops, adapters: StepAdapters | None) -> Tensor:
+def _of_branches(mixer: Branches, state: Tensor, ops: Ops, adapters: StepAdapters | None) -> Tensor:
+    """The state of the stream [T, H] → [T, H]"""
+    total: Tensor | None = None
+    for part in mixer.parts:
+        x = ops.norm(state, part.before, None, None)
+        if isinstance(part.mixer, Experts):
+            given = _of_experts(part.mixer, x, state, ops, adapters)
+        else:
+            given = _of_feed_forward(part.mixer, x, adapters)
+        given = ops.norm(given, part.behind, None, None)
+        total = given if total is None else total.add_(given)
+    assert total is not None, "there is at least one"
+    return total
+
+
+def _of_feed_forward(mixer: FeedForward, x: Tensor, adapters: StepAdapters | None) -> Tensor:
     """[T, H] → [T, H]"""
-    chosen = ops.route(adapted(mixer.router, adapters)(x), mixer.routing)
+    up = adapted(mixer.up, adapters)
+    inner = up.gated(x, mixer.activation) if mixer.gated else up.activated(x, mixer.activation)
+    return adapted(mixer.down, adapters)(inner)
+
+
+def _of_experts(mixer: Experts, x: Tensor, state: Tensor, ops: Ops, adapters: StepAdapters | None) -> Tensor:
+    """[T, H] → [T, H]. `state`: of the stream, which the router may read through a norm of its own"""
+    seen = x if mixer.router_norm is None else ops.norm(state, mixer.router_norm, None, None)
+    chosen = ops.route(adapted(mixer.router, adapters)(seen), mixer.routing)
+    if (scales := mixer.routing.scales) is not None:
+        chosen.weights.mul_(scales[chosen.ids.long()])
     total = given_by_experts(mixer, x, chosen, adapters)
     if mixer.shared is None:
         return total
-    shared, up = mixer.shared, adapted(mixer.shared.up, adapters)
-    inner = up.gated(x, shared.activation) if shared.gated else up.activated(x, shared.activation)
-    added = adapted(shared.down, adapters)(inner)
+    added = _of_feed_forward(mixer.shared, x, adapters)
     if mixer.shared_gate is None:
         return total.add_(added)
     return ops.add_weighed(total, added, adapted(mixer.shared_gate, adapters)(x))

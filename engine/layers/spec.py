@@ -27,10 +27,16 @@ class Attention:
     heads: Heads
     output: Weight  # [H, NQ D]
     gate: Weight | None = None  # [NQ D, H]: what queries gather is multiplied by the logistic function of it
+    keys_are_values: bool = False  # `qkv` is without values: those are the keys, before they are normed and turned
 
     @property
     def weights(self) -> tuple[Weight, ...]:
         return (self.qkv, self.output) if self.gate is None else (self.qkv, self.gate, self.output)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether its queries, keys and values are three products of what it reads, and it stores the latter two."""
+        return self.heads.stores and not self.keys_are_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,7 @@ class Experts:
     down: ExpertWeights  # [E, H, I]
     shared: FeedForward | None = None
     shared_gate: Weight | None = None  # [1, H]: its sigmoid is what the shared one counts; None: it counts whole
+    router_norm: Norm | None = None  # of the stream, which the router reads; None: it reads what the experts read
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -94,7 +101,40 @@ class DeltaNet:
         return (self.rows, self.output)
 
 
-Mixer = Attention | CrossAttention | DeltaNet | FeedForward | Experts
+@dataclass(frozen=True, slots=True)
+class Branch:
+    mixer: FeedForward | Experts
+    before: Norm
+    behind: Norm
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """Mixers that read the stream side by side, each through norms of its own; what they give is added up."""
+
+    parts: tuple[Branch, ...]
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        return tuple(weight for part in self.parts for weight in part.mixer.weights)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInput:
+    """Of what the layer gets of each token beside the stream (engine.layers.start.TokenInputs): the activation of a
+    product decides what of it counts."""
+
+    gate: Weight  # [P, H]
+    activation: Activation
+    output: Weight  # [H, P]
+    layer: int  # whose part it is
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        return (self.gate, self.output)
+
+
+Mixer = Attention | CrossAttention | DeltaNet | FeedForward | Experts | Branches | TokenInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,12 +152,14 @@ class Sublayer:
 class LayerSpec:
     index: int  # in its stack; hidden state i is what layer i begins with
     sublayers: tuple[Sublayer, ...]
+    factor: float = 1.0  # of the stream, when all has been added
 
     def __post_init__(self) -> None:
         assert not self.sublayers[0].beside, "the first sublayer has none before it"
         for first, second in pairwise(self.sublayers):
             shares = first.before is not None and first.behind is first.after is second.before is None
             assert shares or not second.beside, "two sublayers that read the same have one norm, before the first"
+        assert self.factor == 1.0 or not self.ends_normed, "a norm at the end takes a factor back"
 
     @property
     def is_shared_out(self) -> bool:
@@ -133,3 +175,10 @@ class LayerSpec:
     def weights(self) -> Iterator[Weight]:
         for sublayer in self.sublayers:
             yield from sublayer.mixer.weights
+
+    @property
+    def experts(self) -> Iterator[Experts]:
+        for sublayer in self.sublayers:
+            mixer = sublayer.mixer
+            parts = [part.mixer for part in mixer.parts] if isinstance(mixer, Branches) else [mixer]
+            yield from (part for part in parts if isinstance(part, Experts))

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from bequest.engine.layers.ops import Ops
+from bequest.engine.layers.parts import Norm
 from bequest.engine.layers.stream import Stream
 from bequest.engine.layers.together import Together
-from bequest.engine.layers.weight import Table
+from bequest.engine.layers.weight import Table, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,27 @@ class FixedOverlay:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenInputs:
+    """What each layer gets of a token beside the stream: rows of a table, and a product of what the stream begins
+    with."""
+
+    table: Table  # [V, L P]
+    table_factor: float
+    product: Weight  # [L P, H]
+    product_factor: float
+    norm: Norm  # of a layer's part of the product, [P]
+    factor: float  # of the sum
+
+    def of(self, looked_up: Tensor, rows: Tensor, ops: Ops) -> Tensor:
+        """Rows of the table [T, L P], and those that the stream begins with [T, H] → [T, L, P]"""
+        size = len(self.norm.weight)
+        made = self.product(rows).mul_(self.product_factor)
+        normed = ops.norm(made.view(-1, size), self.norm, None, None)
+        total = normed.view_as(looked_up).add_(looked_up.mul_(self.table_factor)).mul_(self.factor)
+        return total.view(len(total), total.shape[1] // size, size)
+
+
+@dataclass(frozen=True, slots=True)
 class StartRows:
     """Rows of a table by token, and rows of another one by position that are added to them."""
 
@@ -64,6 +86,7 @@ class StartRows:
     factor: float = 1.0  # of the rows by token
     overlay: Overlay | FixedOverlay | None = None
     scales_overlay: bool = False  # the factor is that of its rows, too
+    inputs: TokenInputs | None = None  # None: layers read the stream alone
 
     def stream(self, ops: Ops) -> Stream:
         rows = self.table.rows(self.ids, self.last_tokens)
@@ -73,4 +96,7 @@ class StartRows:
             rows = self.overlay.put(rows, self.factor if self.scales_overlay else 1.0)
         if self.positions is not None and self.position_table is not None:
             rows = rows.add_(self.position_table.rows(self.positions))
-        return Stream(ops, rows)
+        if self.inputs is None:
+            return Stream(ops, rows)
+        looked_up = self.inputs.table.rows(self.ids, self.last_tokens)
+        return Stream(ops, rows, inputs=self.inputs.of(looked_up, rows, ops))

@@ -12,12 +12,13 @@ from bequest.engine.layers.parts import Norm
 class Stream:
     """A sum [T, H], and what the last sublayer adds to it: a norm adds it on its way, which saves a pass."""
 
-    __slots__ = ("added", "ops", "total")
+    __slots__ = ("added", "inputs", "ops", "total")
 
-    def __init__(self, ops: Ops, total: Tensor, added: Tensor | None = None) -> None:
+    def __init__(self, ops: Ops, total: Tensor, added: Tensor | None = None, inputs: Tensor | None = None) -> None:
         self.ops = ops
         self.total = total  # [T, H]; changed in place
         self.added = added  # [T, H], or None: the sum has it
+        self.inputs = inputs  # [T, L, P]: what layers get of each token beside the stream; None: nothing
 
     def state(self, tap: LayerTap | None = None) -> Tensor:
         """[T, H]: what the layers so far have made."""
@@ -44,9 +45,14 @@ class Stream:
         """The stream is its normed state from here on."""
         self.total = self.normed(norm, tap)
 
+    def scale(self, factor: float) -> None:
+        """The stream is so many times its state from here on."""
+        self.state().mul_(factor)
+
     def keep(self, rows: Tensor) -> None:
         """Goes on with some of its rows: [R] int64."""
         self.total = self.state()[rows]
+        self.inputs = None if self.inputs is None else self.inputs[rows]
 
     def narrow(self, rows: Tensor) -> None:
         """Keeps the rows [R] int64, in ascending order, unless it has no others any more."""

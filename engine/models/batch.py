@@ -11,6 +11,7 @@ from bequest.engine.kernels.hidden_tap import LayerTap
 from bequest.engine.layers.start import FixedOverlay, Overlay
 from bequest.engine.layers.step import LayerStep
 from bequest.engine.layers.step import ReadRows as ReadRows
+from bequest.engine.layers.step import strip_views as strip_views
 from bequest.engine.layers.step_adapters import StepAdapters
 
 

@@ -5,20 +5,21 @@ No torch here: a start checks its model's config before it waits for torch (look
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from bequest.engine.errors import ModelError
 from bequest.engine.models.experts_config import ExpertsConfig
+from bequest.engine.models.gemma4_config import Gemma4Config
 from bequest.engine.models.quantised.described import Quantisation
-from bequest.engine.models.strips import Place, Strips, divide
+from bequest.engine.models.strips import KvHeads, Place, Strips, divide
 from bequest.engine.models.style import LLAMA, LayerStyle
 from bequest.engine.models.towers.config import VisionConfig
 from bequest.engine.types.activation import Activation as Activation
 from bequest.engine.types.recurrent import DeltaSizes
 
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
-ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
+ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
 # Spellings of config.json.
 ACTIVATIONS: dict[str, Activation] = {
@@ -37,8 +38,8 @@ class RopeConfig:
 
     theta: float = 10000.0
     kind: RopeKind = "default"
-    partial_factor: float = 1.0  # the rotated share of a head
-    factor: float = 1.0  # linear, dynamic, llama3, yarn: how much longer than in training
+    partial_factor: float = 1.0  # the rotated share of a head; proportional: of its pairs, which lie half a head apart
+    factor: float = 1.0  # linear, dynamic, llama3, yarn, proportional: how much longer than in training
     original_max_position: int = 0  # llama3, yarn, longrope: context length in training
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
@@ -49,6 +50,10 @@ class RopeConfig:
     short_divisors: tuple[float, ...] = ()  # longrope: [rot_dim / 2] of frequencies, up to the length in training
     long_divisors: tuple[float, ...] = ()  # longrope: [rot_dim / 2], where longer sequences are served
     frequency_divisors: tuple[float, ...] = ()  # [rot_dim / 2], how GGUF stores llama3 scaling; empty: none
+
+    def turned(self, head_dim: int) -> int:
+        """Dimensions of a head that positions turn."""
+        return head_dim if self.kind == "proportional" else int(head_dim * self.partial_factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,7 @@ class DecoderConfig:
     quantisation: Quantisation | None = None  # how matrices are stored in codes; None: in numbers
     vision: VisionConfig | None = None  # of a model that sees
     head_padding: int = 0  # zeros at the end of each head, counted in head_dim (padding.py)
+    gemma4: Gemma4Config | None = None  # of Gemma 4 alone
 
     def __post_init__(self) -> None:
         self._check_sizes()
@@ -118,22 +124,22 @@ class DecoderConfig:
         for name in (*sizes, "vocab_size", "max_position"):
             if getattr(self, name) < 1:
                 raise ModelError(f"{self.architecture}: {name} must be positive, not {getattr(self, name)}")
-        if self.num_heads % self.num_kv_heads:
-            heads = f"{self.num_heads} query heads cannot share {self.num_kv_heads} KV heads evenly"
-            raise ModelError(f"{self.architecture}: {heads}")
-        if self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.head_dim:
+        if len(self.sliding_windows) != self.num_layers:
             raise ModelError(
-                f"{self.architecture}: cannot rotate {self.rotary_dim} of {self.head_dim} dimensions of a head"
+                f"{self.architecture}: {len(self.sliding_windows)} layer types for {self.num_layers} layers"
             )
+        for layer in range(self.num_layers):
+            heads, turned = self.heads_of(layer), self.rotary_dim_of(layer)
+            if self.num_heads % heads.count:
+                shared = f"{self.num_heads} query heads cannot share {heads.count} KV heads evenly"
+                raise ModelError(f"{self.architecture}: {shared}")
+            if turned % 2 or not 0 < turned <= heads.size:
+                raise ModelError(f"{self.architecture}: cannot rotate {turned} of {heads.size} dimensions of a head")
         if self.vision is not None and self.vision.num_deep >= self.num_layers:
             layers = f"{self.num_layers} layers are too few for rows of images behind {self.vision.num_deep} of them"
             raise ModelError(f"{self.architecture}: {layers}")
         if self.recurrent is not None and len(self.recurrent.layers) == self.num_layers:
             raise ModelError(f"{self.architecture}: at least one layer must have an attention")
-        if len(self.sliding_windows) != self.num_layers:
-            raise ModelError(
-                f"{self.architecture}: {len(self.sliding_windows)} layer types for {self.num_layers} layers"
-            )
 
     @property
     def q_size(self) -> int:
@@ -145,7 +151,27 @@ class DecoderConfig:
 
     @property
     def rotary_dim(self) -> int:
-        return int((self.head_dim - self.head_padding) * self.rope.partial_factor)
+        return self.rope.turned(self.head_dim - self.head_padding)
+
+    def heads_of(self, layer: int) -> KvHeads:
+        """Of keys and values."""
+        if self.gemma4 is not None and not self.sliding_windows[layer]:
+            return self.gemma4.full_heads
+        return KvHeads(self.num_kv_heads, self.head_dim)
+
+    def rope_of(self, layer: int) -> RopeConfig:
+        return self.window_rope or self.rope if self.sliding_windows[layer] else self.rope
+
+    def rotary_dim_of(self, layer: int) -> int:
+        return self.rope_of(layer).turned(self.heads_of(layer).size - self.head_padding)
+
+    def keys_of(self, layer: int) -> int:
+        """The layer whose keys and values an attention reads: itself, or the last of its type that stores some."""
+        num_own = self.num_layers - (0 if self.gemma4 is None else self.gemma4.num_shared)
+        if layer < num_own:
+            return layer
+        window = self.sliding_windows[layer]
+        return max(other for other in range(num_own) if self.sliding_windows[other] == window)
 
     @property
     def attention_scale(self) -> float:
@@ -162,7 +188,11 @@ class DecoderConfig:
     def strips(self) -> Strips:
         """How the layers share the blocks of the cache: one attention plan for each strip."""
         recurrent = () if self.recurrent is None else self.recurrent.layers
-        return divide([window for layer, window in enumerate(self.sliding_windows) if layer not in recurrent])
+        attentions = [layer for layer in range(self.num_layers) if layer not in recurrent]
+        own = [layer for layer in attentions if self.keys_of(layer) == layer]
+        strips = divide([self.sliding_windows[layer] for layer in own], [self.heads_of(layer) for layer in own])
+        of_own = dict(zip(own, strips.places, strict=True))
+        return replace(strips, places=tuple(of_own[self.keys_of(layer)] for layer in attentions))
 
     def place_of(self, layer: int) -> Place:
         """Where the cache has the keys and values of an attention."""
@@ -178,8 +208,8 @@ class DecoderConfig:
         return (0, 0) if self.recurrent is None else (len(self.recurrent.layers), self.recurrent.sizes.state_size)
 
     def kv_shape(self, block_size: int) -> tuple[int, ...]:
-        """[L, 2, NKV, BS, D]: one block of the cache, with the layers of one strip."""
-        return (self.strips.unit, 2, self.num_kv_heads, block_size, self.head_dim)
+        """[L, 2, NKV, BS, D]: one block of the cache, as the first strip sees it."""
+        return self.strips.shapes(block_size)[0]
 
 
 def parse_activation(name: str, source: str) -> Activation:

@@ -70,6 +70,8 @@ class Cutting:
     size: int
 
     def __post_init__(self) -> None:
+        if isinstance(self.whole, DecoderConfig) and self.whole.gemma4 is not None:
+            raise ModelError(f"tensor_parallel_size={self.size}: {self.whole.architecture} is not cut into parts")
         for what, count in self._shared_out().items():
             if count % self.size:
                 raise ModelError(f"{self._told(count, what)}, which {self.size} ranks cannot share evenly")

@@ -13,8 +13,8 @@ from torch import Tensor
 from bequest.engine.layers.adapted import adapted, adapted_table
 from bequest.engine.layers.backend import Backend
 from bequest.engine.layers.parts import Norm
-from bequest.engine.layers.spec import Experts, LayerSpec
-from bequest.engine.layers.start import Overlay, StartRows
+from bequest.engine.layers.spec import LayerSpec
+from bequest.engine.layers.start import Overlay, StartRows, TokenInputs
 from bequest.engine.layers.step_adapters import StepAdapters
 from bequest.engine.layers.weight import Weight
 from bequest.engine.models.batch import ModelInput
@@ -38,6 +38,7 @@ class DecoderParts:
     logits_divisor: float = 1.0
     logits_cap: float = 0.0  # c: logits become c * tanh(logit / c), last of all; 0: they stay
     turns: Turns | None = None  # of a model whose images turn by rows and columns
+    inputs: TokenInputs | None = None  # of a model whose layers get something of each token beside the stream
 
 
 class Decoder:
@@ -71,6 +72,7 @@ class Decoder:
             factor=factor,
             overlay=batch.overlay,
             scales_overlay=parts.scales_overlay,
+            inputs=parts.inputs,
         )
         stream = self._stack.run_from(start, batch)
         if batch.read is not None:
@@ -106,8 +108,7 @@ class Decoder:
         """From now on experts that are read are added to place [1] int64: each once for each layer and step. Returns
         how many all layers have."""
         self._ops.experts_read = place
-        mixers = [sublayer.mixer for layer in self.layers for sublayer in layer.sublayers]
-        return sum(mixer.up.num_experts for mixer in mixers if isinstance(mixer, Experts))
+        return sum(mixer.up.num_experts for layer in self.layers for mixer in layer.experts)
 
     @property
     def table(self) -> Weight:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from bequest.engine.errors import ModelError
 from bequest.engine.models.config import Activation
-from bequest.engine.models.strips import Strips, divide
+from bequest.engine.models.strips import KvHeads, Strips, divide
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class EncoderDecoderConfig:
 
     @property
     def strips(self) -> Strips:
-        return divide(self.sliding_windows)
+        return divide(self.sliding_windows, [KvHeads(self.num_kv_heads, self.head_dim)] * self.num_layers)
 
     def kv_shape(self, block_size: int) -> tuple[int, ...]:
         """[L, 2, NKV, BS, D]: one block of the cache, of a self or of a cross table."""

@@ -18,7 +18,7 @@ _RENAMED = {
     ".mlp.shared_experts.": ".mlp.shared_expert.",  # GLM's
 }
 # Tensors [E, rows, columns] that newer checkpoints have, and what their rows are.
-_FUSED = {".mlp.experts.gate_up_proj": ("gate_proj", "up_proj"), ".mlp.experts.down_proj": ("down_proj",)}
+_FUSED = {".experts.gate_up_proj": ("gate_proj", "up_proj"), ".experts.down_proj": ("down_proj",)}
 
 
 class _Place(NamedTuple):
@@ -86,7 +86,7 @@ def _places(source: WeightSource, stored: str, sizes: tuple[int, int]) -> Iterat
     for expert in range(num_experts):
         for number, part in enumerate(parts):
             begin, end = num_rows * number // len(parts), num_rows * (number + 1) // len(parts)
-            yield f"{layer}.mlp.experts.{expert}.{part}.weight", _Place(stored, expert, begin, end, turned)
+            yield f"{layer}.experts.{expert}.{part}.weight", _Place(stored, expert, begin, end, turned)
 
 
 def _is_turned(shape: tuple[int, ...], num_parts: int, hidden: int, inner: int) -> bool:

@@ -6,8 +6,10 @@ from collections.abc import Collection, Mapping
 
 from bequest.engine.errors import ModelError
 from bequest.engine.models.config import Activation, DecoderConfig, extended_max_position, parse_activation
+from bequest.engine.models.experts_config import ExpertsConfig
 from bequest.engine.models.fields import Fields
 from bequest.engine.models.hf_experts import COUNT_NAMES, parse_hf_experts
+from bequest.engine.models.hf_gemma4 import gemma4_fields, parse_gemma4, parse_gemma4_experts
 from bequest.engine.models.hf_layer_types import sliding_windows, unrotated_layers
 from bequest.engine.models.hf_recurrent import parse_recurrent, text_part
 from bequest.engine.models.hf_rope import parse_hf_ropes
@@ -100,17 +102,25 @@ def parse_hf_config(
         score_scale=_score_scale(fields, variant),
         sinks=variant.sinks,
         unrotated_layers=unrotated_layers(fields, variant, windows),
-        experts=None if variant.experts is None else parse_hf_experts(fields, variant.experts),
+        experts=_experts(fields, variant),
         attention_gate=variant.recurrent,
         recurrent=parse_recurrent(fields) if variant.recurrent else None,
         quantisation=_quantisation(fields, variant),
+        gemma4=parse_gemma4(fields, windows) if variant.gemma4 else None,
     )
+
+
+def _experts(fields: Fields, variant: HFVariant) -> ExpertsConfig | None:
+    if variant.gemma4:
+        return parse_gemma4_experts(fields)
+    return None if variant.experts is None else parse_hf_experts(fields, variant.experts)
 
 
 def _with_defaults(fields: Fields, variant: HFVariant) -> Fields:
     """Of the text model alone, where config.json is of one with other parts."""
     given = fields.section("text_config").values if variant.is_part else fields.values
-    return Fields({**variant.defaults, **_shared_by_parts(fields), **given}, fields.source)
+    whole = Fields({**variant.defaults, **_shared_by_parts(fields), **given}, fields.source)
+    return gemma4_fields(whole) if variant.gemma4 else whole
 
 
 def _shared_by_parts(fields: Fields) -> dict[str, object]:
@@ -142,6 +152,8 @@ def _clamped(fields: Fields) -> Activation:
 
 def _score_scale(fields: Fields, variant: HFVariant) -> float | None:
     """None: by the size of a head."""
+    if variant.gemma4:
+        return 1.0
     if "attention_multiplier" in variant.honoured:
         return fields.number("attention_multiplier", 1.0)
     if "query_pre_attn_scalar" in variant.honoured:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from bequest.engine.errors import ModelError
-from bequest.engine.models.config import RopeConfig, parse_rope_kind
+from bequest.engine.models.config import ROPE_KINDS, RopeConfig, parse_rope_kind
 from bequest.engine.models.fields import Fields
 from bequest.engine.models.registry import HFVariant
 
@@ -49,10 +49,11 @@ def parse_hf_ropes(fields: Fields, max_position: int, variant: HFVariant) -> tup
 
 def _refuse_unknown_to(variant: HFVariant, rope: RopeConfig, source: str) -> None:
     """What other architectures have, and this one's code overlooks."""
-    if rope.partial_factor != 1.0 and not variant.rope.partial:
+    is_named = rope.kind in variant.rope.kinds
+    if rope.partial_factor != 1.0 and not (variant.rope.partial or (is_named and rope.kind == "proportional")):
         raise ModelError(f"{source}: partial_rotary_factor is not supported: this architecture turns whole heads")
-    if variant.rope.kinds and rope.kind not in variant.rope.kinds:
-        kinds = ", ".join(variant.rope.kinds)
+    if not is_named and (variant.rope.kinds or rope.kind == "proportional"):
+        kinds = ", ".join(variant.rope.kinds or (kind for kind in ROPE_KINDS if kind != "proportional"))
         raise ModelError(f"{source}: rope type {rope.kind!r} is not supported; this architecture has {kinds}")
 
 
@@ -72,6 +73,8 @@ def _parse_rope(fields: Fields, scaling: Fields, max_position: int, *, is_local:
     _refuse_unsupported(scaling)
     if kind == "default":
         return RopeConfig(theta, partial_factor=partial_factor)
+    if kind == "proportional":
+        return RopeConfig(theta, kind, partial_factor, factor=scaling.number("factor", 1.0))
     if kind in ("linear", "dynamic"):
         return RopeConfig(theta, kind, partial_factor, factor=scaling.number("factor"))
 

@@ -18,6 +18,7 @@ from bequest.engine.layers.backend import Backend
 from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.ranks import SOLO, Ranks
 from bequest.engine.layers.weight import Stored, Weight
+from bequest.engine.models import text_part
 from bequest.engine.models.any_config import OwnConfig, parse_config, read_config
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.cut_source import loader_of
@@ -56,6 +57,8 @@ from bequest.engine.models.safetensors_loader import SafetensorsSource
 from bequest.engine.models.towers.load import Sight, load_sight
 from bequest.engine.models.towers.processors import prepares_images
 from bequest.engine.models.weights import WeightSource
+
+_MOST_IN_FP8 = 256  # dimensions of a head
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ def load_model(
         config, source = pad_heads(config, source, sizes)
     if quantization == "fp8":
         source = _made_float8(source, config, storage, on_cpu=on_cpu)
-    kv_dtype = resolve_kv_dtype(kv_cache_dtype, storage, on_cpu)
+    kv_dtype = _kv_dtype(kv_cache_dtype, storage, config, on_cpu=on_cpu)
     cutting = Cutting(config, ranks.rank, ranks.size) if ranks.size > 1 else None
     loader = loader_of(source, backend, storage, cutting, ranks, scales_kv=kv_dtype is FP8)
     config = config if cutting is None else cutting.config
@@ -129,6 +132,18 @@ def load_model(
         matmul=None if formats <= {str(storage).removeprefix("torch.")} else backend.matmul,
         cutting=cutting,
     )
+
+
+def _kv_dtype(requested: str, storage: torch.dtype, config: OwnConfig, *, on_cpu: bool) -> torch.dtype:
+    """Raises ModelError for what a GPU has no kernels for."""
+    kv_dtype = resolve_kv_dtype(requested, storage, on_cpu)
+    largest = max(heads.size for heads in config.strips.heads)
+    if kv_dtype is FP8 and not on_cpu and largest > _MOST_IN_FP8:
+        raise ModelError(
+            f"kv_cache_dtype fp8 is for heads of up to {_MOST_IN_FP8} on a GPU, and {config.architecture} has some of "
+            f"{largest}; use kv_cache_dtype=auto"
+        )
+    return kv_dtype
 
 
 def _check_for_transformers(quantization: str, ranks: Ranks) -> None:
@@ -228,9 +243,15 @@ def _open_directory(directory: Path) -> Checkpoint:
     if not isinstance(config, DecoderConfig):
         return Checkpoint(config, SafetensorsSource(directory), generation)
     files = open_files(directory, config)
-    notes = () if config.recurrent is None else left_out(files.names(), sees=config.vision is not None)
     text = as_families_name(files, config)
-    return Checkpoint(config, text, generation, notes, None if config.vision is None else files)
+    return Checkpoint(config, text, generation, _notes(config, files), None if config.vision is None else files)
+
+
+def _notes(config: DecoderConfig, files: WeightSource) -> tuple[str, ...]:
+    """What is not loaded of a checkpoint."""
+    if config.recurrent is not None:
+        return left_out(files.names(), sees=config.vision is not None)
+    return () if config.gemma4 is None else text_part.left_out(files.names())
 
 
 def open_files(directory: Path, config: DecoderConfig) -> WeightSource:

@@ -30,7 +30,8 @@ from bequest.engine.models.any_config import parse_config, read_config
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.decoder import Decoder
 from bequest.engine.models.dummy import DummySource
-from bequest.engine.models.families.dense import Ropes, describe_layer, model_norm
+from bequest.engine.models.families.dense import describe_layer
+from bequest.engine.models.families.parts import Ropes, model_norm
 from bequest.engine.models.load import open_files
 from bequest.engine.models.naming import as_families_name
 from bequest.engine.models.padding import pad_heads

@@ -26,6 +26,9 @@ Config = TypeVar("Config", bound=DecoderConfig | EncoderDecoderConfig)
 
 def pad_heads(config: Config, source: WeightSource, sizes: tuple[int, ...]) -> tuple[Config, WeightSource]:
     """The same model with heads of the smallest of `sizes` that holds them."""
+    if isinstance(config, DecoderConfig) and config.gemma4 is not None:
+        _check_heads(config, sizes)
+        return config, source
     padded = min((size for size in sizes if size >= config.head_dim), default=None)
     if padded is None:
         most = max(sizes)
@@ -44,6 +47,14 @@ def pad_heads(config: Config, source: WeightSource, sizes: tuple[int, ...]) -> t
         encoder = replace(config.encoder, head_dim=padded)
         return replace(config, head_dim=padded, head_padding=padding, encoder=encoder), heads
     return replace(config, head_dim=padded, head_padding=padding), heads
+
+
+def _check_heads(config: DecoderConfig, sizes: tuple[int, ...]) -> None:
+    """Of a model whose layers have heads of two sizes: nothing is padded."""
+    others = {config.heads_of(layer).size for layer in range(config.num_layers)} - {*sizes}
+    if others:
+        have, wanted = (", ".join(map(str, sorted(some))) for some in (sizes, others))
+        raise ModelError(f"{config.architecture}: heads of {wanted} (head_dim, global_head_dim); kernels take {have}")
 
 
 def without_padding(config: Config) -> Config:

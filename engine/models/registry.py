@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from bequest.engine.errors import ModelError
-from bequest.engine.models.style import COHERE, GEMMA, GEMMA2, GLM4, LLAMA, OLMO2, OLMOE, LayerStyle
+from bequest.engine.models.style import COHERE, GEMMA, GEMMA2, GEMMA4, GLM4, LLAMA, OLMO2, OLMOE, LayerStyle
 from bequest.engine.types.activation import Activation
 from bequest.engine.types.scoring import Scoring
 
@@ -67,6 +67,7 @@ class HFVariant:
     experts: HFExperts | None = None  # in place of MLPs
     recurrent: bool = False  # `layer_types` has linear ones, and attention a gate
     sinks: bool = False  # heads have a score that takes its share of attention and gives nothing
+    gemma4: bool = False  # config.json has what Gemma 4 alone has (hf_gemma4.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +158,37 @@ _GEMMA3 = replace(
     style=GEMMA2,
     rope=HFRope(by_type=True),
     honoured=SOFT_CAPS - {"attn_logit_softcapping"},  # which transformers has in its config, and leaves alone
+)
+
+_GEMMA4 = HFVariant(
+    "as_config",
+    "never",
+    qk_norm=True,
+    sliding_window="by_type",
+    defaults=_GEMMA_DEFAULTS
+    | {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 2304,
+        "hidden_size_per_layer_input": 256,
+        "intermediate_size": 9216,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 30,
+        "num_key_value_heads": 4,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        "sliding_window": 512,
+        "vocab_size": 262144,
+        "vocab_size_per_layer_input": 262144,
+    },
+    style=GEMMA4,
+    rope=HFRope(by_type=True, kinds=("default", "proportional")),
+    honoured=frozenset({"final_logit_softcapping", "num_kv_shared_layers"}),
+    scales_embedding=True,
+    experts=HFExperts(num_experts=0, top_k=0),  # beside MLPs, if `enable_moe_block`
+    gemma4=True,
 )
 
 _COHERE_DEFAULTS: dict[str, object] = {
@@ -257,6 +289,8 @@ HF_ARCHITECTURES: Mapping[str, HFVariant] = {
     ),
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": replace(_GEMMA3, is_part=True),  # its text alone
+    "Gemma4ForCausalLM": _GEMMA4,
+    "Gemma4ForConditionalGeneration": replace(_GEMMA4, is_part=True),  # its text alone
     "CohereForCausalLM": replace(_COHERE, honoured=_COHERE.honoured | {"use_qk_norm"}),  # Command R+ has them
     "Cohere2ForCausalLM": replace(
         _COHERE,

@@ -34,6 +34,9 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int, num_positions: int = 
             return plain
         case "linear":
             return plain / rope.factor
+        case "proportional":  # the last pairs do not turn
+            num_turned = int(rope.partial_factor * rotary_dim // 2)
+            return torch.where(torch.arange(rotary_dim // 2) < num_turned, plain / rope.factor, 0.0)
         case "llama3":
             return _llama3(rope, plain)
         case "yarn":

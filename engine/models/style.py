@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,4 +36,5 @@ GEMMA2 = LayerStyle(
     behind_mlp="post_feedforward_layernorm",
     norm_offset=1.0,
 )
+GEMMA4 = replace(GEMMA2, norm_offset=0.0)
 COHERE = LayerStyle(before_mlp=None, parallel=True, centred=True)

@@ -16,8 +16,17 @@ _PREFIXES = {
     "model.language_model.": "model.",
     "model.text_model.": "model.",
 }
-_PARTS = ("vision_tower.", "multi_modal_projector.", "vision_model.", "connector.", "visual.")
+_PARTS = (
+    *("vision_tower.", "multi_modal_projector.", "vision_model.", "connector.", "visual."),
+    *("audio_tower.", "embed_vision.", "embed_audio."),  # Gemma 4's
+)
 _OTHER_PARTS = (*_PARTS, *(f"model.{part}" for part in _PARTS))
+
+
+def left_out(names: Collection[str]) -> tuple[str, ...]:
+    """For people: which other parts a checkpoint has that nobody reads."""
+    found = {next((part for part in _OTHER_PARTS if name.startswith(part)), None) for name in names}
+    return tuple(f"{part}* is no part of the decoder, and is not loaded" for part in sorted(found - {None}, key=str))
 
 
 def text_part(source: WeightSource) -> WeightSource:

@@ -14,7 +14,7 @@ from bequest.engine.kernels.delta_net import RecurrentStep
 from bequest.engine.kernels.hidden_tap import HiddenTap
 from bequest.engine.layers.start import Overlay
 from bequest.engine.models.any_model import Model, logits_of
-from bequest.engine.models.batch import ModelInput, ReadRows
+from bequest.engine.models.batch import ModelInput, ReadRows, strip_views
 from bequest.engine.models.decoder import Decoder
 from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.models.listening import cross_weights
@@ -78,6 +78,7 @@ class CpuRunner:
         self._host_cache = host_cache  # the same for the blocks of the host pool
         strips = model.config.strips
         self._windows, self._last_strip = strips.windows, strips.places[-1].strip
+        self._strip_caches = strip_views(kv_cache, strips.shapes(kv_cache.shape[4]))
         self._catalogues = PlacedCatalogues(torch.device("cpu"))
         self._sampler = RowSampler(max_rows, model.config.vocab_size, self._catalogues)
         self._beams = CpuBeams(model.config.vocab_size, self._catalogues)
@@ -242,6 +243,7 @@ class CpuRunner:
             positions=torch.from_numpy(batch.positions),
             slot_mapping=torch.from_numpy(batch.slot_mapping).unbind(),
             kv_cache=self._kv_cache,
+            strip_caches=self._strip_caches,
             attention=tuple(self._attention(batch, batch.query_start, strip) for strip in range(len(self._windows))),
             read=None
             if read is None
@@ -267,7 +269,7 @@ class CpuRunner:
 
     def _attention(self, batch: StepBatch, query_start: IntArray, strip: int) -> kernels.AttentionPlan:
         tables = batch.block_tables[strip]
-        return self._attend.plan(query_start, batch.seq_lens, tables, window=self._windows[strip])
+        return self._attend.plan(query_start, batch.seq_lens, tables, window=self._windows[strip], strip=strip)
 
     def _sample(
         self, plan: StepPlan, hidden: torch.Tensor, read: ReadTokens | None

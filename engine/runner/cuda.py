@@ -19,7 +19,7 @@ from bequest.engine.kernels.cuda_sampler import CudaSampler
 from bequest.engine.kernels.streams import StreamScope
 from bequest.engine.layers.start import FixedOverlay, Overlay
 from bequest.engine.models.any_model import Model, logits_of
-from bequest.engine.models.batch import ModelInput
+from bequest.engine.models.batch import ModelInput, strip_views
 from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.models.towers.tower import Tower
 from bequest.engine.runner.catalogues import PlacedCatalogues
@@ -96,6 +96,7 @@ class CudaRunner:
         self._adapters = adapters
         self._recurrent = states
         self._kv_cache = kv_cache  # [NB, L, 2, NKV, BS, D] in `dtype` or fp8
+        self._strip_caches = strip_views(kv_cache, model.config.strips.shapes(kv_cache.shape[4]))
         self._dtype = dtype  # of weights and activations
         self._host_cache = PinnedHostCache(num_host_blocks, kv_cache)
         self._limits = limits
@@ -118,9 +119,8 @@ class CudaRunner:
         for strip, workspace in self._small.workspaces.items():
             workspace.share_scratch(self._large.workspaces[strip])
         layers = () if self._drafts is None else self._drafts.layers
-        self._states = StatesRing(
-            limits.states_rows, config.hidden_size, dtype, self._device, layers, limits.max_tokens
-        )
+        rows, tokens = limits.states_rows, limits.max_tokens
+        self._states = StatesRing(rows, config.hidden_size, dtype, self._device, layers, tokens)
         self._results = ResultBuffers(limits.max_samples, self._device)
         self._results.count_experts(model)
         self._catalogues = PlacedCatalogues(self._device)
@@ -132,27 +132,26 @@ class CudaRunner:
         torch.cuda.synchronize(self._device)
 
     def _buffers(self, max_tokens: int) -> StepBuffers:
-        windows = self._model.config.strips.windows
-        workspaces = {s: self._workspace(max_tokens, causal=True, window=w) for s, w in enumerate(windows)}
-        if self._encoders is not None:
-            workspaces[CROSS] = self._workspace(max_tokens, causal=False, window=0)
+        strips = (*range(len(self._model.config.strips.windows)), *([] if self._encoders is None else [CROSS]))
+        workspaces = {strip: self._workspace(max_tokens, strip) for strip in strips}
         widths = self._limits.max_blocks_per_sequence, self._limits.max_cross_blocks
         samples = self._limits.max_samples
         others = self._adapters.fields(max_tokens, samples) + ([] if self._drafts is None else fill_fields(samples))
         return StepBuffers(workspaces, max_tokens, samples, widths, self._device, self._recurrent, others)
 
-    def _workspace(self, max_tokens: int, *, causal: bool, window: int) -> CudaAttentionWorkspace:
-        config = self._model.config
+    def _workspace(self, max_tokens: int, strip: int) -> CudaAttentionWorkspace:
+        strips, causal = self._model.config.strips, strip != CROSS
+        heads = strips.heads[strip if causal else 0]
         return CudaAttentionWorkspace(
-            num_q_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
+            num_q_heads=self._model.config.num_heads,
+            num_kv_heads=heads.count,
+            head_dim=heads.size,
             max_sequences=max_tokens,
             max_tokens=max_tokens,
             dtype=self._dtype,
             kv_dtype=self._kv_cache.dtype,
             causal=causal,
-            window=window,
+            window=strips.windows[strip] if causal else 0,
             block_size=self._kv_cache.shape[4] if causal else None,
             device=self._device,
         )
@@ -428,6 +427,7 @@ class CudaRunner:
                 positions=buffers.on_device("positions")[: size.num_tokens],
                 slot_mapping=buffers.on_device("slot_mapping")[:, : size.num_tokens].unbind(),
                 kv_cache=self._kv_cache,
+                strip_caches=self._strip_caches,
                 attention=tuple(buffers.bind(strip, size) for strip in buffers.strips),
                 last_tokens=self._sampler.last_tokens,
                 overlay=overlay,

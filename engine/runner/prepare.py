@@ -475,7 +475,8 @@ def _log_strips(loaded: LoadedModel, plan: CachePlan) -> None:
     windows = strips.windows_below(plan.max_model_len)
     if any(windows):
         held = [f"{windows.count(w)} of {f'a window of {w} tokens' if w else 'all tokens'}" for w in sorted({*windows})]
-        log.info("windows: a block holds %d layers; for each token one block %s", strips.unit, ", ".join(held))
+        layers = " or ".join(map(str, sorted({*strips.units})))
+        log.info("windows: a block holds %s layers; for each token one block %s", layers, ", ".join(held))
 
 
 def _states_rows(loaded: LoadedModel, num_bytes: int, dtype: torch.dtype) -> int:

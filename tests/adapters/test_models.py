@@ -22,8 +22,16 @@ from tests.tiny_models import TINY_MODELS, VOCAB_SIZE, make_reference
 
 LENGTH = 23
 # Joined matrices (phi3, glm4), turned rows (cohere), norms behind (olmo2), shared experts, recurrent layers.
-FAMILIES = ["llama", "qwen2", "qwen3", "phi3", "glm4", "gemma3", "cohere", "olmo2", "granite", "qwen2-moe", "qwen3.5"]
-TARGETS = {"mixtral": ["q_proj", "k_proj", "v_proj", "o_proj"], "qwen3-moe": ["q_proj", "v_proj"]}
+FAMILIES = [
+    *("llama", "qwen2", "qwen3", "phi3", "glm4", "gemma3", "cohere", "olmo2", "granite", "qwen2-moe", "qwen3.5"),
+    "gemma4-keys",
+]
+TARGETS = {
+    "mixtral": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "qwen3-moe": ["q_proj", "v_proj"],
+    "gemma4-shared": ["q_proj", "k_proj", "down_proj", "per_layer_input_gate", "per_layer_projection"],
+    "gemma4-experts": ["k_proj", "o_proj", "gate_proj", "down_proj"],
+}
 NUM_ADAPTERS = 16
 
 

@@ -95,7 +95,7 @@ def likely_ends(reference: Any, asked: Sequence[Sequence[int]]) -> list[int]:
     return sorted({int(seen[0, 4]), int(seen[1, 6])})
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "glm4", "qwen3.5", "mixtral"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "glm4", "qwen3.5", "mixtral", "gemma4-shared"])
 def test_equals_hugging_face(name: str, tiny_model: Callable[[str], Path]) -> None:
     config = EngineConfig(
         model=str(tiny_model(name)), device="cpu", dtype="float32", max_model_len=96, num_blocks=900, max_num_seqs=64

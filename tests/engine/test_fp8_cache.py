@@ -72,7 +72,7 @@ def directory(tiny_model: Callable[[str], Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_model("llama"), tmp_path / "model"))
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", "gemma4-shared"])
 def test_tokens_equal_those_of_a_rounded_cache(
     name: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

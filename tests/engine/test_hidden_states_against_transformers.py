@@ -32,7 +32,13 @@ def reference(name: str) -> Reference:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("name", ["llama", "qwen3", "smollm3", "glm4", "granite", "olmo2", "qwen3.5", "qwen2-moe"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("llama", "qwen3", "smollm3", "glm4", "granite", "olmo2", "qwen3.5", "qwen2-moe"),
+        *("gemma4-keys", "gemma4-shared", "gemma4-experts"),
+    ],
+)
 async def test_states_equal_transformers(name: str, scenario: str, tiny_model: Callable[[str], Path]) -> None:
     config = replace(SCENARIOS[scenario], model=str(tiny_model(name)), dtype="float32", device="cpu", max_model_len=96)
     trial = Trial(reference(name), 1e-4, VOCAB_SIZE, recurrent=name.startswith("qwen3.5"))

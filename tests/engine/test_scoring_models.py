@@ -11,7 +11,7 @@ from bequest.engine.config import EngineConfig
 from tests.engine.model_scores import scores_and_singles
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3.5", "qwen3-moe"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3.5", "qwen3-moe", "gemma4-shared"])
 async def test_scores_equal_log_probabilities_of_whole_prompts(name: str, tiny_model: Callable[[str], Path]) -> None:
     config = EngineConfig(
         model=str(tiny_model(name)), max_model_len=96, num_blocks=400, block_size=4, max_num_batched_tokens=512

@@ -20,7 +20,7 @@ async def test_of_a_decoder(fields: dict[str, object], tiny_model: Callable[[str
     await check_leases_last(config(tiny_model("llama"), estate_dir=str(tmp_path / "e"), **fields))
 
 
-@pytest.mark.parametrize("name", ["gemma3", "gpt-oss", "qwen3.5"])
+@pytest.mark.parametrize("name", ["gemma3", "gemma4-shared", "gpt-oss", "qwen3.5"])
 async def test_of_windows_and_recurrent_layers(name: str, tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     shape = {"num_blocks": 200, "estate_dir": str(tmp_path / "e"), "state_interval": 16}
     await check_leases_last(config(tiny_model(name), **shape))

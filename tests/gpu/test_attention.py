@@ -212,7 +212,7 @@ def test_block_sizes(lens: tuple[tuple[int, int], ...], block_size: int, dtype: 
 
 
 @pytest.mark.parametrize("lens", [DECODE, PREFILL, MIXED], ids=["decode", "prefill", "mixed"])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128, 256, 512])
 @pytest.mark.parametrize(
     "heads", [(4, 4), (4, 2), (6, 2), (5, 1), (12, 2), (14, 2), (16, 2), (16, 1), (64, 2)], ids=str
 )
@@ -252,6 +252,19 @@ def test_masks_and_caps(change: dict[str, float], head_dim: int, dtype: torch.dt
     check(replace(Case(MIXED, head_dim=head_dim, dtype=dtype), **change))
 
 
+@pytest.mark.parametrize("query_len", [1, 2, 33, 200])
+@pytest.mark.parametrize("change", [{}, {"window": 70}, {"causal": False}, {"has_sinks": True}], ids=str)
+def test_heads_of_512_around_tile_ends(query_len: int, change: dict[str, float]) -> None:
+    lens = tuple((query_len, prefix + query_len) for prefix in PREFIXES)
+    check(replace(Case(lens, num_q_heads=16, num_kv_heads=2, head_dim=512), **change))
+
+
+@pytest.mark.parametrize("change", [{"soft_cap": 3.0}, {"bias_reach": 2, "window": 99}], ids=str)
+def test_heads_of_512_refuse_caps_and_biases(change: dict[str, float]) -> None:
+    with pytest.raises(RuntimeError, match="heads of 512"):
+        check(replace(Case(SMALL, head_dim=512), **change))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("reach", [0, 1, 17, 64, 128, 2000])
@@ -264,7 +277,7 @@ def test_bias_by_distance(reach: int, causal: bool, heads: tuple[int, int, int],
     check(Case(lens, causal=causal, bias_reach=reach, dtype=dtype, window=window, **shape))
 
 
-@pytest.mark.parametrize("head_dim", [20, 80, 200])
+@pytest.mark.parametrize("head_dim", [20, 80, 200, 300, 512])
 def test_float32_takes_any_head_dim(head_dim: int) -> None:
     check(Case(MIXED, head_dim=head_dim, block_size=5, dtype=torch.float32))
 
@@ -280,8 +293,9 @@ def test_float32_takes_any_head_dim(head_dim: int) -> None:
     ],
     ids=lambda lens: f"{len(lens)}-{lens[0]}",
 )
-def test_long_and_many(lens: tuple[tuple[int, int], ...]) -> None:
-    check(Case(lens, num_q_heads=32, num_kv_heads=8))
+@pytest.mark.parametrize(("num_kv_heads", "head_dim"), [(8, 128), (4, 512)])
+def test_long_and_many(lens: tuple[tuple[int, int], ...], num_kv_heads: int, head_dim: int) -> None:
+    check(Case(lens, num_q_heads=32, num_kv_heads=num_kv_heads, head_dim=head_dim))
 
 
 def test_large_scores_move_the_reference() -> None:
@@ -375,24 +389,30 @@ MIXED_STEPS = (((200, 200), (1, 900), (30, 8000)), ((1, 40), (1, 3000)), ((256, 
 
 @pytest.mark.parametrize(
     ("heads", "max_tokens", "steps"),
-    [((8, 2), 24, DECODE_STEPS), ((64, 2), 24, DECODE_STEPS), ((8, 2), 256, MIXED_STEPS)],
-    ids=["decode", "decode-many-heads", "mixed"],
+    [
+        ((8, 2, 128), 24, DECODE_STEPS),
+        ((64, 2, 128), 24, DECODE_STEPS),
+        ((8, 2, 128), 256, MIXED_STEPS),
+        ((8, 2, 512), 24, DECODE_STEPS),
+        ((8, 2, 512), 256, MIXED_STEPS),
+    ],
+    ids=["decode", "decode-many-heads", "mixed", "decode-512", "mixed-512"],
 )
 def test_graph_replays_with_other_lengths(
-    heads: tuple[int, int], max_tokens: int, steps: tuple[tuple[tuple[int, int], ...], ...]
+    heads: tuple[int, int, int], max_tokens: int, steps: tuple[tuple[tuple[int, int], ...], ...]
 ) -> None:
     """One graph, captured on an empty list, serves steps of other lengths and of fewer sequences, as eager does."""
     slots = 24
-    shape = Case(((1, 1),), num_q_heads=heads[0], num_kv_heads=heads[1])
+    shape = Case(((1, 1),), num_q_heads=heads[0], num_kv_heads=heads[1], head_dim=heads[2])
     workspace = workspace_of(shape, slots, max_tokens)
     work_list = torch.empty(workspace.list_len, dtype=torch.int32, pin_memory=True)
     empty = np.zeros(slots + 1, np.int32)
     workspace.write_list(empty, empty[:-1].copy(), np.zeros((slots, 1), np.int32), work_list)
     device_list = work_list.to(DEVICE)
     tables = torch.zeros(slots, 1100, dtype=torch.int32, device=DEVICE)
-    q = torch.zeros(max_tokens, heads[0], 128, dtype=torch.bfloat16, device=DEVICE)
+    q = torch.zeros(max_tokens, heads[0], heads[2], dtype=torch.bfloat16, device=DEVICE)
     out = torch.zeros_like(q)
-    cache = torch.full((1200, NUM_LAYERS, 2, heads[1], 16, 128), NAN, dtype=torch.bfloat16, device=DEVICE)
+    cache = torch.full((1200, NUM_LAYERS, 2, heads[1], 16, heads[2]), NAN, dtype=torch.bfloat16, device=DEVICE)
     plan = workspace.bind(device_list, tables, max_query_len=1 if max_tokens == slots else max_tokens)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -420,7 +440,7 @@ def test_graph_replays_with_other_lengths(
         assert torch.equal(run(case, step, eager), out[: case.num_tokens])
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128, 256, 512])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_small(head_dim: int, dtype: torch.dtype) -> None:
     """Small enough for compute-sanitizer."""

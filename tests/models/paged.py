@@ -12,6 +12,7 @@ from torch import Tensor
 from bequest.engine.kernels.cpu import AttentionPlan
 from bequest.engine.kernels.cpu_lora import LoraMatrices
 from bequest.engine.kernels.delta_net import RecurrentStep
+from bequest.engine.layers.step import strip_views
 from bequest.engine.layers.step_adapters import StepAdapters
 from bequest.engine.models.any_model import logits_of
 from bequest.engine.models.batch import ModelInput, ReadRows
@@ -32,6 +33,7 @@ class PagedSequences:
         num_strips = len(self.windows)
         num_blocks = 1 + num_sequences * blocks_each * num_strips
         self.kv_cache = torch.full((num_blocks, *config.kv_shape(BLOCK_SIZE)), torch.nan, dtype=dtype)
+        self.strip_caches = strip_views(self.kv_cache, config.strips.shapes(BLOCK_SIZE))
         self.states = torch.full((2 * num_sequences, *config.state_shape), torch.nan)  # two slots for each
         self._slots = [2 * sequence for sequence in range(num_sequences)]
         order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(7)) + 1
@@ -74,6 +76,7 @@ class PagedSequences:
             positions=torch.cat(positions).int(),
             slot_mapping=torch.cat(slots, dim=1).unbind(),
             kv_cache=self.kv_cache,
+            strip_caches=self.strip_caches,
             attention=tuple(
                 self._attention(query_start, seq_lens, tables, strip) for strip in range(len(self.windows))
             ),
@@ -113,14 +116,14 @@ class PagedSequences:
                     tables[strip, row, : max(0, begin - window + 1) // BLOCK_SIZE] = 0
 
     def _attention(self, query_start: Tensor, seq_lens: Tensor, tables: Tensor, strip: int) -> AttentionPlan:
-        config = self.model.config
+        heads = self.model.config.strips.heads[strip]
         return AttentionPlan(
             query_start,
             seq_lens,
             tables[strip],
-            num_q_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
+            num_q_heads=self.model.config.num_heads,
+            num_kv_heads=heads.count,
+            head_dim=heads.size,
             block_size=BLOCK_SIZE,
             num_blocks=self.kv_cache.shape[0],
             window=self.windows[strip],

@@ -40,7 +40,8 @@ EVERY_RUN = {"llama-biases-tied-mha-gelu", "gemma2", "olmo2", "cohere2", "gpt-os
 
 
 def cases() -> list[ParameterSet]:
-    pairs = [(name, size) for name in TINY_MODELS for size in (2, 4) if (name, size) not in TOO_FEW_HEADS]
+    names = [name for name in TINY_MODELS if not name.startswith("gemma4")]  # which is not cut
+    pairs = [(name, size) for name in names for size in (2, 4) if (name, size) not in TOO_FEW_HEADS]
     return [
         pytest.param(name, size, marks=[] if name in EVERY_RUN and size == 4 else pytest.mark.cluster)
         for name, size in pairs

@@ -65,7 +65,7 @@ void dispatch_head_dim(int head_dim, F&& f) {
     case 256:
       return f.template operator()<256>();
   }
-  fail("bf16 attention: head_dim must be 64, 128 or 256");
+  fail("bf16 attention: head_dim must be 64, 128, 256 or 512");
 }
 
 // Whether prefill without a bias goes to warpgroup products, on the current device.
@@ -95,19 +95,38 @@ void check_block_size(int block_size) {
         "bf16 attention: block_size must be a power of two, at least 8");
 }
 
+// Of heads of 512.
+void launch_broad(const CudaAttentionParams& p, const AttentionLaunches& launches, AttentionArgs a,
+                  Stream stream) {
+  check(p.kv_dtype == DType::kBF16 && p.soft_cap == 0.0f && p.bias == nullptr,
+        "heads of 512 are for a cache in bf16, without a soft cap or a bias");
+  if (launches.decode) launch_broad_decode(a, p.lists.workers, stream);
+  if (!launches.prefill) return;
+  a.items = reinterpret_cast<const int4*>(p.work_list + p.lists.prefill_items);
+  a.num_items = p.work_list + offsetof(WorkListHeader, num_prefill_items) / sizeof(int32_t);
+  launch_broad_prefill(a, p.lists.blocks, stream);
+}
+
 template <class Cache>
 void launch_bf16(const CudaAttentionParams& p, const AttentionLaunches& launches, AttentionArgs a,
                  Stream stream) {
   check_block_size(a.block_size);
   check(is_aligned(p.q, 16) && p.q_stride % 8 == 0, "rows of q must be 16-byte aligned");
   const Scores scores = p.soft_cap > 0.0f ? Scores::kSoftCap : p.bias ? Scores::kBias : Scores::kPlain;
+  const auto finish = [&] {
+    const int merge_blocks = std::min(launches.max_merges, p.lists.workers);  // all at once on the device
+    if (merge_blocks > 0) launch_merge(a, merge_blocks, stream);
+  };
+  if (a.head_dim == kBroadHead) {
+    launch_broad(p, launches, a, stream);
+    return finish();
+  }
   dispatch_head_dim(a.head_dim, [&]<int D>() {
     if (launches.prefill) launch_prefill_any<D, Cache>(p, a, scores, stream);
     a.follows_prefill = launches.prefill;
     if (launches.decode) launch_decode<D, Cache>(a, p.lists.workers, scores, stream);
   });
-  const int merge_blocks = std::min(launches.max_merges, p.lists.workers);  // all at once on the device
-  if (merge_blocks > 0) launch_merge(a, merge_blocks, stream);
+  finish();
 }
 
 void check_params(const CudaAttentionParams& p) {
@@ -145,8 +164,8 @@ void cuda_paged_attention(const CudaAttentionParams& p, const AttentionLaunches&
 }
 
 bool can_attend_token(const WorkShape& shape) {
-  return shape.dtype == DType::kBF16 && shape.causal && shape.group() <= kDecodeRows &&
-         2 * shape.num_kv_heads <= shape.num_multiprocessors && is_hopper();
+  return shape.dtype == DType::kBF16 && shape.head_dim < kBroadHead && shape.causal &&
+         shape.group() <= kDecodeRows && 2 * shape.num_kv_heads <= shape.num_multiprocessors && is_hopper();
 }
 
 void attend_token(const CudaAttentionParams& p, const QkvParams& heads, Stream stream) {

@@ -33,7 +33,7 @@ struct CudaAttentionParams {
   DType kv_dtype;        // the same, or fp8
   float key_scale;       // what stored keys and values are to be multiplied by
   float value_scale;
-  KvLayout layout;  // bf16: BS a power of two, at least 8; D 64, 128 or 256
+  KvLayout layout;  // bf16: BS a power of two, at least 8; D 64, 128, 256, or 512 beside a cache in bf16
   int64_t layer;
   int num_q_heads;
   float scale;     // > 0

@@ -207,6 +207,9 @@ void launch_prefill_wgmma_fp8(const AttentionArgs& a, const PrefillMaps& maps, i
                               Stream stream);
 template <int D, class Cache>
 void launch_single_token(const AttentionArgs& a, const QkvParams& p, int multiprocessors, Stream stream);
+// Heads of 512 (broad_heads.cu), over a cache in bf16.
+void launch_broad_decode(const AttentionArgs& a, int workers, Stream stream);
+void launch_broad_prefill(const AttentionArgs& a, int blocks, Stream stream);
 void launch_f32(const AttentionArgs& a, DType cache, int blocks, Stream stream);
 void launch_merge(const AttentionArgs& a, int blocks_per_head, Stream stream);
 

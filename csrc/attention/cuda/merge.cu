@@ -184,8 +184,10 @@ void launch_merge(const AttentionArgs& a, int blocks_per_head, Stream stream) {
       return launch_dim<128>(a, blocks_per_head, stream);
     case 256:
       return launch_dim<256>(a, blocks_per_head, stream);
+    case kBroadHead:
+      return launch_dim<kBroadHead>(a, blocks_per_head, stream);
   }
-  fail("bf16 attention: head_dim must be 64, 128 or 256");
+  fail("bf16 attention: head_dim must be 64, 128, 256 or 512");
 }
 
 }  // namespace bequest::cuda

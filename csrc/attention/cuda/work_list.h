@@ -145,6 +145,7 @@ struct WorkListLayout {
 };
 
 // Thread blocks per multiprocessor and rows of a prefill tile, which the kernels are compiled for.
+inline constexpr int kBroadHead = 512;  // head_dim of kernels of their own, without shared or wide tiles
 constexpr int attention_blocks_per_sm(int head_dim) { return head_dim <= 128 ? 2 : 1; }
 constexpr int prefill_tile_rows(int head_dim) { return head_dim <= 128 ? 128 : 64; }
 

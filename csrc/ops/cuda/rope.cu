@@ -9,7 +9,7 @@ namespace bequest::cuda {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kMaxHeadDim = 256;
+constexpr int kMaxHeadDim = 512;
 
 // A warp has kHeads consecutive heads of a token, all of them loaded before the first is worked on. The cache
 // is of type C.
@@ -141,13 +141,14 @@ void launch_head_dim(const QkvParams& p, Stream stream) {
   if (p.head_dim <= 32) return launch_elements<T, C, 1>(p, stream);
   if (p.head_dim <= 64) return launch_elements<T, C, 2>(p, stream);
   if (p.head_dim <= 128) return launch_elements<T, C, 4>(p, stream);
-  return launch_elements<T, C, 8>(p, stream);
+  if (p.head_dim <= 256) return launch_elements<T, C, 8>(p, stream);
+  return launch_heads<T, C, 16, 1>(p, stream);  // one head has as many bytes as four of the others
 }
 
 }  // namespace
 
 void prepare_qkv(const QkvParams& p, Stream stream) {
-  check(p.head_dim >= 1 && p.head_dim <= kMaxHeadDim, "prepare_qkv: head dim outside [1, 256]");
+  check(p.head_dim >= 1 && p.head_dim <= kMaxHeadDim, "prepare_qkv: head dim outside [1, 512]");
   check(!p.cos_sin || (p.rotary_dim >= 0 && p.rotary_dim % 2 == 0 && p.rotary_dim <= p.head_dim),
         "prepare_qkv: rotary dim");
   check(!p.q_weight == !p.k_weight, "prepare_qkv: a norm has two weights");

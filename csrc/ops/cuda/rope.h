@@ -42,7 +42,7 @@ struct QkvParams {
   DType dtype;  // of q, k, v and both weights
 };
 
-// REQUIRES: 1 <= D <= 256; slots inside the cache, none twice; positions inside the table (neither can be
+// REQUIRES: 1 <= D <= 512; slots inside the cache, none twice; positions inside the table (neither can be
 // checked here: they are data of the step).
 void prepare_qkv(const QkvParams& p, Stream stream);
 

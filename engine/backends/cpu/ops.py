@@ -94,20 +94,24 @@ def lora_rows_of(adapters: StepAdapters) -> LoraRows:
 
 
 def _prepared(qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
-    """Queries [T, NQ, D], normed and rotated; keys and values are stored."""
-    num_heads, num_kv_heads, head_dim = heads.num_heads, step.kv_cache.shape[3], step.kv_cache.shape[5]
+    """Queries [T, NQ, D], normed and rotated; keys and values are stored, unless another layer has done it."""
+    kv_cache = step.cache_of(heads.strip)
+    num_heads, num_kv_heads, head_dim = heads.num_heads, kv_cache.shape[3] if heads.stores else 0, kv_cache.shape[5]
     rows = qkv.view(-1, num_heads + 2 * num_kv_heads, head_dim)
-    q, k, v = rows[:, :num_heads], rows[:, num_heads:-num_kv_heads], rows[:, -num_kv_heads:]
+    q, k, v = rows[:, :num_heads], rows[:, num_heads : num_heads + num_kv_heads], rows[:, num_heads + num_kv_heads :]
     if (norm := heads.norm) is not None:
         assert norm.offset == 0.0, "the backend adds it when it loads a weight"
-        for part, weight in ((q, norm.q_weight), (k, norm.k_weight)):
+        for part, weight in ((q, norm.q_weight), (k, norm.k_weight), (v, norm.v_weight)):
+            if weight is None:
+                continue
             if norm.centred:
                 centre_heads(part.flatten(1), weight, norm.eps)
             else:
                 kernels.head_rms_norm(_as_one_head(part) if norm.over_rows else part, weight, norm.eps)
     if heads.rope is not None:
         kernels.rotary(q, k, step.positions, heads.rope)
-    kernels.write_kv(k, v, step.kv_cache, heads.cache_layer, step.slot_mapping[heads.strip], heads.kv_scales)
+    if heads.stores:
+        kernels.write_kv(k, v, kv_cache, heads.cache_layer, step.slot_mapping[heads.strip], heads.kv_scales)
     return q
 
 
@@ -121,7 +125,7 @@ def _as_one_head(heads: Tensor) -> Tensor:
 def _attend(q: Tensor, heads: Heads, step: LayerStep, work: AttentionWork) -> Tensor:
     return kernels.paged_attention(
         q,
-        step.kv_cache,
+        step.cache_of(heads.strip),
         heads.cache_layer,
         plan_of(work),
         heads.scale,

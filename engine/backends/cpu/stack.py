@@ -14,6 +14,7 @@ from bequest.engine.layers.parts import Heads, Norm
 from bequest.engine.layers.plain import narrows
 from bequest.engine.layers.spec import (
     Attention,
+    Branches,
     CrossAttention,
     DeltaNet,
     Experts,
@@ -21,6 +22,7 @@ from bequest.engine.layers.spec import (
     LayerSpec,
     Mixer,
     Sublayer,
+    TokenInput,
 )
 from bequest.engine.layers.start import StartRows
 from bequest.engine.layers.step import LayerStep
@@ -47,8 +49,17 @@ class StackCompiler:
             return "a recurrent layer"
         if any(isinstance(mixer, Attention) and mixer.gate is not None for mixer in mixers):
             return "an attention with a gate"
-        if any(isinstance(mixer, Attention) and _is_centred(mixer.heads) for mixer in mixers):
+        attentions = [mixer for mixer in mixers if isinstance(mixer, Attention)]
+        if any(_is_centred(mixer.heads) for mixer in attentions):
             return "heads with a layer norm"
+        if any(not mixer.is_own for mixer in attentions):
+            return "keys or values that are others'"
+        if any(mixer.heads.norm is not None and mixer.heads.norm.v_weight is not None for mixer in attentions):
+            return "values with a norm"
+        if layer.factor != 1.0 or any(isinstance(mixer, Branches | TokenInput) for mixer in mixers):
+            return "a factor of the stream, branches or what is of tokens"
+        if any(experts.router_norm is not None or experts.routing.scales is not None for experts in layer.experts):
+            return "experts whose router has a norm or scales"
         return None
 
     def compile(self, layers: Sequence[LayerSpec], *, ends: bool) -> StackProgram:
@@ -79,7 +90,8 @@ class StackProgram:
     def run_from(self, start: StartRows, step: LayerStep) -> Stream:
         table, positions = start.table, start.position_table
         # A weight with something of its own, as an adapter has, looks its rows up itself; so do tokens of images.
-        fused = start.overlay is None and (positions is None or type(positions) is CpuRows)
+        alone = start.overlay is None and start.inputs is None
+        fused = alone and (positions is None or type(positions) is CpuRows)
         if type(table) is not CpuWeight or not fused:
             stream = start.stream(self._ops)
             self.run(stream, step)
@@ -125,6 +137,7 @@ class StackProgram:
         made.soft_cap = heads.soft_cap
         if (norm := heads.norm) is not None:
             assert norm.offset == 0.0, "the backend adds it when it loads a weight"
+            assert norm.k_weight is not None, "refused: keys that are others'"
             cpu_stack.set_head_norms(made, norm.q_weight, norm.k_weight, norm.eps, over_rows=norm.over_rows)
         if heads.rope is not None:
             cpu_stack.set_rope(made, heads.rope)

@@ -15,6 +15,7 @@ from bequest.engine.backends.cuda.uploads import Uploads
 from bequest.engine.backends.cuda.weights import DenseWeight
 from bequest.engine.kernels import cuda_chain
 from bequest.engine.kernels.cpu_weights import QuantisedRows
+from bequest.engine.kernels.cuda_attention import BROAD_HEAD
 from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.layers.codes import Codes, Float8Rows, IntegerRows
 from bequest.engine.layers.expert_weights import ExpertWeights
@@ -39,7 +40,7 @@ class CudaBackend:
         self._uploads = Uploads()
 
     def head_sizes(self, dtype: torch.dtype) -> tuple[int, ...]:
-        return (64, 128, 256) if dtype is torch.bfloat16 else ()
+        return (64, 128, 256, BROAD_HEAD) if dtype is torch.bfloat16 else ()
 
     def weight(self, matrices: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Weight:
         return DenseWeight(self._stacked(matrices, dtype), bias, self.ops)

@@ -56,8 +56,10 @@ class ChainCompiler:
                 return "neither an attention and a gated feed-forward layer, nor experts"
         if not all(_is_chained_norm(sublayer) for sublayer in layer.sublayers):
             return "norms other than root-mean-square ones before each sublayer"
-        if any(sublayer.factor != 1.0 for sublayer in layer.sublayers):
+        if layer.factor != 1.0 or any(sublayer.factor != 1.0 for sublayer in layer.sublayers):
             return "what it adds has a factor"
+        if isinstance(mixer, Attention) and not mixer.is_own:
+            return "keys or values that are others'"
         return refusal
 
     def compile(self, layers: Sequence[LayerSpec], *, ends: bool) -> ChainProgram:
@@ -95,6 +97,8 @@ def _refusal_of_experts(mixer: Attention | DeltaNet, experts: Experts) -> str | 
     routing, shared, down = experts.routing, experts.shared, experts.down
     if _product(mixer.output).bits < 16:
         return "experts beside weights in codes"
+    if routing.scales is not None or experts.router_norm is not None:
+        return "experts whose router has a norm or scales"
     if routing.scoring != "softmax" or routing.bias is not None or routing.num_groups > 1:
         return "a choice of experts other than by a softmax"
     if not _is_bfloat16_of_experts(experts.up) or not _is_bfloat16_of_experts(down):

@@ -15,7 +15,7 @@ from bequest.engine.kernels import cuda, cuda_experts
 from bequest.engine.kernels.cuda_lora import LoraRows
 from bequest.engine.layers.expert_weights import ExpertWeights
 from bequest.engine.layers.parts import Activation, Chosen, Routing
-from bequest.engine.layers.spec import Experts, LayerSpec
+from bequest.engine.layers.spec import LayerSpec
 from bequest.engine.layers.step_adapters import AdapterRows
 
 
@@ -134,10 +134,7 @@ def place_experts(
 
 def check_experts(layers: Sequence[LayerSpec]) -> None:
     """Raises on what no kernel serves."""
-    mixers = [sublayer.mixer for layer in layers for sublayer in layer.sublayers]
-    for mixer in mixers:
-        if not isinstance(mixer, Experts):
-            continue
+    for mixer in (mixer for layer in layers for mixer in layer.experts):
         for number, most, what in (
             (mixer.up.num_experts, cuda_experts.MOST_EXPERTS, "experts in a layer"),
             (mixer.routing.top_k, cuda_experts.MOST_CHOSEN, "experts to a token"),

@@ -35,7 +35,8 @@ class CudaOps:
 
     def attend(self, qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
         plan = _plan(step.attention[heads.strip])
-        if plan.single_token and heads.bias is None and not heads.soft_cap and step.together is None:
+        one_launch = plan.single_token and heads.bias is None and not heads.soft_cap and heads.stores
+        if one_launch and step.together is None:
             return _attend_token(qkv, heads, step, plan).flatten(1)
         return _attend(_prepared(qkv, heads, step), heads, step, plan)
 
@@ -79,12 +80,16 @@ def _plan(work: AttentionWork) -> cuda_attention.CudaAttentionPlan:
 
 
 def _prepared(qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
-    """Queries [T, NQ, D], normed and rotated; keys and values are stored."""
+    """Queries [T, NQ, D], normed and rotated; keys and values are stored, unless another layer has done it."""
+    kv_cache = step.cache_of(heads.strip)
+    if not heads.stores:
+        return _prepared_queries(qkv.view(-1, heads.num_heads, kv_cache.shape[5]), heads, step)
     _norm_rows(qkv, heads)
+    _norm_values(qkv, heads, kv_cache)
     return cuda.prepare_qkv(
         qkv,
         heads.num_heads,
-        step.kv_cache,
+        kv_cache,
         heads.cache_layer,
         step.slot_mapping[heads.strip],
         step.positions,
@@ -94,10 +99,29 @@ def _prepared(qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
     )
 
 
+def _prepared_queries(q: Tensor, heads: Heads, step: LayerStep) -> Tensor:
+    """The same of queries [T, NQ, D] alone."""
+    if (norm := heads.norm) is not None:
+        assert not (norm.over_rows or norm.centred or norm.offset), "no model whose layers share keys has these"
+        cuda.head_rms_norm(q, norm.q_weight, norm.eps)
+    if heads.rope is not None:
+        cuda.rotary(q, q[:, :0], step.positions, heads.rope)
+    return q
+
+
+def _norm_values(qkv: Tensor, heads: Heads, kv_cache: Tensor) -> None:
+    """In place."""
+    if heads.norm is None or heads.norm.v_weight is None:
+        return
+    num_kv_heads, head_dim = kv_cache.shape[3], kv_cache.shape[5]
+    values = qkv[:, -num_kv_heads * head_dim :].unflatten(1, (num_kv_heads, head_dim))
+    cuda.head_rms_norm(values, heads.norm.v_weight, heads.norm.eps)
+
+
 def _attend(q: Tensor, heads: Heads, step: LayerStep, plan: cuda_attention.CudaAttentionPlan) -> Tensor:
     return cuda_attention.paged_attention(
         q,
-        step.kv_cache,
+        step.cache_of(heads.strip),
         heads.cache_layer,
         plan,
         heads.scale,
@@ -110,10 +134,12 @@ def _attend(q: Tensor, heads: Heads, step: LayerStep, plan: cuda_attention.CudaA
 
 def _attend_token(qkv: Tensor, heads: Heads, step: LayerStep, plan: cuda_attention.CudaAttentionPlan) -> Tensor:
     """The step's only token, [1, NQ, D], in one launch."""
+    kv_cache = step.cache_of(heads.strip)
     _norm_rows(qkv, heads)
+    _norm_values(qkv, heads, kv_cache)
     return cuda_attention.attend_token(
         qkv,
-        step.kv_cache,
+        kv_cache,
         heads.cache_layer,
         plan,
         heads.scale,
@@ -131,6 +157,7 @@ def _head_norm(heads: Heads) -> cuda.QkNorm | None:
     norm = heads.norm
     if norm is None or norm.over_rows or norm.centred:
         return None
+    assert norm.k_weight is not None, "of a layer that stores keys"
     return cuda.QkNorm(norm.q_weight, norm.k_weight, norm.eps, norm.offset)
 
 
@@ -139,6 +166,7 @@ def _norm_rows(qkv: Tensor, heads: Heads) -> None:
     norm = heads.norm
     if norm is None or not (norm.over_rows or norm.centred):
         return
+    assert norm.k_weight is not None, "of a layer that stores keys"
     q_size, k_size = norm.q_weight.numel(), norm.k_weight.numel()
     for rows, weight in ((qkv[:, :q_size], norm.q_weight), (qkv[:, q_size : q_size + k_size], norm.k_weight)):
         if norm.centred:

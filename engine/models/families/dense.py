@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
-from torch import Tensor
-
-from bequest.engine.layers.parts import HeadNorm, Heads, Norm
+from bequest.engine.layers.parts import HeadNorm, Heads
 from bequest.engine.layers.spec import Attention, DeltaNet, Experts, FeedForward, LayerSpec, Sublayer
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.decoder import DecoderParts
+from bequest.engine.models.families import gemma4
 from bequest.engine.models.families.delta_net import describe_delta_net
 from bequest.engine.models.families.experts import describe_experts
+from bequest.engine.models.families.parts import Ropes, model_norm, optional_norm
 from bequest.engine.models.reader import Lister, Reader, Shape
-from bequest.engine.models.rope import Turns, cos_sin_table
 from bequest.engine.models.weights import WeightSource, check_shapes
 
 
@@ -31,44 +30,29 @@ def describe(config: DecoderConfig, read: Reader, num_positions: int) -> Decoder
         logits_divisor=config.logits_divisor,
         logits_cap=config.logits_cap,
         turns=ropes.turns,
+        inputs=None if config.gemma4 is None else gemma4.describe_inputs(config, config.gemma4, read),
     )
 
 
-class Ropes:
-    """Tables [P, R] of the rotary embedding: one, or one more for layers with a window."""
-
-    def __init__(self, config: DecoderConfig, read: Reader, num_positions: int) -> None:
-        kinds = {config.rope, config.window_rope or config.rope}
-        self._config = config
-        self._tables = {kind: read.placed(cos_sin_table(kind, config.rotary_dim, num_positions)) for kind in kinds}
-        self.turns: Turns | None = None
-        if config.vision is not None and config.vision.axes:
-            self.turns = Turns(self._tables[config.rope], config.vision.axes)
-            self._tables[config.rope] = self.turns.table
-
-    def of_layer(self, index: int) -> Tensor | None:
-        config = self._config
-        if index in config.unrotated_layers:
-            return None
-        return self._tables[config.window_rope or config.rope if config.sliding_windows[index] else config.rope]
-
-
 def _numbered_layer(config: DecoderConfig, read: Reader, ropes: Ropes, index: int) -> LayerSpec:
-    return describe_layer(config, read.under(layer_prefix(index)), ropes, index)
+    at = read.under(layer_prefix(index))
+    if config.gemma4 is not None:
+        return gemma4.describe_layer(config, config.gemma4, at, ropes, index)
+    return describe_layer(config, at, ropes, index)
 
 
 def describe_layer(config: DecoderConfig, at: Reader, ropes: Ropes, index: int) -> LayerSpec:
     style = config.style
     attention = Sublayer(
-        before=_norm(config, at, style.before_attention),
+        before=optional_norm(config, at, style.before_attention),
         mixer=_token_mixer(config, at, ropes, index),
-        behind=_norm(config, at, style.behind_attention),
+        behind=optional_norm(config, at, style.behind_attention),
         factor=config.residual_factor,
     )
     mlp = Sublayer(
-        before=_norm(config, at, style.before_mlp),
+        before=optional_norm(config, at, style.before_mlp),
         mixer=_mlp(config, at.under("mlp."), index),
-        behind=_norm(config, at, style.behind_mlp),
+        behind=optional_norm(config, at, style.behind_mlp),
         factor=config.residual_factor,
         beside=style.parallel,
     )
@@ -81,17 +65,6 @@ def _token_mixer(config: DecoderConfig, at: Reader, ropes: Ropes, index: int) ->
         return _attention(config, at.under("self_attn."), ropes, index)
     place = config.state_layer(index)
     return describe_delta_net(recurrent.sizes, at.under("linear_attn."), hidden, config.rms_norm_eps, place)
-
-
-def _norm(config: DecoderConfig, at: Reader, name: str | None) -> Norm | None:
-    return None if name is None else model_norm(config, at, name)
-
-
-def model_norm(config: DecoderConfig, at: Reader, name: str) -> Norm:
-    hidden, eps, style = config.hidden_size, config.rms_norm_eps, config.style
-    if style.centred:
-        return at.centred_norm(name, hidden, eps)
-    return at.offset_norm(name, hidden, eps, style.norm_offset)
 
 
 def _attention(config: DecoderConfig, at: Reader, ropes: Ropes, index: int) -> Attention:
@@ -169,5 +142,7 @@ def _is_harmless(name: str, config: DecoderConfig) -> bool:
     """Old checkpoints hold buffers that we compute; some hold the tied output matrix a second time; some have scales
     for a cache that may be one of another dtype."""
     if ".self_attn." in name and name.endswith(tuple(f".{scale}" for scale in _SCALES)):
+        return True
+    if config.gemma4 is not None and gemma4.is_unread(config, name):
         return True
     return name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bequest.engine.layers.ops import Ops
 from bequest.engine.layers.parts import Heads
 from bequest.engine.layers.step import LayerStep
-from bequest.engine.models.strips import Place, divide
+from bequest.engine.models.strips import KvHeads, Place, divide
 from bequest.engine.models.transformers_impl.interface import AttentionResult, number
 from bequest.engine.models.transformers_impl.watched import Call
 
@@ -24,7 +24,8 @@ class PagedAttention:
     """
 
     def __init__(self, calls: Sequence[Call], head_dim: int, dtype: torch.dtype, ops: Ops) -> None:
-        places = divide([call.window for call in calls]).places
+        kept = [KvHeads(call.num_kv_heads, head_dim) for call in calls]
+        places = divide([call.window for call in calls], kept).places
         self._calls = [(call, _heads(call, place)) for call, place in zip(calls, places, strict=True)]
         self._head_dim = head_dim  # of the cache
         self._dtype = dtype  # of what kernels take

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bequest.engine.models.strips import Strips, divide
+from bequest.engine.models.strips import KvHeads, Strips, divide
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class TransformersConfig:
     @property
     def strips(self) -> Strips:
         """How the attentions share the blocks of the cache: one plan for each strip."""
-        return divide(self.sliding_windows)
+        kept = KvHeads(self.num_kv_heads, self.head_dim)
+        return divide(self.sliding_windows, [kept] * len(self.sliding_windows))
 
     @property
     def state_shape(self) -> tuple[int, int]:
@@ -33,4 +34,4 @@ class TransformersConfig:
 
     def kv_shape(self, block_size: int) -> tuple[int, ...]:
         """[attentions of a strip, 2, NKV, BS, D]: one block of the cache."""
-        return (self.strips.unit, 2, self.num_kv_heads, block_size, self.head_dim)
+        return self.strips.shapes(block_size)[0]
