@@ -10,7 +10,7 @@
 
 #include "attention/cuda/device_args.cuh"
 #include "attention/cuda/kv_formats.cuh"
-#include "attention/cuda/prefill_wgmma_load.cuh"
+#include "attention/cuda/prefill_wgmma_tasks.cuh"
 #include "device/pairs.cuh"
 #include "device/reductions.cuh"
 #include "device/warpgroup.cuh"
