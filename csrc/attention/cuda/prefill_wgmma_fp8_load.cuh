@@ -12,8 +12,9 @@
 //
 // Counted for a tile of 128 keys of 128 dimensions, where the products take 2,048 cycles: a widening warp has
 // 32 loads and 64 stores of 16 bytes per lane, and 256 conversions of a pair at two cycles each, about 1,200
-// cycles with what it waits for. Shared memory moves 160 KiB for the products, 32 for the copies, 32 and 64
-// for widening: 2,304 cycles, where a cache in bf16 takes 1,792 and the kernel about 3,000.
+// cycles with what it waits for. Shared memory moves 128 KiB for the products, whose queries are in
+// registers, 32 for the copies, 32 and 64 for widening: 2,048 cycles, where a cache in bf16 takes 1,792 and
+// the kernel about 3,000.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -142,6 +142,16 @@ class RowAccumulator {
                          advance(k, i / 4 * B::kTilePanelBytes + i % 4 * 32), i > 0);
   }
 
+  // The same with the queries in registers.
+  template <int kCount>
+  __device__ __forceinline__ static void multiply_keys(float (&scores)[kCount],
+                                                       const uint32_t (&queries)[D / 16][4], uint32_t keys) {
+    const uint64_t k = operand(keys, kSwizzleBytes);
+#pragma unroll
+    for (int i = 0; i < D / 16; ++i)
+      multiply_rows<Operands>(scores, queries[i], advance(k, i / 4 * B::kTilePanelBytes + i % 4 * 32), i > 0);
+  }
+
   // Issues o += weights · values, of the tile's first kKeys keys.
   template <int kKeys>
   __device__ __forceinline__ void multiply_values(uint32_t values) {
