@@ -60,7 +60,7 @@ class Multiplier {
     PrefillTask finished{};
     float2 scales[2];  // {m, d} of the finished item's rows
     while (true) {
-      if (finish_product(rows)) rows.store(a_, finished, index_, divider_, scales);
+      if (finish_product(rows)) store(rows, finished, scales);
       rows.clear();
       attend(softmax, rows, scores, task);
       finished = task;
@@ -96,7 +96,10 @@ class Multiplier {
     }
     float narrow_scores[kUnitKeys / 2];
     if (has_narrow_tile) add_tile<kTileKeys>(softmax, rows, narrow_scores, last_key);
-    if constexpr (!kHolds) release_queries();
+    if constexpr (!kHolds) {
+      release(control_.queries_empty[queries_.index][index_]);
+      queries_.advance();
+    }
     if (has_narrow_tile) {
       finish_product(rows);
       rows.take(softmax, narrow_scores);
@@ -143,7 +146,27 @@ class Multiplier {
     else
       multiply_values<kTileKeys>(rows);
     finish_product(rows);
-    rows.store(a_, finished, index_, divider_, scales);
+    if constexpr (kHolds) queries_.advance();  // back to the last item's slot
+    store(rows, finished, scales);
+  }
+
+  // Where it holds queries, the loading warpgroup stores what is left in their slot, which is empty then. The
+  // slots are two: `queries_` is at the finished item's when it has passed that of the next one.
+  __device__ __forceinline__ void store(const Accumulator& rows, const PrefillTask& finished,
+                                        const float2 (&scales)[2]) {
+    if constexpr (kHolds) {
+      static_assert(kTasks == 2);
+      if (has_result_box(a_, finished.item, index_)) {
+        rows.store_panels(a_, finished, index_, divider_, scales, queries());
+        fence_async_proxy();
+        __syncwarp();
+      } else {
+        rows.store(a_, finished, index_, divider_, scales);
+      }
+      release(control_.queries_empty[queries_.index][index_]);
+    } else {
+      rows.store(a_, finished, index_, divider_, scales);
+    }
   }
 
   template <int kCount>
@@ -185,16 +208,11 @@ class Multiplier {
 #pragma unroll
     for (int i = 0; i < D / 16; ++i)
       load_matrices(held_[i], queries() + i / 4 * B::kQueryPanelBytes + panel_offset(row, i % 4 * 2 + half));
-    __syncwarp();
-    release_queries();
+    queries_.advance();
 #pragma unroll
     for (auto& four : held_)
 #pragma unroll
       for (uint32_t& pair : four) pair = bf16_to_f16(pair);
-  }
-  __device__ __forceinline__ void release_queries() {
-    release(control_.queries_empty[queries_.index][index_]);
-    queries_.advance();
   }
   __device__ __forceinline__ void release_keys() {
     release(control_.keys_empty[keys_.index]);

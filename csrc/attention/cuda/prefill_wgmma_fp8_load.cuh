@@ -6,7 +6,7 @@
 //
 //   warp 0  draws tickets, publishes them as tasks, asks the copy engine for units of keys
 //   warp 1  widens keys
-//   warp 2  asks for queries and for units of values
+//   warp 2  asks for queries and for units of values, and for results to be stored
 //   warp 3  widens values; rows that hold no key of the item become zeros: what lies there may be NaN, and a
 //           weight of 0 would not hide it. Keys need no such care, their scores are replaced.
 //
@@ -233,13 +233,14 @@ __device__ void load_stored_keys(const AttentionArgs& a, const CUtensorMap& map,
 template <int D>
 __device__ void load_queries_and_values(const AttentionArgs& a, const PrefillMaps& maps,
                                         Fp8PrefillBuffers<D>& buffers) {
-  QueryLoader<D> queries(a, maps.queries, buffers);
+  QueryLoader<D> queries(a, maps, buffers);
   UnitLoader<D> values(BoxLoader(a, maps.cache, a.num_kv_heads * a.block_size), buffers.stored_values);
   TaskReader tasks(buffers.control);
   for (PrefillTask task = tasks.next(); task.exists(); task = tasks.next()) {
     queries.ask(task);
     values.load(task.item, task.kv_head(), [] {});
   }
+  queries.finish();
 }
 
 // A launch of Tickets' blocks; by the whole warpgroup.

@@ -164,15 +164,16 @@ __device__ void load_values(const AttentionArgs& a, const CUtensorMap& map, Pref
 // warp.
 //
 // The copy engine does it where the rows of a multiplier are whole tokens of a group (has_query_boxes); it
-// takes a warp longer than a short item leaves it. Else the warp does.
+// takes a warp longer than a short item leaves it. Else the warp does. What multipliers leave in place of
+// queries is stored by the copy engine, too.
 template <int D>
 class QueryLoader {
  public:
   using B = PrefillBuffers<D>;
 
-  __device__ QueryLoader(const AttentionArgs& a, const CUtensorMap& map, B& buffers)
+  __device__ QueryLoader(const AttentionArgs& a, const PrefillMaps& maps, B& buffers)
       : a_(a),
-        map_(map),
+        maps_(maps),
         buffers_(buffers),
         lane_(threadIdx.x % 32),
         chunk_(lane_ % kChunks),
@@ -180,7 +181,7 @@ class QueryLoader {
 
   // They are full when they can be multiplied.
   __device__ __forceinline__ void load(const PrefillTask& task) {
-    if (has_query_boxes(a_.group)) return ask_engine(task);
+    if (has_query_boxes(a_.group)) return ask_engine<false>(task);
     for (int multiplier = 0; multiplier < kMultipliers; ++multiplier) {
       copy(task, multiplier);
       commit_copies();
@@ -198,34 +199,82 @@ class QueryLoader {
   }
 
   // They are full when they have landed, which nobody here waits for: 32 arrivals, or one of the engine.
-  // Products do not see them before a fence.
+  // Products do not see them before a fence. What a slot's last item has left there is stored first.
   __device__ __forceinline__ void ask(const PrefillTask& task) {
-    if (has_query_boxes(a_.group)) return ask_engine(task);
+    if (has_query_boxes(a_.group)) return ask_engine<true>(task);
     for (int multiplier = 0; multiplier < kMultipliers; ++multiplier) {
       copy(task, multiplier);
       full(multiplier).arrive_behind_copies();
     }
     slot_.advance();
   }
+  // Stores what the last items leave. Behind the last ask().
+  __device__ __forceinline__ void finish() {
+    if (!has_query_boxes(a_.group)) return;
+#pragma unroll 1
+    for (int i = 0; i < kTasks; ++i) {
+#pragma unroll 1
+      for (int multiplier = 0; multiplier < kMultipliers; ++multiplier) {
+        wait_empty(multiplier);
+        store_results(multiplier);
+      }
+      remember({});
+    }
+  }
 
  private:
   static constexpr int kChunks = D / 8;
 
+  // Where the results of an item belong.
+  struct Results {
+    int head = 0, token = 0;
+    int boxes = 0;  // multipliers that leave one
+  };
+
+  template <bool kStores>
   __device__ __forceinline__ void ask_engine(const PrefillTask& task) {
     const int head = task.kv_head() * a_.group, tokens = kMultiplierRows / a_.group;
 #pragma unroll 1
     for (int multiplier = 0; multiplier < kMultipliers; ++multiplier) {
-      buffers_.control.queries_empty[slot_.index][multiplier].wait(slot_.parity ^ 1);
+      wait_empty(multiplier);
+      if constexpr (kStores) store_results(multiplier);
       const uint32_t target = shared_address(buffers_.queries[slot_.index][multiplier]);
       if (is_elected()) {
         full(multiplier).arrive_expecting(B::kPanels * B::kQueryPanelBytes);
 #pragma unroll
         for (int panel = 0; panel < B::kPanels; ++panel)
-          copy_box(map_, target + panel * B::kQueryPanelBytes, full(multiplier), panel * kPanelColumns, head,
-                   task.item.first_token + multiplier * tokens);
+          copy_box(maps_.queries, target + panel * B::kQueryPanelBytes, full(multiplier),
+                   panel * kPanelColumns, head, task.item.first_token + multiplier * tokens);
       }
       __syncwarp();
     }
+    if constexpr (kStores)
+      remember(
+          {head, task.item.first_token, has_result_box(a_, task.item, 0) + has_result_box(a_, task.item, 1)});
+    else
+      slot_.advance();
+  }
+
+  __device__ __forceinline__ void wait_empty(int multiplier) const {
+    buffers_.control.queries_empty[slot_.index][multiplier].wait(slot_.parity ^ 1);
+  }
+  // Of the item that was in the slot before.
+  __device__ __forceinline__ void store_results(int multiplier) const {
+    if (multiplier < older_.boxes && is_elected()) {
+      const uint32_t source = shared_address(buffers_.queries[slot_.index][multiplier]);
+#pragma unroll
+      for (int panel = 0; panel < B::kPanels; ++panel)
+        store_box(maps_.results, source + panel * B::kQueryPanelBytes, panel * kPanelColumns, older_.head,
+                  older_.token + multiplier * (kMultiplierRows / a_.group));
+      wait_stores();
+    }
+    __syncwarp();
+  }
+  // Goes to the next slot.
+  __device__ __forceinline__ void remember(const Results& of_slot) {
+    static_assert(kTasks == 2 && kMultipliers == 2);
+    older_ = newer_;
+    newer_ = of_slot;
     slot_.advance();
   }
 
@@ -235,7 +284,7 @@ class QueryLoader {
     const uint32_t panel =
         shared_address(buffers_.queries[slot_.index][multiplier]) + chunk_ / 8 * B::kQueryPanelBytes;
     const int rows = task.item.num_tokens * a_.group;
-    buffers_.control.queries_empty[slot_.index][multiplier].wait(slot_.parity ^ 1);
+    wait_empty(multiplier);
 #pragma unroll 4
     for (int i = lane_ / kChunks; i < kMultiplierRows; i += 32 / kChunks) {
       const int row = multiplier * kMultiplierRows + i;
@@ -249,17 +298,18 @@ class QueryLoader {
   }
 
   const AttentionArgs& a_;
-  const CUtensorMap& map_;
+  const PrefillMaps& maps_;
   B& buffers_;
   const int lane_, chunk_;
   const GroupDivider divider_;
   Cursor<kTasks> slot_;
+  Results older_, newer_;  // of the last two items
 };
 
 // Warp 2.
 template <int D>
-__device__ void load_queries(const AttentionArgs& a, const CUtensorMap& map, PrefillBuffers<D>& buffers) {
-  QueryLoader<D> loader(a, map, buffers);
+__device__ void load_queries(const AttentionArgs& a, const PrefillMaps& maps, PrefillBuffers<D>& buffers) {
+  QueryLoader<D> loader(a, maps, buffers);
   TaskReader tasks(buffers.control);
   for (PrefillTask task = tasks.next(); task.exists(); task = tasks.next()) loader.load(task);
 }
@@ -301,7 +351,7 @@ __device__ void load_all(const AttentionArgs& a, const PrefillMaps& maps, Prefil
     case 1:
       return load_values<D>(a, maps.cache, buffers);
     case 2:
-      return load_queries<D>(a, maps.queries, buffers);
+      return load_queries<D>(a, maps, buffers);
     default:
       return clear_edges<D>(buffers);
   }

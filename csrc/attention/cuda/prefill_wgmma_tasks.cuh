@@ -34,6 +34,13 @@ struct PrefillTask {
   __device__ bool has_narrow_end() const { return item.kv_end - last_tile_key() <= kUnitKeys; }
 };
 
+// Whether a multiplier leaves an item's results where its queries lay, for the copy engine: they are a box if
+// all its rows are the item's, and no state.
+__device__ __forceinline__ bool has_result_box(const AttentionArgs& a, const WorkItem& item, int multiplier) {
+  return has_query_boxes(a.group) && !item.result.is_state() &&
+         item.num_tokens * a.group >= (multiplier + 1) * kMultiplierRows;
+}
+
 // "full": the buffer holds what it should; "empty": nobody needs it any more.
 template <int kKeyStages, int kValueStages>
 struct PrefillControl {
