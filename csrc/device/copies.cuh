@@ -60,7 +60,21 @@ __device__ inline void copy_box(const CUtensorMap& map, uint32_t destination, co
       "l"(&map), "r"(column), "r"(row), "r"(block), "r"(barrier.address())
       : "memory");
 }
-// The same of a map of four dimensions, at `at`.
+// The way back. Ordinary writes to shared memory are behind a fence_async_proxy. By one thread, which calls
+// wait_stores() before the memory is written again.
+__device__ __forceinline__ void store_box(const CUtensorMap& map, uint32_t source, int column, int row,
+                                          int block) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map),
+      "r"(column), "r"(row), "r"(block), "r"(source)
+      : "memory");
+}
+// Until all that the thread stores has been read.
+__device__ __forceinline__ void wait_stores() {
+  asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+// The same as copy_box of a map of four dimensions, at `at`.
 __device__ __forceinline__ void copy_box(const CUtensorMap& map, uint32_t destination,
                                          const PhaseBarrier& barrier, int4 at, uint64_t policy) {
   asm volatile(

@@ -25,6 +25,7 @@
 #include "device/pairs.cuh"
 #include "device/reductions.cuh"
 #include "device/shared_memory.cuh"
+#include "device/tensor_core.cuh"
 #include "device/warpgroup.cuh"
 
 namespace bequest::cuda {
@@ -41,6 +42,8 @@ class Multiplier {
   using B = PrefillBuffers<D>;
   using Softmax = RowSoftmax<kScores>;
   using Accumulator = RowAccumulator<D, Cache>;
+  // Queries in registers: what is multiplied is made of them there.
+  static constexpr bool kHolds = !std::is_same_v<typename Cache::Operands, Bf16Operands>;
 
   __device__ __forceinline__ Multiplier(const AttentionArgs& a, B& buffers, int index)
       : a_(a), buffers_(buffers), control_(buffers.control), index_(index), divider_(a.group) {}
@@ -57,7 +60,7 @@ class Multiplier {
     PrefillTask finished{};
     float2 scales[2];  // {m, d} of the finished item's rows
     while (true) {
-      if (finish_product(rows)) rows.store(a_, finished, index_, divider_, scales);
+      if (finish_product(rows)) store(rows, finished, scales);
       rows.clear();
       attend(softmax, rows, scores, task);
       finished = task;
@@ -93,8 +96,10 @@ class Multiplier {
     }
     float narrow_scores[kUnitKeys / 2];
     if (has_narrow_tile) add_tile<kTileKeys>(softmax, rows, narrow_scores, last_key);
-    release(control_.queries_empty[queries_.index][index_]);
-    queries_.advance();
+    if constexpr (!kHolds) {
+      release(control_.queries_empty[queries_.index][index_]);
+      queries_.advance();
+    }
     if (has_narrow_tile) {
       finish_product(rows);
       rows.take(softmax, narrow_scores);
@@ -106,7 +111,7 @@ class Multiplier {
     wait_queries();
     control_.keys_full[keys_.index].wait(keys_.parity);
     begin_products();
-    Accumulator::multiply_keys(scores, queries(), keys());
+    multiply_keys(scores);
     commit_products();
     wait_products<0>(scores);
     release_keys();
@@ -122,7 +127,7 @@ class Multiplier {
     control_.keys_full[keys_.index].wait(keys_.parity);
     await_turn(turn(index_));
     begin_products();
-    Accumulator::multiply_keys(scores, queries(), keys());
+    multiply_keys(scores);
     commit_products();
     multiply_values<kValueKeys>(rows);
     give_turn(turn(1 - index_));
@@ -141,7 +146,35 @@ class Multiplier {
     else
       multiply_values<kTileKeys>(rows);
     finish_product(rows);
-    rows.store(a_, finished, index_, divider_, scales);
+    if constexpr (kHolds) queries_.advance();  // back to the last item's slot
+    store(rows, finished, scales);
+  }
+
+  // Where it holds queries, the loading warpgroup stores what is left in their slot, which is empty then. The
+  // slots are two: `queries_` is at the finished item's when it has passed that of the next one.
+  __device__ __forceinline__ void store(const Accumulator& rows, const PrefillTask& finished,
+                                        const float2 (&scales)[2]) {
+    if constexpr (kHolds) {
+      static_assert(kTasks == 2);
+      if (has_result_box(a_, finished.item, index_)) {
+        rows.store_panels(a_, finished, index_, divider_, scales, queries());
+        fence_async_proxy();
+        __syncwarp();
+      } else {
+        rows.store(a_, finished, index_, divider_, scales);
+      }
+      release(control_.queries_empty[queries_.index][index_]);
+    } else {
+      rows.store(a_, finished, index_, divider_, scales);
+    }
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void multiply_keys(float (&scores)[kCount]) const {
+    if constexpr (kHolds)
+      Accumulator::multiply_keys(scores, held_, keys());
+    else
+      Accumulator::multiply_keys(scores, queries(), keys());
   }
 
   template <int kKeys>
@@ -165,26 +198,21 @@ class Multiplier {
     return was_pending;
   }
 
-  __device__ __forceinline__ void wait_queries() const {
+  __device__ __forceinline__ void wait_queries() {
     control_.queries_full[queries_.index][index_].wait(queries_.parity);
-    if constexpr (!std::is_same_v<typename Cache::Operands, Bf16Operands>) convert_queries();
+    if constexpr (kHolds) hold_queries();
   }
-  // Makes them what the cache is multiplied with. A loading warp alone would take longer than a short item.
-  __device__ __forceinline__ void convert_queries() const {
-    constexpr int kChunks = D / 8;
-    const int thread = threadIdx.x % 128, chunk = thread % kChunks;
-    const uint32_t panel = queries() + chunk / 8 * B::kQueryPanelBytes;
-#pragma unroll 2
-    for (int row = thread / kChunks; row < kMultiplierRows; row += 128 / kChunks) {
-      const uint32_t place = panel + panel_offset(row, chunk % 8);
-      uint32_t pairs[4];
-      load_16(pairs, place);
+  // Takes them to registers, as what the cache is multiplied with.
+  __device__ __forceinline__ void hold_queries() {
+    const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16, half = threadIdx.x % 32 / 16;
 #pragma unroll
-      for (uint32_t& pair : pairs) pair = bf16_to_f16(pair);
-      store_16(place, pairs);
-    }
-    fence_async_proxy();
-    sync_warpgroup(turn(kMultipliers + index_));
+    for (int i = 0; i < D / 16; ++i)
+      load_matrices(held_[i], queries() + i / 4 * B::kQueryPanelBytes + panel_offset(row, i % 4 * 2 + half));
+    queries_.advance();
+#pragma unroll
+    for (auto& four : held_)
+#pragma unroll
+      for (uint32_t& pair : four) pair = bf16_to_f16(pair);
   }
   __device__ __forceinline__ void release_keys() {
     release(control_.keys_empty[keys_.index]);
@@ -207,6 +235,7 @@ class Multiplier {
   const int index_;
   const GroupDivider divider_;
   bool is_product_pending_ = false;
+  uint32_t held_[kHolds ? D / 16 : 1][4];
   Cursor<kTasks> queries_;
   Cursor<B::kKeyStages> keys_;
   Cursor<B::kValueStages> values_;

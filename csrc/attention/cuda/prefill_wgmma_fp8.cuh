@@ -1,8 +1,9 @@
 // Attention of long query tiles over an fp8 cache on Hopper.
 //
 // As over bf16 (prefill_wgmma.cuh), but all products are of float16, which e4m3 is exact in: queries are
-// rounded to it, as in decode (kv_formats.cuh), and so are the softmax weights. The loading warpgroup makes
-// the tiles (prefill_wgmma_fp8_load.cuh).
+// rounded to it, as in decode (kv_formats.cuh), and so are the softmax weights. A multiplying warpgroup takes
+// its queries to registers and rounds them there; the loading one makes the tiles of keys and values
+// (prefill_wgmma_fp8_load.cuh).
 #pragma once
 
 #include "attention/cuda/prefill_wgmma.cuh"

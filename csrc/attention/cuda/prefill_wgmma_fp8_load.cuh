@@ -6,14 +6,15 @@
 //
 //   warp 0  draws tickets, publishes them as tasks, asks the copy engine for units of keys
 //   warp 1  widens keys
-//   warp 2  asks for queries and for units of values
+//   warp 2  asks for queries and for units of values, and for results to be stored
 //   warp 3  widens values; rows that hold no key of the item become zeros: what lies there may be NaN, and a
 //           weight of 0 would not hide it. Keys need no such care, their scores are replaced.
 //
 // Counted for a tile of 128 keys of 128 dimensions, where the products take 2,048 cycles: a widening warp has
 // 32 loads and 64 stores of 16 bytes per lane, and 256 conversions of a pair at two cycles each, about 1,200
-// cycles with what it waits for. Shared memory moves 160 KiB for the products, 32 for the copies, 32 and 64
-// for widening: 2,304 cycles, where a cache in bf16 takes 1,792 and the kernel about 3,000.
+// cycles with what it waits for. Shared memory moves 128 KiB for the products, whose queries are in
+// registers, 32 for the copies, 32 and 64 for widening: 2,048 cycles, where a cache in bf16 takes 1,792 and
+// the kernel about 3,000.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -82,75 +83,29 @@ class UnitLoader {
  public:
   using B = Fp8PrefillBuffers<D>;
 
-  // `first_row`: of kv head 0 in a block, as the map counts rows.
-  __device__ UnitLoader(const AttentionArgs& a, const CUtensorMap& map, typename B::Ring& ring, int first_row)
-      : a_(a),
-        map_(map),
-        ring_(ring),
-        first_row_(first_row),
-        log2_box_(min(a.log2_block_size, kLog2UnitKeys)),
-        box_keys_(1 << log2_box_) {}
+  __device__ UnitLoader(const BoxLoader& boxes, typename B::Ring& ring) : boxes_(boxes), ring_(ring) {}
 
   // Calls meanwhile() behind the first tile.
   template <class F>
   __device__ __forceinline__ void load(const WorkItem& item, int head, F&& meanwhile) {
-    const int32_t* table = a_.block_tables + item.sequence * a_.max_blocks;
-    const int head_row = first_row_ + head * a_.block_size;
-    const int first_key = item.kv_begin / kUnitKeys * kUnitKeys;
-    int id = block_id(item, table, first_key);
-    for (int key = first_key; key < item.kv_end; key += kTileKeys) {
-      const int next_id = block_id(item, table, key + kTileKeys);
+    const auto load_tile = [&](const BoxTile& tile) {
 #pragma unroll 1
-      for (int at = 0; at < min(kTileKeys, item.kv_end - key); at += kUnitKeys, stage_.advance()) {
+      for (int at = 0; at < min(kTileKeys, item.kv_end - tile.key); at += kUnitKeys, stage_.advance()) {
         ring_.empty[stage_.index].wait(stage_.parity ^ 1);
-        load_unit(item, key, at, id, head_row);
+        PhaseBarrier& barrier = ring_.full[stage_.index];
+        const uint32_t target = shared_address(ring_.units[stage_.index]);
+        boxes_.load_boxes(item, tile, at, kUnitKeys, barrier, D,
+                          [&](const CUtensorMap& map, int box, int row, int block) {
+                            copy_box(map, target + (box - at) * D, barrier, 0, row, block);
+                          });
       }
-      id = next_id;
-      if (key == first_key) meanwhile();
-    }
+    };
+    boxes_.each_tile(item, head, load_tile, meanwhile);
   }
 
  private:
-  // The block of the lane's box in the tile at `key`.
-  __device__ int block_id(const WorkItem& item, const int32_t* table, int key) const {
-    const int box_key = key + (static_cast<int>(threadIdx.x) % 32 << log2_box_);
-    const bool needed = box_key < min(item.kv_end, key + kTileKeys) && box_key + box_keys_ > item.kv_begin;
-    return needed ? __ldg(table + (box_key >> a_.log2_block_size)) : 0;
-  }
-
-  // The boxes of the unit at key + at that hold keys of the item; `id`: the block of the tile's box `lane`.
-  __device__ __forceinline__ void load_unit(const WorkItem& item, int key, int at, int id,
-                                            int head_row) const {
-    const uint32_t target = shared_address(ring_.units[stage_.index]);
-    PhaseBarrier& barrier = ring_.full[stage_.index];
-    const int first_box = at >> log2_box_;
-    const int begin = max(max(item.kv_begin - key, 0) >> log2_box_, first_box);
-    const int end = (min(item.kv_end - key, at + kUnitKeys) + box_keys_ - 1) >> log2_box_;
-    if (is_elected()) barrier.arrive_expecting((end - begin) * (box_keys_ * D));
-    for (int first = begin; first < end; first += kBoxes) {
-      int blocks[kBoxes];
-#pragma unroll
-      for (int i = 0; i < kBoxes; ++i) blocks[i] = __shfl_sync(kAllLanes, id, first + i);
-      if (is_elected())
-#pragma unroll
-        for (int i = 0; i < kBoxes; ++i) {
-          const int box = (first + i) << log2_box_;
-          if (first + i < end)
-            copy_box(map_, target + (box - at) * D, barrier, 0,
-                     head_row + ((key + box) & (a_.block_size - 1)), blocks[i]);
-        }
-      __syncwarp();
-    }
-  }
-
-  static constexpr int kBoxes = 4;  // at a time
-
-  const AttentionArgs& a_;
-  const CUtensorMap& map_;
+  const BoxLoader boxes_;
   typename B::Ring& ring_;
-  const int first_row_;
-  const int log2_box_;
-  const int box_keys_;  // keys that one copy brings
   Cursor<B::kUnitStages> stage_;
 };
 
@@ -263,25 +218,14 @@ __device__ void widen_tiles(Fp8PrefillBuffers<D>& buffers) {
   }
 }
 
-// Warp 0. A task is published when the first keys of the one before are on their way: its queries have time.
+// Warp 0.
 template <int D>
 __device__ void load_stored_keys(const AttentionArgs& a, const CUtensorMap& map,
                                  Fp8PrefillBuffers<D>& buffers) {
-  auto& control = buffers.control;
-  const Tickets tickets(a);
-  UnitLoader<D> loader(a, map, buffers.stored_keys, 0);
-  const bool is_first_lane = threadIdx.x % 32 == 0;
-  Cursor<kTasks> next_slot, slot;
-  publish(a, control, next_slot, tickets.first());
-  while (control.tasks[slot.index].exists()) {
-    MaybeIndex ticket = MaybeIndex::none();
-    if (is_first_lane) ticket = tickets.draw();
-    const PrefillTask task = control.tasks[slot.index];
-    loader.load(task.item, task.kv_head(),
-                [&] { publish(a, control, next_slot, MaybeIndex{__shfl_sync(kAllLanes, ticket.code, 0)}); });
-    slot.advance();
-  }
-  if (is_first_lane) tickets.finish();
+  UnitLoader<D> loader(BoxLoader(a, map, 0), buffers.stored_keys);
+  draw_tasks(a, buffers.control, [&](const PrefillTask task, auto&& meanwhile) {
+    loader.load(task.item, task.kv_head(), meanwhile);
+  });
 }
 
 // Warp 2. An item's queries come before its values: these wait for products, which wait for the queries.
@@ -289,13 +233,14 @@ __device__ void load_stored_keys(const AttentionArgs& a, const CUtensorMap& map,
 template <int D>
 __device__ void load_queries_and_values(const AttentionArgs& a, const PrefillMaps& maps,
                                         Fp8PrefillBuffers<D>& buffers) {
-  QueryLoader<D> queries(a, maps.queries, buffers);
-  UnitLoader<D> values(a, maps.cache, buffers.stored_values, a.num_kv_heads * a.block_size);
+  QueryLoader<D> queries(a, maps, buffers);
+  UnitLoader<D> values(BoxLoader(a, maps.cache, a.num_kv_heads * a.block_size), buffers.stored_values);
   TaskReader tasks(buffers.control);
   for (PrefillTask task = tasks.next(); task.exists(); task = tasks.next()) {
     queries.ask(task);
     values.load(task.item, task.kv_head(), [] {});
   }
+  queries.finish();
 }
 
 // A launch of Tickets' blocks; by the whole warpgroup.

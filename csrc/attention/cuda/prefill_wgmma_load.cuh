@@ -1,4 +1,4 @@
-// The loading warpgroup of the wgmma prefill kernel (prefill_wgmma.cuh), and what it shares with the others.
+// The loading warpgroup of the wgmma prefill kernel (prefill_wgmma.cuh).
 //
 // Each of its warps has a task of its own, so that none waits for another's memory:
 //
@@ -13,11 +13,8 @@
 
 #include <cuda_runtime.h>
 
-#include <bit>
-#include <type_traits>
-
 #include "attention/cuda/device_args.cuh"
-#include "attention/cuda/kv_formats.cuh"
+#include "attention/cuda/prefill_wgmma_tasks.cuh"
 #include "attention/cuda/tensor_map.cuh"
 #include "device/barriers.cuh"
 #include "device/copies.cuh"
@@ -28,142 +25,61 @@
 
 namespace bequest::cuda {
 
-inline constexpr int kMultipliers = 2;                 // warpgroups that multiply
-inline constexpr int kMultiplierRows = kQueryBoxRows;  // of one of them
-inline constexpr int kTileKeys = 128;
-inline constexpr int kLog2UnitKeys = std::bit_width(static_cast<uint32_t>(kUnitKeys)) - 1;
-inline constexpr int kTasks = 2;                           // that are published, with their queries
-inline constexpr int kTaskReaders = 3 + kMultipliers * 4;  // warps that read a published task
-
-struct PrefillTask {
-  WorkItem item;
-  MaybeIndex head;  // none: there is no more work
-
-  __device__ bool exists() const { return head.exists(); }
-  __device__ int kv_head() const { return head.get(); }
-  __device__ int first_key() const { return item.kv_begin / kUnitKeys * kUnitKeys; }
-  __device__ int last_tile_key() const {
-    return first_key() + (item.kv_end - first_key() - 1) / kTileKeys * kTileKeys;
-  }
-  // Whether one unit holds all keys of its last tile.
-  __device__ bool has_narrow_end() const { return item.kv_end - last_tile_key() <= kUnitKeys; }
+// A tile of an item's keys, or of its values.
+struct BoxTile {
+  int key;       // its first
+  int id;        // the block of its box `lane`
+  int head_row;  // of the head in a block, the first
 };
 
-// "full": the buffer holds what it should; "empty": nobody needs it any more.
-template <int kKeyStages, int kValueStages>
-struct PrefillControl {
-  PhaseBarrier queries_full[kTasks][kMultipliers];
-  PhaseBarrier queries_empty[kTasks][kMultipliers];
-  PhaseBarrier keys_full[kKeyStages];
-  PhaseBarrier keys_empty[kKeyStages];
-  PhaseBarrier values_full[kValueStages];
-  PhaseBarrier values_empty[kValueStages];
-  PhaseBarrier edge_landed[kValueStages];  // values of which some rows have to be zeroed before they are full
-  PhaseBarrier task_full[kTasks];
-  PhaseBarrier task_empty[kTasks];
-  PrefillTask tasks[kTasks];
-
-  // `query_arrivals`: that make a multiplier's queries full.
-  __device__ void init(int query_arrivals) {
-    for (int i = 0; i < kKeyStages; ++i) {
-      keys_full[i].init(1);
-      keys_empty[i].init(kMultipliers * 4);
-    }
-    for (int i = 0; i < kValueStages; ++i) {
-      values_full[i].init(1);
-      values_empty[i].init(kMultipliers * 4);
-      edge_landed[i].init(1);
-    }
-    for (int i = 0; i < kTasks; ++i) {
-      task_full[i].init(1);
-      task_empty[i].init(kTaskReaders);
-      for (int j = 0; j < kMultipliers; ++j) {
-        queries_full[i][j].init(query_arrivals);
-        queries_empty[i][j].init(4);
-      }
-    }
-    publish_barriers();
-  }
-};
-
-template <int D>
-struct PrefillBuffers {
-  static constexpr int kKeyStages = 2, kValueStages = 2;
-  static constexpr int kLoaderRegisters = 40, kMultiplierRegisters = 232;  // of a thread
-  static constexpr int kPanels = D / kPanelColumns;
-  static constexpr int kQueryPanelBytes = kMultiplierRows * kPanelRowBytes;
-  static constexpr int kTilePanelBytes = kTileKeys * kPanelRowBytes;
-  static constexpr int kTileBytes = kPanels * kTilePanelBytes;
-  using Control = PrefillControl<kKeyStages, kValueStages>;
-
-  alignas(1024) uint8_t queries[kTasks][kMultipliers][kPanels * kQueryPanelBytes];
-  alignas(1024) uint8_t keys[kKeyStages][kTileBytes];
-  alignas(1024) uint8_t values[kValueStages][kTileBytes];
-  Control control;
-
-  __device__ void init(int group) { control.init(1); }
-};
-
-// The tasks in the order in which they are published. By a whole warp.
-template <class Control>
-class TaskReader {
+// Brings them in boxes of the copy engine: a block, or a unit where that is less. By a whole warp.
+class BoxLoader {
  public:
-  __device__ explicit TaskReader(Control& control) : control_(control) {}
-
-  __device__ PrefillTask next() {
-    control_.task_full[cursor_.index].wait(cursor_.parity);
-    const PrefillTask& slot = control_.tasks[cursor_.index];
-    const WorkItem& item = slot.item;
-    const PrefillTask task{
-        {same(item.sequence), same(item.first_token), same(item.num_tokens), same(item.first_position),
-         same(item.kv_begin), same(item.kv_end), ResultPlace{same(item.result.code)}, MaybeIndex::none()},
-        MaybeIndex{same(slot.head.code)}};
-    if (threadIdx.x % 32 == 0) control_.task_empty[cursor_.index].arrive();
-    cursor_.advance();
-    return task;
-  }
-
- private:
-  // A value that all lanes have: the compiler then keeps what follows from it in uniform registers.
-  __device__ static int same(int value) { return __shfl_sync(kAllLanes, value, 0); }
-
-  Control& control_;
-  Cursor<kTasks> cursor_;
-};
-
-// Brings an item's keys, or its values, to the stages of a ring. By a whole warp.
-template <int D, int kStages>
-class TileLoader {
- public:
-  using B = PrefillBuffers<D>;
-
   // `first_row`: of kv head 0 in a block, as the map counts rows.
-  __device__ TileLoader(const AttentionArgs& a, const CUtensorMap& map,
-                        uint8_t (&tiles)[kStages][B::kTileBytes], int first_row)
+  __device__ BoxLoader(const AttentionArgs& a, const CUtensorMap& map, int first_row)
       : a_(a),
         map_(map),
-        tiles_(tiles),
         first_row_(first_row),
         log2_box_(min(a.log2_block_size, kLog2UnitKeys)),
         box_keys_(1 << log2_box_) {}
 
-  // A stage is full when its tile has landed; tiles with keys that are not the item's complete `edge`
-  // instead. Calls meanwhile() behind the first tile.
-  template <class F>
-  __device__ void load(const WorkItem& item, int head, PhaseBarrier* full, PhaseBarrier* edge,
-                       PhaseBarrier* empty, F&& meanwhile) {
+  // Calls load(tile) for each tile, and meanwhile() behind the first one.
+  template <class Load, class F>
+  __device__ __forceinline__ void each_tile(const WorkItem& item, int head, Load&& load,
+                                            F&& meanwhile) const {
     const int32_t* table = a_.block_tables + item.sequence * a_.max_blocks;
     const int head_row = first_row_ + head * a_.block_size;
     const int first_key = item.kv_begin / kUnitKeys * kUnitKeys;
     int id = block_id(item, table, first_key);
     for (int key = first_key; key < item.kv_end; key += kTileKeys) {
       const int next_id = block_id(item, table, key + kTileKeys);
-      const bool is_edge = key < item.kv_begin || key + kTileKeys > item.kv_end;
-      empty[stage_.index].wait(stage_.parity ^ 1);
-      load_tile(item, key, id, head_row, is_edge ? edge[stage_.index] : full[stage_.index]);
-      stage_.advance();
+      load(BoxTile{key, id, head_row});
       id = next_id;
       if (key == first_key) meanwhile();
+    }
+  }
+
+  // Asks for the boxes that hold keys of the item in [at, at + num_keys) of the tile, which complete
+  // `barrier`: calls copy(map, box, row, block) for each, with its place in the tile and in the map, by one
+  // thread. `key_bytes`: that it brings of a key.
+  template <class Copy>
+  __device__ __forceinline__ void load_boxes(const WorkItem& item, const BoxTile& tile, int at, int num_keys,
+                                             PhaseBarrier& barrier, int key_bytes, Copy&& copy) const {
+    const int begin = max(item.kv_begin - tile.key, at) >> log2_box_;
+    const int end = (min(item.kv_end - tile.key, at + num_keys) + box_keys_ - 1) >> log2_box_;
+    if (is_elected()) barrier.arrive_expecting((end - begin) * (box_keys_ * key_bytes));
+    for (int first = begin; first < end; first += kBoxes) {
+      int blocks[kBoxes];
+#pragma unroll
+      for (int i = 0; i < kBoxes; ++i) blocks[i] = __shfl_sync(kAllLanes, tile.id, first + i);
+      if (is_elected())
+#pragma unroll
+        for (int i = 0; i < kBoxes; ++i) {
+          const int box = (first + i) << log2_box_;
+          const int row = tile.head_row + ((tile.key + box) & (a_.block_size - 1));
+          if (first + i < end) copy(map_, box, row, blocks[i]);
+        }
+      __syncwarp();
     }
   }
 
@@ -175,83 +91,69 @@ class TileLoader {
     return needed ? __ldg(table + (box_key >> a_.log2_block_size)) : 0;
   }
 
-  // The boxes of the tile that hold keys of the item; `id`: the block of box `lane`.
-  __device__ void load_tile(const WorkItem& item, int key, int id, int head_row,
-                            PhaseBarrier& barrier) const {
-    const uint32_t target = shared_address(tiles_[stage_.index]);
-    const int begin = max(item.kv_begin - key, 0) >> log2_box_;
-    const int end = (min(item.kv_end - key, kTileKeys) + box_keys_ - 1) >> log2_box_;
-    if (is_elected()) barrier.arrive_expecting((end - begin) * B::kPanels * (box_keys_ * kPanelRowBytes));
-    for (int first = begin; first < end; first += kBoxes) {
-      int blocks[kBoxes];
-#pragma unroll
-      for (int i = 0; i < kBoxes; ++i) blocks[i] = __shfl_sync(kAllLanes, id, first + i);
-      if (is_elected())
-#pragma unroll
-        for (int i = 0; i < kBoxes; ++i) {
-          const int at = (first + i) << log2_box_;
-          const int row = head_row + ((key + at) & (a_.block_size - 1));
-          if (first + i < end)
-#pragma unroll
-            for (int panel = 0; panel < B::kPanels; ++panel)
-              copy_box(map_, target + panel * B::kTilePanelBytes + at * kPanelRowBytes, barrier,
-                       panel * kPanelColumns, row, blocks[i]);
-        }
-      __syncwarp();
-    }
-  }
-
   static constexpr int kBoxes = 4;  // at a time
 
   const AttentionArgs& a_;
   const CUtensorMap& map_;
-  uint8_t (&tiles_)[kStages][B::kTileBytes];
   const int first_row_;
   const int log2_box_;
   const int box_keys_;  // keys that one copy brings
+};
+
+// Brings an item's keys, or its values, to the stages of a ring. By a whole warp.
+template <int D, int kStages>
+class TileLoader {
+ public:
+  using B = PrefillBuffers<D>;
+
+  __device__ TileLoader(const BoxLoader& boxes, uint8_t (&tiles)[kStages][B::kTileBytes])
+      : boxes_(boxes), tiles_(tiles) {}
+
+  // A stage is full when its tile has landed; tiles with keys that are not the item's complete `edge`
+  // instead. Calls meanwhile() behind the first tile.
+  template <class F>
+  __device__ void load(const WorkItem& item, int head, PhaseBarrier* full, PhaseBarrier* edge,
+                       PhaseBarrier* empty, F&& meanwhile) {
+    const auto load_tile = [&](const BoxTile& tile) {
+      const bool is_edge = tile.key < item.kv_begin || tile.key + kTileKeys > item.kv_end;
+      empty[stage_.index].wait(stage_.parity ^ 1);
+      PhaseBarrier& barrier = is_edge ? edge[stage_.index] : full[stage_.index];
+      const uint32_t target = shared_address(tiles_[stage_.index]);
+      boxes_.load_boxes(item, tile, 0, kTileKeys, barrier, B::kPanels * kPanelRowBytes,
+                        [&](const CUtensorMap& map, int box, int row, int block) {
+#pragma unroll
+                          for (int panel = 0; panel < B::kPanels; ++panel)
+                            copy_box(map, target + panel * B::kTilePanelBytes + box * kPanelRowBytes, barrier,
+                                     panel * kPanelColumns, row, block);
+                        });
+      stage_.advance();
+    };
+    boxes_.each_tile(item, head, load_tile, meanwhile);
+  }
+
+ private:
+  const BoxLoader boxes_;
+  uint8_t (&tiles_)[kStages][B::kTileBytes];
   Cursor<kStages> stage_;
 };
 
-// Publishes `ticket` as a task; none: the end. By a whole warp.
-template <class Control>
-__device__ void publish(const AttentionArgs& a, Control& control, Cursor<kTasks>& slot, MaybeIndex ticket) {
-  control.task_empty[slot.index].wait(slot.parity ^ 1);
-  if (threadIdx.x % 32 == 0) {
-    PrefillTask& task = control.tasks[slot.index];
-    task.head = ticket.exists() ? MaybeIndex::of(ticket.get() % a.num_kv_heads) : MaybeIndex::none();
-    if (ticket.exists()) task.item = load_item(a.items, ticket.get() / a.num_kv_heads);
-    control.task_full[slot.index].arrive();
-  }
-  __syncwarp();
-  slot.advance();
-}
-
-// Warp 0. A task is published when the keys of the one before begin to be loaded: its queries have time.
+// Warp 0.
 template <int D>
 __device__ void load_keys(const AttentionArgs& a, const CUtensorMap& map, PrefillBuffers<D>& buffers) {
   auto& control = buffers.control;
-  const Tickets tickets(a);
-  TileLoader<D, PrefillBuffers<D>::kKeyStages> loader(a, map, buffers.keys, 0);
-  const bool is_first_lane = threadIdx.x % 32 == 0;
-  Cursor<kTasks> next_slot, slot;
-  publish(a, control, next_slot, tickets.first());
-  while (control.tasks[slot.index].exists()) {
-    MaybeIndex ticket = MaybeIndex::none();
-    if (is_first_lane) ticket = tickets.draw();
-    const PrefillTask task = control.tasks[slot.index];
+  TileLoader<D, PrefillBuffers<D>::kKeyStages> loader(BoxLoader(a, map, 0), buffers.keys);
+  draw_tasks(a, control, [&](const PrefillTask task, auto&& meanwhile) {
     loader.load(task.item, task.kv_head(), control.keys_full, control.keys_full, control.keys_empty,
-                [&] { publish(a, control, next_slot, MaybeIndex{__shfl_sync(kAllLanes, ticket.code, 0)}); });
-    slot.advance();
-  }
-  if (is_first_lane) tickets.finish();
+                meanwhile);
+  });
 }
 
 // Warp 1.
 template <int D>
 __device__ void load_values(const AttentionArgs& a, const CUtensorMap& map, PrefillBuffers<D>& buffers) {
   auto& control = buffers.control;
-  TileLoader<D, PrefillBuffers<D>::kValueStages> loader(a, map, buffers.values,
-                                                        a.num_kv_heads * a.block_size);
+  TileLoader<D, PrefillBuffers<D>::kValueStages> loader(BoxLoader(a, map, a.num_kv_heads * a.block_size),
+                                                        buffers.values);
   TaskReader tasks(control);
   for (PrefillTask task = tasks.next(); task.exists(); task = tasks.next())
     loader.load(task.item, task.kv_head(), control.values_full, control.edge_landed, control.values_empty,
@@ -262,15 +164,16 @@ __device__ void load_values(const AttentionArgs& a, const CUtensorMap& map, Pref
 // warp.
 //
 // The copy engine does it where the rows of a multiplier are whole tokens of a group (has_query_boxes); it
-// takes a warp longer than a short item leaves it. Else the warp does.
+// takes a warp longer than a short item leaves it. Else the warp does. What multipliers leave in place of
+// queries is stored by the copy engine, too.
 template <int D>
 class QueryLoader {
  public:
   using B = PrefillBuffers<D>;
 
-  __device__ QueryLoader(const AttentionArgs& a, const CUtensorMap& map, B& buffers)
+  __device__ QueryLoader(const AttentionArgs& a, const PrefillMaps& maps, B& buffers)
       : a_(a),
-        map_(map),
+        maps_(maps),
         buffers_(buffers),
         lane_(threadIdx.x % 32),
         chunk_(lane_ % kChunks),
@@ -278,7 +181,7 @@ class QueryLoader {
 
   // They are full when they can be multiplied.
   __device__ __forceinline__ void load(const PrefillTask& task) {
-    if (has_query_boxes(a_.group)) return ask_engine(task);
+    if (has_query_boxes(a_.group)) return ask_engine<false>(task);
     for (int multiplier = 0; multiplier < kMultipliers; ++multiplier) {
       copy(task, multiplier);
       commit_copies();
@@ -296,34 +199,82 @@ class QueryLoader {
   }
 
   // They are full when they have landed, which nobody here waits for: 32 arrivals, or one of the engine.
-  // Products do not see them before a fence.
+  // Products do not see them before a fence. What a slot's last item has left there is stored first.
   __device__ __forceinline__ void ask(const PrefillTask& task) {
-    if (has_query_boxes(a_.group)) return ask_engine(task);
+    if (has_query_boxes(a_.group)) return ask_engine<true>(task);
     for (int multiplier = 0; multiplier < kMultipliers; ++multiplier) {
       copy(task, multiplier);
       full(multiplier).arrive_behind_copies();
     }
     slot_.advance();
   }
+  // Stores what the last items leave. Behind the last ask().
+  __device__ __forceinline__ void finish() {
+    if (!has_query_boxes(a_.group)) return;
+#pragma unroll 1
+    for (int i = 0; i < kTasks; ++i) {
+#pragma unroll 1
+      for (int multiplier = 0; multiplier < kMultipliers; ++multiplier) {
+        wait_empty(multiplier);
+        store_results(multiplier);
+      }
+      remember({});
+    }
+  }
 
  private:
   static constexpr int kChunks = D / 8;
 
+  // Where the results of an item belong.
+  struct Results {
+    int head = 0, token = 0;
+    int boxes = 0;  // multipliers that leave one
+  };
+
+  template <bool kStores>
   __device__ __forceinline__ void ask_engine(const PrefillTask& task) {
     const int head = task.kv_head() * a_.group, tokens = kMultiplierRows / a_.group;
 #pragma unroll 1
     for (int multiplier = 0; multiplier < kMultipliers; ++multiplier) {
-      buffers_.control.queries_empty[slot_.index][multiplier].wait(slot_.parity ^ 1);
+      wait_empty(multiplier);
+      if constexpr (kStores) store_results(multiplier);
       const uint32_t target = shared_address(buffers_.queries[slot_.index][multiplier]);
       if (is_elected()) {
         full(multiplier).arrive_expecting(B::kPanels * B::kQueryPanelBytes);
 #pragma unroll
         for (int panel = 0; panel < B::kPanels; ++panel)
-          copy_box(map_, target + panel * B::kQueryPanelBytes, full(multiplier), panel * kPanelColumns, head,
-                   task.item.first_token + multiplier * tokens);
+          copy_box(maps_.queries, target + panel * B::kQueryPanelBytes, full(multiplier),
+                   panel * kPanelColumns, head, task.item.first_token + multiplier * tokens);
       }
       __syncwarp();
     }
+    if constexpr (kStores)
+      remember(
+          {head, task.item.first_token, has_result_box(a_, task.item, 0) + has_result_box(a_, task.item, 1)});
+    else
+      slot_.advance();
+  }
+
+  __device__ __forceinline__ void wait_empty(int multiplier) const {
+    buffers_.control.queries_empty[slot_.index][multiplier].wait(slot_.parity ^ 1);
+  }
+  // Of the item that was in the slot before.
+  __device__ __forceinline__ void store_results(int multiplier) const {
+    if (multiplier < older_.boxes && is_elected()) {
+      const uint32_t source = shared_address(buffers_.queries[slot_.index][multiplier]);
+#pragma unroll
+      for (int panel = 0; panel < B::kPanels; ++panel)
+        store_box(maps_.results, source + panel * B::kQueryPanelBytes, panel * kPanelColumns, older_.head,
+                  older_.token + multiplier * (kMultiplierRows / a_.group));
+      wait_stores();
+    }
+    __syncwarp();
+  }
+  // Goes to the next slot.
+  __device__ __forceinline__ void remember(const Results& of_slot) {
+    static_assert(kTasks == 2 && kMultipliers == 2);
+    older_ = newer_;
+    newer_ = of_slot;
     slot_.advance();
   }
 
@@ -333,7 +284,7 @@ class QueryLoader {
     const uint32_t panel =
         shared_address(buffers_.queries[slot_.index][multiplier]) + chunk_ / 8 * B::kQueryPanelBytes;
     const int rows = task.item.num_tokens * a_.group;
-    buffers_.control.queries_empty[slot_.index][multiplier].wait(slot_.parity ^ 1);
+    wait_empty(multiplier);
 #pragma unroll 4
     for (int i = lane_ / kChunks; i < kMultiplierRows; i += 32 / kChunks) {
       const int row = multiplier * kMultiplierRows + i;
@@ -347,17 +298,18 @@ class QueryLoader {
   }
 
   const AttentionArgs& a_;
-  const CUtensorMap& map_;
+  const PrefillMaps& maps_;
   B& buffers_;
   const int lane_, chunk_;
   const GroupDivider divider_;
   Cursor<kTasks> slot_;
+  Results older_, newer_;  // of the last two items
 };
 
 // Warp 2.
 template <int D>
-__device__ void load_queries(const AttentionArgs& a, const CUtensorMap& map, PrefillBuffers<D>& buffers) {
-  QueryLoader<D> loader(a, map, buffers);
+__device__ void load_queries(const AttentionArgs& a, const PrefillMaps& maps, PrefillBuffers<D>& buffers) {
+  QueryLoader<D> loader(a, maps, buffers);
   TaskReader tasks(buffers.control);
   for (PrefillTask task = tasks.next(); task.exists(); task = tasks.next()) loader.load(task);
 }
@@ -399,7 +351,7 @@ __device__ void load_all(const AttentionArgs& a, const PrefillMaps& maps, Prefil
     case 1:
       return load_values<D>(a, maps.cache, buffers);
     case 2:
-      return load_queries<D>(a, maps.queries, buffers);
+      return load_queries<D>(a, maps, buffers);
     default:
       return clear_edges<D>(buffers);
   }

@@ -10,9 +10,10 @@
 
 #include "attention/cuda/device_args.cuh"
 #include "attention/cuda/kv_formats.cuh"
-#include "attention/cuda/prefill_wgmma_load.cuh"
+#include "attention/cuda/prefill_wgmma_tasks.cuh"
 #include "device/pairs.cuh"
 #include "device/reductions.cuh"
+#include "device/tensor_core.cuh"
 #include "device/warpgroup.cuh"
 
 namespace bequest::cuda {
@@ -142,6 +143,16 @@ class RowAccumulator {
                          advance(k, i / 4 * B::kTilePanelBytes + i % 4 * 32), i > 0);
   }
 
+  // The same with the queries in registers.
+  template <int kCount>
+  __device__ __forceinline__ static void multiply_keys(float (&scores)[kCount],
+                                                       const uint32_t (&queries)[D / 16][4], uint32_t keys) {
+    const uint64_t k = operand(keys, kSwizzleBytes);
+#pragma unroll
+    for (int i = 0; i < D / 16; ++i)
+      multiply_rows<Operands>(scores, queries[i], advance(k, i / 4 * B::kTilePanelBytes + i % 4 * 32), i > 0);
+  }
+
   // Issues o += weights · values, of the tile's first kKeys keys.
   template <int kKeys>
   __device__ __forceinline__ void multiply_values(uint32_t values) {
@@ -176,6 +187,30 @@ class RowAccumulator {
         store_state(a, task, row, rows, half, scales[half]);
       else
         store_output(a, task, divider, row, rows, half, scales[half]);
+    }
+  }
+
+  // Writes the warp's rows of the output to the panels at `panels`, as queries lie there.
+  __device__ __forceinline__ void store_panels(const AttentionArgs& a, const PrefillTask& task,
+                                               int multiplier, const GroupDivider& divider,
+                                               const float2 (&scales)[2], uint32_t panels) const {
+    float inverse[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int head = task.kv_head() * a.group + divider.head(multiplier_row(multiplier) + half * 8);
+      inverse[half] = output_factor(a, head, scales[half].x, scales[half].y);
+      if constexpr (kScales) inverse[half] *= a.value_scale;
+    }
+    const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16, right = threadIdx.x % 32 / 16;
+#pragma unroll
+    for (int i = 0; i < D / 16; ++i) {
+      uint32_t pairs[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int at = i * 8 + j * 2;
+        pairs[j] = pack(o_[at] * inverse[j % 2], o_[at + 1] * inverse[j % 2]);
+      }
+      store_matrices(panels + i / 4 * B::kQueryPanelBytes + panel_offset(row, i % 4 * 2 + right), pairs);
     }
   }
 

@@ -39,21 +39,25 @@ CUtensorMap cache_map(const void* keys, DType dtype, const KvLayout& layout) {
   return map_of(keys, boxes, is_fp8);
 }
 
-CUtensorMap query_map(const CudaAttentionParams& p, int group) {
+// Queries or results: [T, NQ, D] with this stride of a token.
+CUtensorMap row_map(const void* data, int64_t stride, const CudaAttentionParams& p, int group) {
   const int64_t head_bytes = p.layout.head_dim * 2;
   const Boxes boxes{
       .sizes = {cuuint64_t(p.layout.head_dim), cuuint64_t(p.num_q_heads), cuuint64_t(p.num_tokens)},
-      .strides = {cuuint64_t(head_bytes), cuuint64_t(p.q_stride * 2)},
+      .strides = {cuuint64_t(head_bytes), cuuint64_t(stride * 2)},
       .box = {64, cuuint32_t(group), cuuint32_t(kQueryBoxRows / group)}};
-  return map_of(p.q, boxes, false);
+  return map_of(data, boxes, false);
 }
 
 }  // namespace
 
 PrefillMaps prefill_maps(const CudaAttentionParams& p, const void* keys) {
   const int group = p.num_q_heads / static_cast<int>(p.layout.num_kv_heads);
-  PrefillMaps maps{.cache = cache_map(keys, p.kv_dtype, p.layout), .queries = {}};
-  if (has_query_boxes(group)) maps.queries = query_map(p, group);
+  PrefillMaps maps{.cache = cache_map(keys, p.kv_dtype, p.layout), .queries = {}, .results = {}};
+  if (!has_query_boxes(group)) return maps;
+  maps.queries = row_map(p.q, p.q_stride, p, group);
+  if (p.kv_dtype == DType::kF8E4M3)
+    maps.results = row_map(p.out, p.num_q_heads * p.layout.head_dim, p, group);
   return maps;
 }
 

@@ -1,4 +1,4 @@
-// The cache and the queries as the copy engine sees them.
+// The cache, the queries and the results as the copy engine sees them.
 #pragma once
 
 #include <cuda.h>
@@ -20,6 +20,7 @@ struct PrefillMaps {
   // Queries as a tensor [T, NQ, D], in boxes of the rows of a warpgroup by 64 columns: the heads of a group,
   // token by token. Only where has_query_boxes().
   CUtensorMap queries;
+  CUtensorMap results;  // the output likewise, only over an fp8 cache
 };
 
 // `keys`: of the layer's head 0 in block 0, 16-byte aligned. Throws if the driver refuses.

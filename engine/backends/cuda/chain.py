@@ -12,7 +12,7 @@ from torch import Tensor
 from bequest.engine.backends.cuda.coded import Int4Weight
 from bequest.engine.backends.cuda.experts import DenseExperts
 from bequest.engine.backends.cuda.fine import FineWeight
-from bequest.engine.backends.cuda.packed import PackedWeight
+from bequest.engine.backends.cuda.in_codes import WeightInCodes
 from bequest.engine.backends.cuda.weights import DenseWeight, row_norm
 from bequest.engine.kernels import cuda_chain
 from bequest.engine.kernels.cuda_lora import LoraRows
@@ -270,7 +270,7 @@ def _expert_product(weights: ExpertWeights) -> cuda_chain.Product:
 
 
 def _product(weight: Weight) -> cuda_chain.Product:
-    if isinstance(weight, PackedWeight):
+    if isinstance(weight, WeightInCodes):
         return weight.product()
     assert isinstance(weight, DenseWeight)
     return cuda_chain.Product(weight.matrix, weight.bias, weight.scales, weight.site)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bequest.engine.backends.cuda.packed import PackedWeight
+from bequest.engine.backends.cuda.in_codes import WeightInCodes
 from bequest.engine.kernels import cuda_coded, cuda_int4
 from bequest.engine.kernels.cuda_chain import Product
 from bequest.engine.kernels.cuda_coded import GROUP, CodedRows
@@ -18,7 +18,7 @@ from bequest.engine.layers.stream import Stream
 from bequest.engine.layers.weight import Weight
 
 
-class Int4Weight(PackedWeight[CodedRows]):
+class Int4Weight(WeightInCodes[CodedRows]):
     """Up to 256 rows are multiplied with the codes (64 on chips without tiles). For more it becomes bfloat16 on its
     way."""
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bequest.engine.backends.cuda.experts import PlannedExperts, choice_of
 from bequest.engine.backends.cuda.fine_codes import columns_of, fine_float8, fine_integers, fine_stored
-from bequest.engine.backends.cuda.packed import PackedWeight
+from bequest.engine.backends.cuda.in_codes import WeightInCodes
 from bequest.engine.kernels import cuda_experts, cuda_fine
 from bequest.engine.kernels.cuda_chain import Product
 from bequest.engine.kernels.cuda_fine import FineRows
@@ -30,7 +30,7 @@ _FORMATS = {
 }
 
 
-class FineWeight(PackedWeight[FineRows]):
+class FineWeight(WeightInCodes[FineRows]):
     """Up to 64 rows are multiplied with the codes. For more it becomes bfloat16 on its way."""
 
     def __init__(

@@ -14,7 +14,7 @@ from bequest.engine.layers.stream import Stream
 from bequest.engine.layers.weight import Weight
 
 
-class PackedRows(Protocol):
+class RowsInCodes(Protocol):
     """A matrix [N, K] in codes."""
 
     @property
@@ -27,10 +27,10 @@ class PackedRows(Protocol):
     def nbytes(self) -> int: ...
 
 
-Packed = TypeVar("Packed", bound=PackedRows)
+Packed = TypeVar("Packed", bound=RowsInCodes)
 
 
-class PackedWeight(Weight, Generic[Packed]):
+class WeightInCodes(Weight, Generic[Packed]):
     """A few rows are multiplied in the chain, or by its kernel, where they fit into shared memory; more as its codes
     allow."""
 
