@@ -312,11 +312,6 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
                         bool early) {
   using S = SingleShape<D, Cache>;
   using Copier = StepCopier<D, Cache>;
-  static_assert(D > 128 ||
-                S::bytes(kDecodeRows) + static_cast<int>(sizeof(float2[kDecodeWarps][kDecodeRows]) +
-                                                         sizeof(typename SingleHeads<D, Cache>::Memory) +
-                                                         sizeof(PhaseBarrier)) <=
-                    kSingleTokenBytes);
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ float2 scales[kDecodeWarps][kDecodeRows];
   __shared__ typename SingleHeads<D, Cache>::Memory memory;
