@@ -203,8 +203,9 @@ def test_what_is_not_fused_is_refused() -> None:
     assert products.is_fused(x[:32], small, normed=True) and not products.is_fused(x, small)
     assert not products.is_fused(x[:0], small) and not products.is_fused(x[:1].float(), small)
     assert not products.is_fused(randn(1, 100, dtype=BF16), randn(8, 100, dtype=BF16))
-    long = randn(5, 9216, dtype=BF16)
-    assert products.is_fused(long[:4], large) and not products.is_fused(long, large)
+    long = randn(17, 9216, dtype=BF16)  # 5 to 16 rows of a large weight are tiles
+    assert products.is_fused(long[:4], large) and products.is_fused(long[:5], large)
+    assert not products.is_fused(long, large)
     assert products.is_fused(long[:3], large, normed=True) and not products.is_fused(long[:4], large, normed=True)
     with pytest.raises(_C.Error, match="normed"):
         products.normed_linear(long[:4], RowNorm(randn(9216, dtype=BF16), 1e-5), large, None)

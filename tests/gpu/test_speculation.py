@@ -163,7 +163,8 @@ async def test_greedy_answers_differ_only_where_two_logits_are_near(
         assert expected.logprobs is not None
         (_, best), (_, second) = expected.logprobs[first].top[:2]
         assert best - second < gap, f"{id}, token {first}"
-    assert equal >= len(requests) // 2
+    # A key that is rounded the other way to fp8 moves by a sixteenth, so more of two near logits change places.
+    assert equal >= len(requests) // (8 if "kv_cache_dtype" in fields else 2)
 
 
 async def test_sampled_answers_are_the_same(tiny_model: Callable[[str], Path]) -> None:
