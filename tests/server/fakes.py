@@ -312,7 +312,7 @@ def _scores(request: Request) -> Delta:
     choices = tuple(
         ChoiceDelta(
             index,
-            bytes(ids).decode("utf-8", "replace"),
+            bytes(i for i in ids if i < BOS).decode("utf-8", "replace"),
             ids,
             tuple(TokenLogprob(i, -i / 8, 3, ((65, -0.25), (66, -0.5))[:wanted]) for i in ids),
             finish_reason="length",
