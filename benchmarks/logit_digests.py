@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from bequest.engine.kernels.kv_format import FP8
+from bequest.engine.layers.step import strip_views
 from bequest.engine.models.decoder import Decoder
 from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.models.load import load_model
-from tests.models.paged import PagedSequences
+from tests.models.paged import BLOCK_SIZE, PagedSequences
 from tests.models.paged_cross import CrossSequences
 from tests.tiny_encoder_decoders import TINY_ENCODER_DECODERS, save_encoder_decoder
 from tests.tiny_models import TINY_MODELS, save_tiny_model
@@ -37,6 +38,7 @@ def of_decoder(path: Path, dtype: str, cache: str) -> str:
     assert isinstance(loaded.model, Decoder)
     sequences = PagedSequences(loaded.model, 3, 48, torch.float32)
     sequences.kv_cache = torch.zeros_like(sequences.kv_cache).to(CACHES[cache])
+    sequences.strip_caches = strip_views(sequences.kv_cache, loaded.model.config.strips.shapes(BLOCK_SIZE))
     prompt = [(7 * i) % 300 + 3 for i in range(40)]
     parts = [sequences.run(0, prompt, chunk=40), sequences.run(1, prompt, chunk=7)]
     both = sequences.step({0: [5], 1: [6, 7], 2: prompt[:20]}, read={0: 1, 1: 1, 2: 3})
