@@ -283,6 +283,7 @@ def main() -> None:
     print(f"files of {sum(map(len, files.crowd)) / len(files.crowd) / 1024:.0f} KiB on average")
     with tempfile.TemporaryDirectory() as folder:
         found = {"bequest": ours(save(Path(folder) / "model"), files, options.answer)}
+    print(json.dumps(found), flush=True)  # what comes next may be cut short
     if not options.only_ours:
         found["transformers"] = theirs(files.crowd, options.answer, len(QUESTION))
         best = max(value for what, value in found["transformers"].items() if "per second" in what)
