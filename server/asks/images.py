@@ -31,6 +31,7 @@ Message = Mapping[str, Any]
 STAND_IN = LAST_ID + 1  # for an image that nobody has looked at yet
 _MEGAPIXEL = 10**6
 _MEDIA = ("image/", "application/octet-stream;", ";")  # of a data: URL; that of a file that nobody knew the type of
+_SHORT_URL = 1 << 20  # characters: half a millisecond of base64, as long as the way to another thread and back
 _PLAIN = str.maketrans("-_", "+/")  # base64 for URLs
 
 
@@ -102,11 +103,13 @@ async def _image(context: Context, store: ImageStore, given: GivenImage, detail:
     def key_of(data: bytes) -> ContentKey:
         return ContentKey.of(tenant, data, detail, store.vision.settings)
 
-    def read() -> tuple[bytes, ContentKey | None]:
-        data = _inline(url, given.param) if fetched is None else fetched
-        return data, key_of(data) if store.may_know(tenant, len(data)) else None
-
-    data, key = await in_pool(context, read)
+    if fetched is not None:
+        data = fetched
+    elif len(url) <= _SHORT_URL:
+        data = _inline(url, given.param)
+    else:
+        data = await in_pool(context, lambda: _inline(url, given.param))
+    key = await in_pool(context, lambda: key_of(data)) if store.may_know(tenant, len(data)) else None
     if key is not None and (known := store.find(key)) is not None:
         return known
     most = int(context.config.max_image_megapixels * _MEGAPIXEL)
