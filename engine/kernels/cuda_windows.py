@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
 
 import torch
@@ -41,8 +40,6 @@ def attend_windows(qkv: Tensor, begin: Tensor, cos_sin: Tensor) -> Tensor:
 
 @cache
 def has_image_kernel(dtype: torch.dtype, head_dim: int) -> bool:
-    if "BEQUEST_LAB_NO_IMAGE_KERNEL" in os.environ:
-        return False
     return dtype is torch.bfloat16 and _C.cuda_can_attend_image(head_dim)
 
 
