@@ -12,7 +12,7 @@ from bequest.server.access.turns import FairPool
 from bequest.server.transport import intake
 from bequest.server.wire.inline_files import file_bytes
 from tests.attack.conftest import Serve
-from tests.server.fakes import seeing_engine
+from tests.server.fakes import FakeEngine, seeing_engine
 from tests.tiny_seeing import data_url, encoded, picture
 
 pytest.importorskip("PIL")
@@ -51,6 +51,9 @@ async def test_an_image_is_read_in_few_ways(serve: Serve, ways: list[str]) -> No
     answer, content = await victim.front.post("/v1/chat/completions", chat(image(), text()))
     assert answer.status == 200, content
     assert len(ways) == 3, ways
+    engine = victim.server.context.engine
+    assert isinstance(engine, FakeEngine)
+    assert engine.looked_ahead == [image.first_id for image in engine.submitted[0].images]
 
 
 async def test_a_long_text_beside_an_image(serve: Serve, ways: list[str]) -> None:

@@ -156,7 +156,7 @@ class FakeEngine(FakeRecords):
         self.takes_embeds = False
         self.states = FakeStates(self.info)
         self.looked: list[CrossHeads] = []
-        self.looked_ahead: list[Image] = []
+        self.looked_ahead: list[int] = []  # first ids
         self.state: Any = "ready"
         self.script = script or pieces_script
         self.refusal: EngineError | None = None
@@ -174,7 +174,7 @@ class FakeEngine(FakeRecords):
         self.died: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     def look_ahead(self, image: Image) -> None:
-        self.looked_ahead.append(image)
+        self.looked_ahead.append(image.first_id)
 
     def submit(self, request: Request, sink: Sink) -> None:
         if self.state == "draining":
