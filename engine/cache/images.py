@@ -16,10 +16,6 @@ import msgspec
 from bequest.engine.state.step import Stretch
 from bequest.engine.types.image import Image, ImageSpan
 
-# A step in which the tower works computes a prompt to its end if that is no more than so many of the pieces that
-# streams would wait for: the tower takes as long as one, and products of many rows are faster.
-_PIECES = 2.5
-
 
 class DeviceImages:
     def __init__(self, max_rows: int, max_patches: int, together: bool = False) -> None:
@@ -46,17 +42,14 @@ class DeviceImages:
         self._used.clear()
         self._overdrew = False
 
-    def within(self, spans: Sequence[ImageSpan], stretch: Stretch, rest: int = 0) -> Stretch | None:
+    def within(self, spans: Sequence[ImageSpan], stretch: Stretch) -> Stretch | None:
         """As much of the stretch as the step can compute: up to the first image whose rows it cannot have. None:
-        nothing of it. An image that is computed at once may make it longer, once in a step. `rest`: tokens of its
-        sequence that the step has room for."""
+        nothing of it. An image that is computed at once may make it longer, once in a step."""
         if self._together and spans and not stretch.read_only:
             whole = self._whole(spans, stretch)
             if whole is None:
                 return None
             stretch = whole
-        elif not stretch.read_only and stretch.count < rest <= _PIECES * stretch.count and self._looks(spans, stretch):
-            stretch = msgspec.structs.replace(stretch, count=rest)
         end = stretch.begin + stretch.count
         for span in spans:
             if span.begin >= end or span.end <= stretch.begin:
@@ -77,11 +70,6 @@ class DeviceImages:
             return msgspec.structs.replace(stretch, count=cut.end - stretch.begin)
         count = cut.begin - stretch.begin
         return msgspec.structs.replace(stretch, count=count) if count > 0 else None
-
-    def _looks(self, spans: Sequence[ImageSpan], stretch: Stretch) -> bool:
-        """Whether the step needs the tower for the stretch, so that whoever else is in it has to wait anyway."""
-        end = stretch.begin + stretch.count
-        return any(s.begin < end and s.end > stretch.begin and s.image.first_id not in self._held for s in spans)
 
     @property
     def planned(self) -> bool:

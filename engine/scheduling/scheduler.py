@@ -340,9 +340,7 @@ class Scheduler:
             draft.used.add(sequence)  # it keeps what it lends
             self.run(wish.sequence)
             return self._schedule_work(draft, wish.sequence)
-        spans = sequence.group.prompt.images
-        rest = min(sequence.num_pending, draft.budget) if spans and sequence.capture is None else 0
-        if (cut := self.images.within(spans, wish, rest)) is None:
+        if (cut := self.images.within(sequence.group.prompt.images, wish)) is None:
             return False
         if (wish := cut).read_only:
             draft.add(sequence, wish)
