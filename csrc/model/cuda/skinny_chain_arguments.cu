@@ -250,6 +250,12 @@ void finish(Arguments& a, int num_tokens, Form form, int64_t normed, bool beside
   a.stages = depth.stages;
   a.in_flight = depth.in_flight;
   a.lets_next_in_early = depth.lets_next_in_early;
+  a.trace = lab::trace();
+  if (const char* lab_depth = std::getenv("BEQUEST_LAB_DEPTH")) {
+    int early = 0;
+    std::sscanf(lab_depth, "%d,%d,%d", &a.stages, &a.in_flight, &early);
+    a.lets_next_in_early = early != 0;
+  }
 }
 
 Arguments arguments_of(const SkinnyChainParams& p, Builder& builder) {

@@ -104,11 +104,15 @@ class Reader {
 
  private:
   __device__ __forceinline__ void make_room() {
+    const lab::Stamp t0 = lab::clock();
     if (asked_ >= a_.in_flight) {
       ring_.full[arrived_.index].wait(arrived_.parity);
       arrived_.advance(a_.stages);
     }
+    const lab::Stamp t1 = lab::clock();
     if (asked_ >= a_.stages) ring_.empty[at_.index].wait(at_.parity ^ 1);
+    waited_full += t1 - t0;
+    waited_empty += lab::clock() - t1;
   }
   __device__ __forceinline__ uint32_t place() const { return ring_at_ + at_.index * ring_bytes(kForm); }
   __device__ __forceinline__ void advance() {
@@ -120,6 +124,9 @@ class Reader {
   Ring& ring_;
   const uint32_t ring_at_;
   const uint64_t policy_;
+ public:
+  lab::Stamp waited_full = 0, waited_empty = 0;
+ private:
   RingCursor at_, arrived_;
   int asked_ = 0;
 };
