@@ -21,7 +21,6 @@
 #include "device/barriers.cuh"
 #include "device/cluster.cuh"
 #include "device/copies.cuh"
-#include "device/lab.cuh"
 #include "device/launch.cuh"
 #include "device/pairs.cuh"
 #include "device/reductions.cuh"
@@ -310,20 +309,17 @@ __device__ __forceinline__ void attend_range(const AttentionArgs& a, SingleRange
 template <int D, class Cache>
 __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
     single_token_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ QkvParams p,
-                        bool early, const __grid_constant__ lab::Ahead ahead) {
+                        bool early) {
   using S = SingleShape<D, Cache>;
   using Copier = StepCopier<D, Cache>;
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ float2 scales[kDecodeWarps][kDecodeRows];
   __shared__ typename SingleHeads<D, Cache>::Memory memory;
   __shared__ PhaseBarrier received;
-  const int block = static_cast<int>(blockIdx.y * gridDim.x + blockIdx.x);
-  lab::Stamp* const trace =
-      ahead.trace != nullptr && threadIdx.x == 0 ? ahead.trace + (132 + block) * lab::kStamps : nullptr;
-  if (trace != nullptr) trace[0] = lab::global_time();
-  lab::stamp(trace, 1);
   let_next_start();
-  if (__ldg(a.num_items) == 0) return wait_for_previous();  // padding
+  const int num_items = __ldg(a.num_items);
+  const SingleRange<D, Cache> range(a, p);         // on its way beside the number: both come from far
+  if (num_items == 0) return wait_for_previous();  // padding
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y;
   const auto cluster = cooperative_groups::this_cluster();
   const int vectors = a.group * S::kRowVectors;
@@ -331,7 +327,6 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
   if (threadIdx.x == 0) exchange.expect();
   auto begun = cluster.barrier_arrive();  // before a block sends, all have begun
 
-  const SingleRange<D, Cache> range(a, p);
   const int end = range.position + 1;
   uint8_t* const ring = shared + warp * S::kWarpBytes;
   const uint32_t ring_address = shared_address(ring);
@@ -351,34 +346,24 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
       copier.copy(ring_address + s * S::kStageBytes, blocks[s], token, range.begin, range.end_in_cache());
     commit_copies();
   }
-  lab::stamp(trace, 2);
-  if (ahead.place == 1 && warp == 3) lab::bring(ahead, block, lane);
   if (early) wait_for_previous();
-  lab::stamp(trace, 3);
-  if (ahead.place == 2 && warp == 3) lab::bring(ahead, block, lane);
 
   auto* const queries = reinterpret_cast<BFloat16*>(shared + S::kRingBytes);
   const bool with_own = range.stores && range.has_last();
   heads.make(head, a.group, with_own, queries, memory);
   __syncthreads();
-  lab::stamp(trace, 4);
-  if (ahead.place == 3 && warp == 3) lab::bring(ahead, block, lane);
   QueryRows<D, Cache> rows;
   read_queries<D, Cache>(rows, queries, a.group, lane);
   const WorkItem item{0, 0, 1, range.position, range.begin, end, ResultPlace::output(), MaybeIndex::none()};
   WarpState<D, Cache, Scores::kPlain> state(a, item, rows, head, lane);
   attend_range<D, Cache>(a, range, copier, item, state, memory, with_own, ring_address, first, lane);
-  lab::stamp(trace, 5);
   state.store(reinterpret_cast<float*>(ring), scales[warp], a.group);
   __syncthreads();
 
   cluster.barrier_wait(std::move(begun));
-  lab::stamp(trace, 6);
   for (int i = threadIdx.x; i < vectors; i += kDecodeWarps * 32)
     exchange.send(i, merge_warps<D, Cache>(shared, scales, i / S::kRowVectors, i % S::kRowVectors * 4));
   write_merged<D>(a, exchange, head);
-  lab::stamp(trace, 7);
-  if (trace != nullptr) trace[8] = lab::global_time();
 }
 
 // Of the kernel, with as many queries to a head as there can be.
@@ -417,7 +402,7 @@ void launch_single_token(const AttentionArgs& a, const QkvParams& p, int multipr
                     .overlaps_previous = true};
   shape.cluster = single_token_parts(kernel, a.num_kv_heads, multiprocessors, shape);
   shape.grid = dim3(shape.cluster, a.num_kv_heads);
-  launch(kernel, shape, stream, a, p, early, lab::ahead());
+  launch(kernel, shape, stream, a, p, early);
 }
 
 }  // namespace bequest::cuda

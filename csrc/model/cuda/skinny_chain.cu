@@ -15,6 +15,7 @@
 // behind it are let in when all of them have begun, or later. Should that ever be untrue, waiting ends in a
 // trap.
 #include "device/barriers.cuh"
+#include "device/copies.cuh"
 #include "device/fine_values.cuh"
 #include "device/launch.cuh"
 #include "device/pairs.cuh"
@@ -308,7 +309,6 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
   const uint32_t row_at =
       shared_address(shared + places.rows) + min(lane / 8, T - 1) * a.row_pitch + lane_in_row<kForm>(lane);
   RoundSums<T> sums(shared + places.parts);
-  lab::Stamp* const trace = a.trace != nullptr && thread == 0 ? a.trace + blockIdx.x * lab::kStamps : nullptr;
   // Loops stay loops: most of the time of so short a kernel can go into fetching its instructions.
 #pragma unroll 1
   for (int i = 0; i < a.num_phases; ++i) {
@@ -316,6 +316,10 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     const int chunks = view.chunks, end = view.end;
     int tile = view.first;
     auto& squares = fixed.squares[i];
+    if (i == 1) {  // gains are there: none is needed before
+      wait_copies<0>();
+      sync_consumers();
+    }
     const PhaseDeltas<T, A> deltas(a, *reinterpret_cast<SharedDeltas*>(shared + places.deltas), i);
     const bool has_staged = (kHasExperts && i == Order::kGate) || deltas.has_tile();
     if constexpr (kHasExperts)
@@ -324,14 +328,12 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     const uint32_t x_begin = row_at + warp * (chunks * kStageUnits<kForm> * kSliceBytes);
     const uint32_t x_sums = shared_address(shared + places.sums) + warp * chunks * kSumBytes + lane % 4 * 16;
     Weights<kForm> even, odd;
-    lab::stamp(trace, 8 + 6 * i);
     ring.take(even);  // the first ones, before x is there
-    lab::stamp(trace, 9 + 6 * i);
     if (deltas.has_tile()) {
       stage(rows, view, launch, warp, lane, squares);
       int left = chunks;
-      multiply_tiles<kForm>(ring, 1, chunks, x_begin, x_sums, lane % 4 < T, sums.place(warp, lane), left, even,
-                            odd);
+      multiply_tiles<kForm>(ring, 1, chunks, x_begin, x_sums, lane % 4 < T, sums.place(warp, lane), left,
+                            even, odd);
       sync_consumers();
       deltas.publish(sums.get(), norm_scale(view, squares, deltas.token()), launch, thread);
       sums.turn();
@@ -347,19 +349,15 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
       if (tile == view.first && !has_staged) {
         stage(rows, view, launch, warp, lane, squares);
         if constexpr (kForm == Form::kInt4) Row<kForm>::prepare(x_begin, x_sums, chunks, lane);
-        lab::stamp(trace, 10 + 6 * i);
       }
       float* const to = sums.place(warp, lane);
       multiply_tiles<kForm>(ring, count, chunks, x_begin, x_sums, lane % 4 < T, to, left, even, odd);
       if (tile == view.first) deltas.collect(launch, thread);
-      lab::stamp(trace, 11 + 6 * i);
       sync_consumers();
-      lab::stamp(trace, 12 + 6 * i);
       if (warp < T * (kPlaces / kWarp))
         element.store(view, a.activation, sums.get(), squares, launch,
                       i == Order::kDown && a.tap.ring_rows != nullptr ? &a.tap : nullptr,
                       kHasExperts ? fixed.chosen.counts : nullptr, deltas.shrunk());
-      lab::stamp(trace, 13 + 6 * i);
       sums.turn();
       tile += kRoundTiles;
     } while (tile < end);
@@ -380,26 +378,10 @@ __device__ __forceinline__ void read_weights(const A& a, Fixed& fixed, const Sha
     }
   } else if constexpr (is_grouped(kForm)) {
 #pragma unroll 1
-    for (int i = 0; i < a.num_phases; ++i) {
-      const lab::Stamp full = reader.waited_full, empty = reader.waited_empty;
-      if (a.trace != nullptr) lab::stamp(a.trace + blockIdx.x * lab::kStamps, 40 + 4 * i);
-      reader.read(fixed.views[i], a.weights[i], a.groups[i]);
-      if (a.trace != nullptr) {
-        a.trace[blockIdx.x * lab::kStamps + 41 + 4 * i] = reader.waited_full - full;
-        a.trace[blockIdx.x * lab::kStamps + 42 + 4 * i] = reader.waited_empty - empty;
-      }
-    }
+    for (int i = 0; i < a.num_phases; ++i) reader.read(fixed.views[i], a.weights[i], a.groups[i]);
   } else if constexpr (kPerLane == 0) {
 #pragma unroll 1
-    for (int i = 0; i < a.num_phases; ++i) {
-      const lab::Stamp full = reader.waited_full, empty = reader.waited_empty;
-      if (a.trace != nullptr) lab::stamp(a.trace + blockIdx.x * lab::kStamps, 40 + 4 * i);
-      reader.read(fixed.views[i], a.weights[i]);
-      if (a.trace != nullptr) {
-        a.trace[blockIdx.x * lab::kStamps + 41 + 4 * i] = reader.waited_full - full;
-        a.trace[blockIdx.x * lab::kStamps + 42 + 4 * i] = reader.waited_empty - empty;
-      }
-    }
+    for (int i = 0; i < a.num_phases; ++i) reader.read(fixed.views[i], a.weights[i]);
   } else {
     reader.read(fixed.views[0], a.weights[0]);
     reader.read(fixed.views[Order::kRouter], a.weights[Order::kRouter]);
@@ -421,10 +403,6 @@ __global__ __launch_bounds__(kThreads, kIsAdapted<A> || kForm != Form::kNumbers
   const Places places(kForm, a.stages, T, a.row_pitch, a.gain_bytes, a.delta_bytes);
   Fixed& fixed = *reinterpret_cast<Fixed*>(shared + places.fixed);
   SharedDeltas& deltas = *reinterpret_cast<SharedDeltas*>(shared + places.deltas);
-  lab::Stamp* const trace =
-      a.trace != nullptr && threadIdx.x == 0 ? a.trace + blockIdx.x * lab::kStamps : nullptr;
-  if (trace != nullptr) trace[0] = lab::global_time();
-  lab::stamp(trace, 1);
   if (a.lets_next_in_early) let_next_start();
   if (threadIdx.x == kConsumers) {
 #pragma unroll 1
@@ -446,23 +424,23 @@ __global__ __launch_bounds__(kThreads, kIsAdapted<A> || kForm != Form::kNumbers
     if (threadIdx.x > kConsumers) return;
     read_weights<kPerLane, kForm>(a, fixed, deltas, shared_address(shared));
     let_next_start();
+    lab::bring(a.lab_ahead, static_cast<int>(blockIdx.x));
     return;
   }
-  stage_gain<kForm>(a.phases[Order::kGate], shared + places.gains);
+  ask_gain<kForm>(a.phases[Order::kGate], shared + places.gains);
   if (a.num_phases > Order::kNext)
-    stage_gain<kForm>(a.phases[Order::kNext], shared + places.gains + a.gain_bytes);
-  if constexpr (kIsAdapted<A>) stage_ranks(a, deltas);
-  sync_consumers();
-  lab::stamp(trace, 2);
+    ask_gain<kForm>(a.phases[Order::kNext], shared + places.gains + a.gain_bytes);
+  commit_copies();
+  if constexpr (kIsAdapted<A>) {
+    stage_ranks(a, deltas);
+    sync_consumers();
+  }
   wait_for_previous();
-  lab::stamp(trace, 3);
   uint32_t* launches = a.launches + blockIdx.x;
   const LaunchNumber launch(__ldcg(launches));
   multiply<T, kPerLane, kForm>(a, places, shared, launch);
   sync_consumers();  // all have read the number
   if (threadIdx.x == 0) *launches = launch.get();
-  lab::stamp(trace, 4);
-  if (trace != nullptr) trace[5] = lab::global_time();
 }
 
 template <int T, int kPerLane, Form kForm, class A>

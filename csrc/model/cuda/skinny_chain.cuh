@@ -109,7 +109,8 @@ struct Arguments {
   CUtensorMap weights[kMostPhases];  // see weight_map
   CUtensorMap shared[2];             // of the expert that every row takes: gate and up, down
   Phase phases[kMostPhases];
-  int num_phases, num_tokens, num_experts, num_chosen, stages, in_flight, row_pitch, gain_bytes;
+  int num_phases, num_tokens, num_experts, num_chosen, stages, in_flight, in_stream, row_pitch;
+  int gain_bytes;
   int delta_bytes;  // of shared memory for what adapters add
   bool lets_next_in_early, renormalises, has_shared;
   float factor;
@@ -119,7 +120,7 @@ struct Arguments {
   HiddenTap tap;                 // of the results of the phase before the last
   uint32_t* launches;            // [CTAs]: how many there were; each CTA has its own
   unsigned long long* num_read;  // as ChainExperts has it
-  lab::Stamp* trace;
+  lab::Ahead lab_ahead;
 };
 
 // A product as one CTA sees it, in shared memory, because reading arguments by index takes much longer.
