@@ -1,7 +1,5 @@
 // The host side of skinny_chain: what its kernel is launched with.
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <initializer_list>
 
 #include "attention/cuda/single_token.h"
