@@ -9,13 +9,121 @@
 
 namespace bequest::cuda::chain {
 
+__device__ __forceinline__ bool has_ended(const PhaseBarrier& barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, done;\n}\n"
+      : "=r"(done)
+      : "r"(barrier.address()), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+// A box from memory into the L2, and no further.
+__device__ __forceinline__ void bring_box(const CUtensorMap& map, int4 at, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.prefetch.tensor.4d.L2.global.tile.L2::cache_hint [%0, {%1, %2, %3, %4}], %5;" ::"l"(
+          &map),
+      "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w), "l"(policy)
+      : "memory");
+}
+// What is read soon leaves it behind all else.
+__device__ __forceinline__ uint64_t read_soon_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ uint64_t plain_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// Brings stages that are asked for later into the L2, while the memory has nothing else to do: no more at a
+// time than leaves it free for what CTAs wait for. By the thread that asks for weights.
+class Ahead {
+ public:
+  // The stages from that numbered `skipped` on of the phase `phase` and of those that follow it.
+  __device__ Ahead(const Arguments& a, const View* views, int phase, int skipped)
+      : a_(a), views_(views), phase_(phase), left_(a.ahead.stages), last_(clock_now() + a.ahead.delay) {
+    policy_ = a.ahead.policy == 1   ? read_soon_policy()
+              : a.ahead.policy == 2 ? read_once_policy()
+                                    : plain_policy();
+    if (phase > 0) index_ = 1 << 20;  // nobody passes it
+    if (left_ == 0) return;
+    if (phase_ >= a_.num_phases) {
+      left_ = 0;
+      return;
+    }
+    tile_ = views_[phase_].first;
+    settle();
+#pragma unroll 1
+    for (int i = 0; i < skipped && left_ > 0; ++i) advance();
+  }
+
+  __device__ __forceinline__ bool is_done() const { return left_ == 0; }
+
+  // Until the phase of the barrier has ended.
+  __device__ __forceinline__ void wait(const PhaseBarrier& barrier, uint32_t parity, int asked) {
+    while (left_ > 0) {
+      if (has_ended(barrier, parity)) return;
+      if (index_ < asked) {
+        advance();
+        continue;
+      }
+      const int since = static_cast<int>(clock_now() - last_);
+      if (since >= 0) bring();
+    }
+    barrier.wait(parity);
+  }
+  __device__ __forceinline__ void stop() { left_ = 0; }
+
+ private:
+  __device__ static uint32_t clock_now() {
+    uint32_t now;
+    asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
+    return now;
+  }
+  __device__ void bring() {
+    last_ = clock_now() + a_.ahead.pace;
+    --left_;
+    const View& view = views_[phase_];
+    const int rows = view.kind == Kind::kGate ? kTile / 2 : kTile;
+    bring_box(a_.weights[phase_], {0, tile_ * rows, 0, chunk_ * kStageLines}, policy_);
+    advance();
+  }
+  __device__ void advance() {
+    ++index_;
+    if (++chunk_ < views_[phase_].chunks) return;
+    chunk_ = 0;
+    ++tile_;
+    settle();
+  }
+  __device__ void settle() {
+#pragma unroll 1
+    while (left_ > 0 && tile_ >= views_[phase_].end) {
+      if (++phase_ == a_.num_phases)
+        left_ = 0;
+      else
+        tile_ = views_[phase_].first;
+    }
+  }
+
+  const Arguments& a_;
+  const View* const views_;
+  uint64_t policy_;
+  int phase_, tile_ = 0, chunk_ = 0, left_, index_ = 0;
+  uint32_t last_;
+};
+
 // Asks for all weights of a CTA in the order in which multiply() takes them. No more is asked for at once
 // than keeps the memory busy: rows of x would wait behind it. By one thread.
 template <Form kForm>
 class Reader {
  public:
-  __device__ Reader(const Arguments& a, Ring& ring, uint32_t ring_at)
-      : a_(a), ring_(ring), ring_at_(ring_at), policy_(read_once_policy()) {}
+  __device__ Reader(const Arguments& a, Ring& ring, uint32_t ring_at, Ahead& ahead)
+      : ahead_(ahead), a_(a), ring_(ring), ring_at_(ring_at), policy_(read_once_policy()) {}
 
   // With what groups are scaled by.
   __device__ void read(const View& view, const CUtensorMap& map, const CUtensorMap& groups) {
@@ -24,6 +132,7 @@ class Reader {
     for (int tile = view.first; tile < view.end; ++tile)
 #pragma unroll 1
       for (int chunk = 0; chunk < view.chunks; ++chunk) {
+        idle();
         make_room();
         copy_grouped_stage<group_lines(kForm)>(map, groups, place(), ring_.full[at_.index], tile * rows,
                                                chunk, policy_);
@@ -37,10 +146,16 @@ class Reader {
     for (int tile = view.first; tile < view.end; ++tile)
 #pragma unroll 1
       for (int chunk = 0; chunk < view.chunks; ++chunk) {
+        idle();
         make_room();
         copy_stage(map, place(), ring_.full[at_.index], tile * rows, chunk * kStageLines, policy_);
         advance();
       }
+  }
+
+  // While there is no room.
+  __device__ __forceinline__ void idle() {
+    if (asked_ >= a_.stages) ahead_.wait(ring_.empty[at_.index], at_.parity ^ 1, asked_);
   }
 
   // One tile, whose rows begin with `row`.
@@ -116,6 +231,7 @@ class Reader {
     ++asked_;
   }
 
+  Ahead& ahead_;
   const Arguments& a_;
   Ring& ring_;
   const uint32_t ring_at_;
