@@ -285,8 +285,11 @@ Arguments with_lab(Arguments a) {
   const bool has_experts = a.num_experts > 0;
   a.stages = std::min(a.stages, lab_switch(has_experts ? "LAB_STAGES" : "LAB_DSTAGES", a.stages));
   a.in_flight = lab_switch(has_experts ? "LAB_FLIGHT" : "LAB_DFLIGHT", a.in_flight);
-  a.ahead = {lab_switch(has_experts ? "LAB_AHEAD" : "LAB_DAHEAD", 0), lab_switch("LAB_PACE", 1300),
-             lab_switch("LAB_DELAY", 0), lab_switch("LAB_POLICY", 0)};
+  const int dense = lab_switch("LAB_DAHEAD", 0);
+  a.ahead = {has_experts ? lab_switch("LAB_AHEAD", 0)
+             : dense > 0 ? a.stages + dense
+                         : 0,
+             lab_switch("LAB_PACE", 1300), lab_switch("LAB_DELAY", 0), lab_switch("LAB_POLICY", 0)};
   return a;
 }
 

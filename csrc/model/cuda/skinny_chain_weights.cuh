@@ -41,88 +41,64 @@ __device__ __forceinline__ uint64_t plain_policy() {
 }
 
 // Brings stages that are asked for later into the L2, while the memory has nothing else to do: no more at a
-// time than leaves it free for what CTAs wait for. By the thread that asks for weights.
+// time than leaves it free for what CTAs wait for. They are those of the phases from kFirst on. By the thread
+// that asks for weights.
+template <int kFirst>
 class Ahead {
  public:
-  // The stages from that numbered `skipped` on of the phase `phase` and of those that follow it.
-  __device__ Ahead(const Arguments& a, const View* views, int phase, int skipped)
-      : a_(a), views_(views), phase_(phase), left_(a.ahead.stages), last_(clock_now() + a.ahead.delay) {
-    policy_ = a.ahead.policy == 1   ? read_soon_policy()
-              : a.ahead.policy == 2 ? read_once_policy()
-                                    : plain_policy();
-    if (phase > 0) index_ = 1 << 20;  // nobody passes it
-    if (left_ == 0) return;
-    if (phase_ >= a_.num_phases) {
-      left_ = 0;
-      return;
-    }
-    tile_ = views_[phase_].first;
-    settle();
-#pragma unroll 1
-    for (int i = 0; i < skipped && left_ > 0; ++i) advance();
-  }
+  __device__ Ahead(const Arguments& a, const View* views)
+      : a_(a), views_(views), next_(kFirst == 0 ? a.stages : 0), then_(clock_now() + a.ahead.delay) {}
 
-  __device__ __forceinline__ bool is_done() const { return left_ == 0; }
-
-  // Until the phase of the barrier has ended.
+  // Until the phase of the barrier has ended. asked: stages from kFirst on that have been asked for
   __device__ __forceinline__ void wait(const PhaseBarrier& barrier, uint32_t parity, int asked) {
-    while (left_ > 0) {
-      if (has_ended(barrier, parity)) return;
-      if (index_ < asked) {
-        advance();
-        continue;
-      }
-      const int since = static_cast<int>(clock_now() - last_);
-      if (since >= 0) bring();
+#pragma unroll 1
+    while (!has_ended(barrier, parity)) {
+      if (static_cast<int>(clock_now() - then_) < 0 || bring(asked)) continue;
+      return barrier.wait(parity);
     }
-    barrier.wait(parity);
   }
-  __device__ __forceinline__ void stop() { left_ = 0; }
 
  private:
-  __device__ static uint32_t clock_now() {
+  __device__ __forceinline__ static uint32_t clock_now() {
     uint32_t now;
     asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
     return now;
   }
-  __device__ void bring() {
-    last_ = clock_now() + a_.ahead.pace;
-    --left_;
-    const View& view = views_[phase_];
-    const int rows = view.kind == Kind::kGate ? kTile / 2 : kTile;
-    bring_box(a_.weights[phase_], {0, tile_ * rows, 0, chunk_ * kStageLines}, policy_);
-    advance();
-  }
-  __device__ void advance() {
-    ++index_;
-    if (++chunk_ < views_[phase_].chunks) return;
-    chunk_ = 0;
-    ++tile_;
-    settle();
-  }
-  __device__ void settle() {
+
+  // Whether there is one.
+  __device__ __forceinline__ bool bring(int asked) {
+    if (next_ < asked) next_ = asked;
+    int place = next_++;
+    if (place >= a_.ahead.stages) return false;
+    then_ = clock_now() + a_.ahead.pace;
 #pragma unroll 1
-    while (left_ > 0 && tile_ >= views_[phase_].end) {
-      if (++phase_ == a_.num_phases)
-        left_ = 0;
-      else
-        tile_ = views_[phase_].first;
+    for (int phase = kFirst; phase < a_.num_phases; ++phase) {
+      const View& view = views_[phase];
+      const int count = (view.end - view.first) * view.chunks,
+                rows = view.kind == Kind::kGate ? kTile / 2 : kTile;
+      if (place < count) {
+        const uint64_t policy = a_.ahead.policy == 1 ? read_soon_policy() : plain_policy();
+        const int tile = view.first + place / view.chunks, chunk = place % view.chunks;
+        bring_box(a_.weights[phase], {0, tile * rows, 0, chunk * kStageLines}, policy);
+        return true;
+      }
+      place -= count;
     }
+    return false;
   }
 
   const Arguments& a_;
   const View* const views_;
-  uint64_t policy_;
-  int phase_, tile_ = 0, chunk_ = 0, left_, index_ = 0;
-  uint32_t last_;
+  int next_;
+  uint32_t then_;
 };
 
 // Asks for all weights of a CTA in the order in which multiply() takes them. No more is asked for at once
 // than keeps the memory busy: rows of x would wait behind it. By one thread.
-template <Form kForm>
+template <Form kForm, int kFirst>
 class Reader {
  public:
-  __device__ Reader(const Arguments& a, Ring& ring, uint32_t ring_at, Ahead& ahead)
+  __device__ Reader(const Arguments& a, Ring& ring, uint32_t ring_at, Ahead<kFirst>& ahead)
       : ahead_(ahead), a_(a), ring_(ring), ring_at_(ring_at), policy_(read_once_policy()) {}
 
   // With what groups are scaled by.
@@ -140,13 +116,14 @@ class Reader {
       }
   }
 
+  template <bool kIdles = true>
   __device__ void read(const View& view, const CUtensorMap& map) {
     const int rows = view.kind == Kind::kGate ? kTile / 2 : kTile;
 #pragma unroll 1
     for (int tile = view.first; tile < view.end; ++tile)
 #pragma unroll 1
       for (int chunk = 0; chunk < view.chunks; ++chunk) {
-        idle();
+        if constexpr (kIdles) idle();
         make_room();
         copy_stage(map, place(), ring_.full[at_.index], tile * rows, chunk * kStageLines, policy_);
         advance();
@@ -155,7 +132,7 @@ class Reader {
 
   // While there is no room.
   __device__ __forceinline__ void idle() {
-    if (asked_ >= a_.stages) ahead_.wait(ring_.empty[at_.index], at_.parity ^ 1, asked_);
+    if (asked_ >= a_.stages) ahead_.wait(ring_.empty[at_.index], at_.parity ^ 1, kFirst == 0 ? asked_ : 0);
   }
 
   // One tile, whose rows begin with `row`.
@@ -231,7 +208,7 @@ class Reader {
     ++asked_;
   }
 
-  Ahead& ahead_;
+  Ahead<kFirst>& ahead_;
   const Arguments& a_;
   Ring& ring_;
   const uint32_t ring_at_;
