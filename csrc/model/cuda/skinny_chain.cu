@@ -323,9 +323,7 @@ template <int kPerLane, Form kForm, class A>
 __device__ __forceinline__ void read_weights(const A& a, Fixed& fixed, const SharedDeltas& deltas,
                                              uint32_t ring_at) {
   using Order = Order<(kPerLane > 0)>;
-  constexpr int kFirst = kPerLane > 0 ? Order::kNext : 0;
-  Ahead<kFirst> ahead(a, fixed.views);
-  Reader<kForm, kFirst> reader(a, fixed.ring, ring_at, ahead);
+  Reader<kForm> reader(a, fixed.ring, ring_at);
   if constexpr (kIsAdapted<A>) {
 #pragma unroll 1
     for (int i = 0; i < a.num_phases; ++i) {
@@ -341,12 +339,11 @@ __device__ __forceinline__ void read_weights(const A& a, Fixed& fixed, const Sha
   } else {
     reader.read(fixed.views[0], a.weights[0]);
     reader.read(fixed.views[Order::kRouter], a.weights[Order::kRouter]);
-    ahead.wait(fixed.chosen.there, 0, 0);
+    fixed.chosen.there.wait(0);
     const int* ids = fixed.chosen.ids;
     reader.read_gates(fixed.views[Order::kGate], a.weights[Order::kGate], a.shared[0], ids);
     reader.read_downs(fixed.views[Order::kDown], a.weights[Order::kDown], a.shared[1], ids);
-    if (a.num_phases > Order::kNext)
-      reader.template read<false>(fixed.views[Order::kNext], a.weights[Order::kNext]);
+    if (a.num_phases > Order::kNext) reader.read(fixed.views[Order::kNext], a.weights[Order::kNext]);
   }
 }
 

@@ -104,11 +104,6 @@ struct Phase {
   BFloat16* out;        // [T, outputs], or null
 };
 
-// Of stages that are brought into the L2 ahead of their time.
-struct AheadArguments {
-  int stages, pace, delay, policy;  // pace, delay: clocks
-};
-
 struct Arguments {
   CUtensorMap weights[kMostPhases];  // see weight_map
   CUtensorMap shared[2];             // of the expert that every row takes: gate and up, down
@@ -120,7 +115,6 @@ struct Arguments {
   const Word* logits;  // [E / 2] in sectors: the router's
   const void* attended;
   Activation activation;
-  AheadArguments ahead;
   HiddenTap tap;                 // of the results of the phase before the last
   uint32_t* launches;            // [CTAs]: how many there were; each CTA has its own
   unsigned long long* num_read;  // as ChainExperts has it

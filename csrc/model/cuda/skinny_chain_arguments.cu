@@ -1,6 +1,5 @@
 // The host side of skinny_chain: what its kernel is launched with.
 #include <algorithm>
-#include <cstdlib>
 #include <initializer_list>
 
 #include "attention/cuda/single_token.h"
@@ -276,23 +275,6 @@ Arguments arguments_of(const SkinnyChainParams& p, Builder& builder) {
   return a;
 }
 
-int lab_switch(const char* name, int value) {
-  const char* text = std::getenv(name);
-  return text != nullptr ? std::atoi(text) : value;
-}
-
-Arguments with_lab(Arguments a) {
-  const bool has_experts = a.num_experts > 0;
-  a.stages = std::min(a.stages, lab_switch(has_experts ? "LAB_STAGES" : "LAB_DSTAGES", a.stages));
-  a.in_flight = lab_switch(has_experts ? "LAB_FLIGHT" : "LAB_DFLIGHT", a.in_flight);
-  const int dense = lab_switch("LAB_DAHEAD", 0);
-  a.ahead = {has_experts ? lab_switch("LAB_AHEAD", 0)
-             : dense > 0 ? a.stages + dense
-                         : 0,
-             lab_switch("LAB_PACE", 1300), lab_switch("LAB_DELAY", 0), lab_switch("LAB_POLICY", 0)};
-  return a;
-}
-
 void check_params(const SkinnyChainParams& p) {
   const ChainExperts& experts = p.experts;
   const Form form = form_of(p.output);
@@ -385,7 +367,7 @@ void skinny_chain(const SkinnyChainParams& p, Stream stream) {
   check_params(p);
   const int grid = multiprocessors();
   Builder builder(p.scratch, grid, p.experts);
-  const Arguments a = with_lab(arguments_of(p, builder));
+  const Arguments a = arguments_of(p, builder);
   if (p.deltas.slots != nullptr)
     return launch_adapted_chain(adapted(a, p.deltas, builder.words_end(), grid), grid, stream);
   const Form form = form_of(p.output);

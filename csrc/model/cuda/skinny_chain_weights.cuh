@@ -9,97 +9,13 @@
 
 namespace bequest::cuda::chain {
 
-__device__ __forceinline__ bool has_ended(const PhaseBarrier& barrier, uint32_t parity) {
-  uint32_t done;
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-      "selp.b32 %0, 1, 0, done;\n}\n"
-      : "=r"(done)
-      : "r"(barrier.address()), "r"(parity)
-      : "memory");
-  return done != 0;
-}
-// A box from memory into the L2, and no further.
-__device__ __forceinline__ void bring_box(const CUtensorMap& map, int4 at, uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.prefetch.tensor.4d.L2.global.tile.L2::cache_hint [%0, {%1, %2, %3, %4}], %5;" ::"l"(
-          &map),
-      "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w), "l"(policy)
-      : "memory");
-}
-// What is read soon leaves it behind all else.
-__device__ __forceinline__ uint64_t read_soon_policy() {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-__device__ __forceinline__ uint64_t plain_policy() {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
-// Brings stages that are asked for later into the L2, while the memory has nothing else to do: no more at a
-// time than leaves it free for what CTAs wait for. They are those of the phases from kFirst on. By the thread
-// that asks for weights.
-template <int kFirst>
-class Ahead {
- public:
-  __device__ Ahead(const Arguments& a, const View* views)
-      : a_(a), views_(views), next_(kFirst == 0 ? a.stages : 0), then_(clock_now() + a.ahead.delay) {}
-
-  // Until the phase of the barrier has ended. asked: stages from kFirst on that have been asked for
-  __device__ __forceinline__ void wait(const PhaseBarrier& barrier, uint32_t parity, int asked) {
-#pragma unroll 1
-    while (!has_ended(barrier, parity)) {
-      if (static_cast<int>(clock_now() - then_) < 0 || bring(asked)) continue;
-      return barrier.wait(parity);
-    }
-  }
-
- private:
-  __device__ __forceinline__ static uint32_t clock_now() {
-    uint32_t now;
-    asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
-    return now;
-  }
-
-  // Whether there is one.
-  __device__ __forceinline__ bool bring(int asked) {
-    if (next_ < asked) next_ = asked;
-    int place = next_++;
-    if (place >= a_.ahead.stages) return false;
-    then_ = clock_now() + a_.ahead.pace;
-#pragma unroll 1
-    for (int phase = kFirst; phase < a_.num_phases; ++phase) {
-      const View& view = views_[phase];
-      const int count = (view.end - view.first) * view.chunks,
-                rows = view.kind == Kind::kGate ? kTile / 2 : kTile;
-      if (place < count) {
-        const uint64_t policy = a_.ahead.policy == 1 ? read_soon_policy() : plain_policy();
-        const int tile = view.first + place / view.chunks, chunk = place % view.chunks;
-        bring_box(a_.weights[phase], {0, tile * rows, 0, chunk * kStageLines}, policy);
-        return true;
-      }
-      place -= count;
-    }
-    return false;
-  }
-
-  const Arguments& a_;
-  const View* const views_;
-  int next_;
-  uint32_t then_;
-};
-
 // Asks for all weights of a CTA in the order in which multiply() takes them. No more is asked for at once
 // than keeps the memory busy: rows of x would wait behind it. By one thread.
-template <Form kForm, int kFirst>
+template <Form kForm>
 class Reader {
  public:
-  __device__ Reader(const Arguments& a, Ring& ring, uint32_t ring_at, Ahead<kFirst>& ahead)
-      : ahead_(ahead), a_(a), ring_(ring), ring_at_(ring_at), policy_(read_once_policy()) {}
+  __device__ Reader(const Arguments& a, Ring& ring, uint32_t ring_at)
+      : a_(a), ring_(ring), ring_at_(ring_at), policy_(read_once_policy()) {}
 
   // With what groups are scaled by.
   __device__ void read(const View& view, const CUtensorMap& map, const CUtensorMap& groups) {
@@ -108,7 +24,6 @@ class Reader {
     for (int tile = view.first; tile < view.end; ++tile)
 #pragma unroll 1
       for (int chunk = 0; chunk < view.chunks; ++chunk) {
-        idle();
         make_room();
         copy_grouped_stage<group_lines(kForm)>(map, groups, place(), ring_.full[at_.index], tile * rows,
                                                chunk, policy_);
@@ -116,23 +31,16 @@ class Reader {
       }
   }
 
-  template <bool kIdles = true>
   __device__ void read(const View& view, const CUtensorMap& map) {
     const int rows = view.kind == Kind::kGate ? kTile / 2 : kTile;
 #pragma unroll 1
     for (int tile = view.first; tile < view.end; ++tile)
 #pragma unroll 1
       for (int chunk = 0; chunk < view.chunks; ++chunk) {
-        if constexpr (kIdles) idle();
         make_room();
         copy_stage(map, place(), ring_.full[at_.index], tile * rows, chunk * kStageLines, policy_);
         advance();
       }
-  }
-
-  // While there is no room.
-  __device__ __forceinline__ void idle() {
-    if (asked_ >= a_.stages) ahead_.wait(ring_.empty[at_.index], at_.parity ^ 1, kFirst == 0 ? asked_ : 0);
   }
 
   // One tile, whose rows begin with `row`.
@@ -208,7 +116,6 @@ class Reader {
     ++asked_;
   }
 
-  Ahead<kFirst>& ahead_;
   const Arguments& a_;
   Ring& ring_;
   const uint32_t ring_at_;
