@@ -317,7 +317,9 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
   __shared__ typename SingleHeads<D, Cache>::Memory memory;
   __shared__ PhaseBarrier received;
   let_next_start();
-  if (__ldg(a.num_items) == 0) return wait_for_previous();  // padding
+  const int num_items = __ldg(a.num_items);
+  const SingleRange<D, Cache> range(a, p);         // on its way beside the number: both come from far
+  if (num_items == 0) return wait_for_previous();  // padding
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y;
   const auto cluster = cooperative_groups::this_cluster();
   const int vectors = a.group * S::kRowVectors;
@@ -325,7 +327,6 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
   if (threadIdx.x == 0) exchange.expect();
   auto begun = cluster.barrier_arrive();  // before a block sends, all have begun
 
-  const SingleRange<D, Cache> range(a, p);
   const int end = range.position + 1;
   uint8_t* const ring = shared + warp * S::kWarpBytes;
   const uint32_t ring_address = shared_address(ring);

@@ -15,6 +15,7 @@
 // behind it are let in when all of them have begun, or later. Should that ever be untrue, waiting ends in a
 // trap.
 #include "device/barriers.cuh"
+#include "device/copies.cuh"
 #include "device/fine_values.cuh"
 #include "device/launch.cuh"
 #include "device/pairs.cuh"
@@ -40,7 +41,7 @@ template <Form kForm>
 struct Row {
   uint2 of[kStageUnits<kForm>];
 
-  __device__ __forceinline__ void load(uint32_t from) {
+  __device__ __forceinline__ void load(uint32_t from, uint32_t /*sums*/) {
     constexpr int kPacked = packed(kForm);
 #pragma unroll
     for (int i = 0; i < kStageUnits<kForm>; ++i)
@@ -57,23 +58,54 @@ template <>
 struct Row<Form::kInt4> {
   static constexpr int kUnits = kStageUnits<Form::kInt4>;
   uint2 of[kUnits];
-  float sums[kSteps];  // of x, over each group
+  float sums[kSteps];  // of x, over each group: of the lane's token
+
+  __device__ __forceinline__ void load(uint32_t from, uint32_t sums_from) {
+    load(from);
+    const uint4 words = load_16(sums_from);
+    sums[0] = __uint_as_float(words.x);
+    sums[1] = __uint_as_float(words.y);
+    sums[2] = __uint_as_float(words.z);
+    sums[3] = __uint_as_float(words.w);
+  }
+
+  // Leaves the sums of `chunks` stages where load() finds them. By a warp, for its part of x.
+  __device__ __forceinline__ static void prepare(uint32_t from, uint32_t sums_to, int chunks, int lane) {
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      Row row;
+      row.load(from + chunk * (kUnits * kSliceBytes));
+      row.add_up();
+      if (lane < kMostChainedRows)
+        store_16(sums_to + chunk * kSumBytes,
+                 make_uint4(__float_as_uint(row.sums[0]), __float_as_uint(row.sums[1]),
+                            __float_as_uint(row.sums[2]), __float_as_uint(row.sums[3])));
+    }
+    __syncwarp();
+  }
+
+ private:
+  static_assert(kSteps == 4);
 
   __device__ __forceinline__ void load(uint32_t from) {
     constexpr int kPacked = packed(Form::kInt4);
-    constexpr uint32_t kOnes[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
     const uint32_t other = from ^ 16;
 #pragma unroll
     for (int i = 0; i < kUnits; ++i)
       of[i] = load_8((i % 2 ? other : from) + i / kPacked * (kPacked * kSliceBytes) + i % kPacked / 2 * 32);
+  }
+
+  __device__ __forceinline__ void add_up() {
+    constexpr int kPacked = packed(Form::kInt4);
+    constexpr uint32_t kOnes[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
+    float both[kSteps][4] = {};
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      float both[4] = {};
+    for (int i = 0; i < kPacked; ++i)
 #pragma unroll
-      for (int i = 0; i < kPacked; ++i)
-        multiply_accumulate_f16(both, kOnes, of[kPacked * s + i].x, of[kPacked * s + i].y);
-      sums[s] = both[0] + both[3];
-    }
+      for (int s = 0; s < kSteps; ++s)
+        multiply_accumulate_f16(both[s], kOnes, of[kPacked * s + i].x, of[kPacked * s + i].y);
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) sums[s] = both[s][0] + both[s][3];
   }
 };
 
@@ -112,20 +144,23 @@ struct TileSum {
   // are multiplied with the sum of the group's x.
   __device__ __forceinline__ void add(const Weights<Form::kInt4>& w, const Row<Form::kInt4>& x) {
     constexpr float kFirst = 1 << 24, kSecond = 1 << 20;
+    float sums[kSteps][4] = {};
+    // Groups take turns, so that a product need not wait for the one before it.
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        const uint32_t code = i == 0 ? w.of[s].x : i == 1 ? w.of[s].y : i == 2 ? w.of[s].z : w.of[s].w;
+        const uint32_t later = code >> 8;
+        const uint32_t a[4] = {code & 0x000f000fu, code & 0x00f000f0u, later & 0x000f000fu,
+                               later & 0x00f000f0u};
+        multiply_accumulate_f16(sums[s], a, x.of[4 * s + i].x, x.of[4 * s + i].y);
+      }
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
-      const uint32_t codes[4] = {w.of[s].x, w.of[s].y, w.of[s].z, w.of[s].w};
-      float sums[4] = {};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t later = codes[i] >> 8;
-        const uint32_t a[4] = {codes[i] & 0x000f000fu, codes[i] & 0x00f000f0u, later & 0x000f000fu,
-                               later & 0x00f000f0u};
-        multiply_accumulate_f16(sums, a, x.of[4 * s + i].x, x.of[4 * s + i].y);
-      }
       const float zero = static_cast<float>(w.groups[s] & 0xff);
       const float scale = __uint_as_float(w.groups[s] & 0xffffff00u);
-      of[s % 2][0] += scale * (kFirst * sums[0] + (kSecond * sums[3] - zero * x.sums[s]));
+      of[s % 2][0] += scale * (kFirst * sums[s][0] + (kSecond * sums[s][3] - zero * x.sums[s]));
     }
   }
 
@@ -169,14 +204,14 @@ __device__ __forceinline__ void in_turns(int count, const int& left, W& even, W&
 }
 
 // The sums of `count` tiles of the next stages, of which `left` are left in the phase and the first is in
-// `even`. x: this lane's; to: of its row, and of its token if it has one
+// `even`. x, x_sums: this lane's; to: of its row, and of its token if it has one
 template <Form kForm>
 __device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, int chunks, uint32_t x_begin,
-                                               bool has_token, float* to, int& left, Weights<kForm>& even,
-                                               Weights<kForm>& odd) {
+                                               uint32_t x_sums, bool has_token, float* to, int& left,
+                                               Weights<kForm>& even, Weights<kForm>& odd) {
   constexpr int kStageBytesOfX = kStageUnits<kForm> * kSliceBytes;
   Row<kForm> x;
-  x.load(x_begin);
+  x.load(x_begin, x_sums);
   if (chunks == 1) {
     const auto step = [&](const Weights<kForm>& now, Weights<kForm>& next) {
       if (--left > 0) ring.take(next);
@@ -189,20 +224,22 @@ __device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, 
     return in_turns(count, left, even, odd, step);
   }
   const uint32_t x_end = x_begin + chunks * kStageBytesOfX;
-  uint32_t x_at = x_begin;
+  uint32_t x_at = x_begin, sums_at = x_sums;
   TileSum sum;
   const auto step = [&](const Weights<kForm>& now, Weights<kForm>& next) {
     if (--left > 0) ring.take(next);
     sum.add(now, x);
     ring.give_back(now);
     x_at += kStageBytesOfX;
+    sums_at += kSumBytes;
     if (x_at == x_end) {
       x_at = x_begin;
+      sums_at = x_sums;
       if (has_token) *to = sum.total();
       sum = TileSum{};
       to += kTile;
     }
-    x.load(x_at);
+    x.load(x_at, sums_at);
   };
   in_turns(count * chunks, left, even, odd, step);
 }
@@ -279,18 +316,24 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     const int chunks = view.chunks, end = view.end;
     int tile = view.first;
     auto& squares = fixed.squares[i];
+    if (i == 1) {  // gains are there: none is needed before
+      wait_copies<0>();
+      sync_consumers();
+    }
     const PhaseDeltas<T, A> deltas(a, *reinterpret_cast<SharedDeltas*>(shared + places.deltas), i);
     const bool has_staged = (kHasExperts && i == Order::kGate) || deltas.has_tile();
     if constexpr (kHasExperts)
       if (has_staged) await_experts<kPerLane>(a, rows, view, launch, warp, lane, fixed);
     if (tile == end && !deltas.has_tile()) continue;
     const uint32_t x_begin = row_at + warp * (chunks * kStageUnits<kForm> * kSliceBytes);
+    const uint32_t x_sums = shared_address(shared + places.sums) + warp * chunks * kSumBytes + lane % 4 * 16;
     Weights<kForm> even, odd;
     ring.take(even);  // the first ones, before x is there
     if (deltas.has_tile()) {
       stage(rows, view, launch, warp, lane, squares);
       int left = chunks;
-      multiply_tiles<kForm>(ring, 1, chunks, x_begin, lane % 4 < T, sums.place(warp, lane), left, even, odd);
+      multiply_tiles<kForm>(ring, 1, chunks, x_begin, x_sums, lane % 4 < T, sums.place(warp, lane), left,
+                            even, odd);
       sync_consumers();
       deltas.publish(sums.get(), norm_scale(view, squares, deltas.token()), launch, thread);
       sums.turn();
@@ -303,9 +346,12 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
       const int count = min(kRoundTiles, end - tile);
       Element<kForm, kIsAdapted<A>> element(view, T, tile, count, thread);
       deltas.ask(element, view);
-      if (tile == view.first && !has_staged) stage(rows, view, launch, warp, lane, squares);
+      if (tile == view.first && !has_staged) {
+        stage(rows, view, launch, warp, lane, squares);
+        if constexpr (kForm == Form::kInt4) Row<kForm>::prepare(x_begin, x_sums, chunks, lane);
+      }
       float* const to = sums.place(warp, lane);
-      multiply_tiles<kForm>(ring, count, chunks, x_begin, lane % 4 < T, to, left, even, odd);
+      multiply_tiles<kForm>(ring, count, chunks, x_begin, x_sums, lane % 4 < T, to, left, even, odd);
       if (tile == view.first) deltas.collect(launch, thread);
       sync_consumers();
       if (warp < T * (kPlaces / kWarp))
@@ -378,13 +424,17 @@ __global__ __launch_bounds__(kThreads, kIsAdapted<A> || kForm != Form::kNumbers
     if (threadIdx.x > kConsumers) return;
     read_weights<kPerLane, kForm>(a, fixed, deltas, shared_address(shared));
     let_next_start();
+    lab::bring(a.lab_ahead, static_cast<int>(blockIdx.x));
     return;
   }
-  stage_gain<kForm>(a.phases[Order::kGate], shared + places.gains);
+  ask_gain<kForm>(a.phases[Order::kGate], shared + places.gains);
   if (a.num_phases > Order::kNext)
-    stage_gain<kForm>(a.phases[Order::kNext], shared + places.gains + a.gain_bytes);
-  if constexpr (kIsAdapted<A>) stage_ranks(a, deltas);
-  sync_consumers();
+    ask_gain<kForm>(a.phases[Order::kNext], shared + places.gains + a.gain_bytes);
+  commit_copies();
+  if constexpr (kIsAdapted<A>) {
+    stage_ranks(a, deltas);
+    sync_consumers();
+  }
   wait_for_previous();
   uint32_t* launches = a.launches + blockIdx.x;
   const LaunchNumber launch(__ldcg(launches));

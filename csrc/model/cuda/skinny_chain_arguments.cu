@@ -29,16 +29,17 @@ constexpr int fewest_stages(Form form) { return packed(form) == 4 ? 3 : 4; }
 // How much of the weights is on its way, and how much waits in shared memory for its rows.
 struct Depth {
   int stages, in_flight;
+  int in_stream;            // the same, where no rows of x are on their way
   bool lets_next_in_early;  // or when all weights have been asked for, so that those of the next come behind
                             // them
 };
 // Small layers are a chain of latencies: what is asked for early comes in the way of rows of x, and a ring
 // that is larger in that of attention, or of the next chain, which take their place beside it. Large ones are
 // a stream.
-constexpr Depth kSmallLayer{6, 2, false}, kLargeLayer{10, 3, true}, kExperts{11, 3, true};
+constexpr Depth kSmallLayer{6, 2, 2, false}, kLargeLayer{10, 3, 3, true}, kExperts{11, 3, 3, true};
 constexpr int64_t kLargeShare = 64;  // stages that a CTA has of a layer
 // Codes of 4 bits in groups of 128 are one from fewer stages on, which have four times the values.
-constexpr Depth kLargeInt4{9, 2, true};
+constexpr Depth kLargeInt4{9, 2, 4, true};
 constexpr int64_t kLargeInt4Share = 32;
 
 Form form_of_codec(FineCodec codec) {
@@ -81,7 +82,8 @@ Depth depth_of(const Arguments& a, Form form, bool beside_attention) {
   const int most = (kMostSharedBytes - other) / ring_bytes(form);
   const int beside = (kBesideAttention - other) / ring_bytes(form);
   const bool leaves_room = beside_attention && beside >= kFewestBesideAttention;
-  return {std::min(wish.stages, leaves_room ? beside : most), wish.in_flight, wish.lets_next_in_early};
+  return {std::min(wish.stages, leaves_room ? beside : most), wish.in_flight, wish.in_stream,
+          wish.lets_next_in_early};
 }
 
 int64_t num_routed(const ChainExperts& experts) {
@@ -249,7 +251,14 @@ void finish(Arguments& a, int num_tokens, Form form, int64_t normed, bool beside
   const Depth depth = depth_of(a, form, beside_attention);
   a.stages = depth.stages;
   a.in_flight = depth.in_flight;
+  a.in_stream = depth.in_stream;
   a.lets_next_in_early = depth.lets_next_in_early;
+  a.lab_ahead = lab::ahead();
+  if (const char* lab_depth = std::getenv("BEQUEST_LAB_DEPTH")) {
+    int early = 0;
+    std::sscanf(lab_depth, "%d,%d,%d,%d", &a.stages, &a.in_flight, &a.in_stream, &early);
+    a.lets_next_in_early = early != 0;
+  }
 }
 
 Arguments arguments_of(const SkinnyChainParams& p, Builder& builder) {
