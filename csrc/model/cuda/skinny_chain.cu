@@ -295,10 +295,17 @@ __device__ __forceinline__ void stage(const RowStager<T, kHasExperts, kForm>& ro
   if (view.gain >= 0) store_squares(squares, warp, lane, shared_squares);
 }
 
+// What the predecessor leaves can be read from here on.
+__device__ __forceinline__ LaunchNumber begin(const Arguments& a) {
+  wait_for_previous();
+  return LaunchNumber(__ldcg(a.launches + blockIdx.x));
+}
+
 // By the warps that multiply. kPerLane: experts that a lane looks at to choose; 0: there are none
 template <int T, int kPerLane, Form kForm, class A>
-__device__ __forceinline__ void multiply(const A& a, const Places& places, uint8_t* shared,
-                                         LaunchNumber launch) {
+__device__ __forceinline__ LaunchNumber multiply(const A& a, const Places& places, uint8_t* shared) {
+  LaunchNumber launch(0);
+  if (a.lab.early == 0) launch = begin(a);
   Fixed& fixed = *reinterpret_cast<Fixed*>(shared + places.fixed);
   const int lane = kept(threadIdx.x % kWarp), warp = kept(threadIdx.x / kWarp), thread = warp * kWarp + lane;
   constexpr bool kHasExperts = kPerLane > 0;
@@ -324,6 +331,7 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     const bool has_staged = (kHasExperts && i == Order::kGate) || deltas.has_tile();
     if constexpr (kHasExperts)
       if (has_staged) await_experts<kPerLane>(a, rows, view, launch, warp, lane, fixed);
+    if (i == 0 && a.lab.early == 1) launch = begin(a);
     if (tile == end && !deltas.has_tile()) continue;
     const uint32_t x_begin = row_at + warp * (chunks * kStageUnits<kForm> * kSliceBytes);
     const uint32_t x_sums = shared_address(shared + places.sums) + warp * chunks * kSumBytes + lane % 4 * 16;
@@ -344,12 +352,15 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
 #pragma unroll 1
     do {
       const int count = min(kRoundTiles, end - tile);
-      Element<kForm, kIsAdapted<A>> element(view, T, tile, count, thread);
-      deltas.ask(element, view);
-      if (tile == view.first && !has_staged) {
+      const auto stage_first = [&] {
+        if (tile != view.first || has_staged) return;
         stage(rows, view, launch, warp, lane, squares);
         if constexpr (kForm == Form::kInt4) Row<kForm>::prepare(x_begin, x_sums, chunks, lane);
-      }
+      };
+      if constexpr (kHasExperts) stage_first();  // needs the registers that an element has
+      Element<kForm, kIsAdapted<A>> element(view, T, tile, count, thread);
+      deltas.ask(element, view);
+      if constexpr (!kHasExperts) stage_first();
       float* const to = sums.place(warp, lane);
       multiply_tiles<kForm>(ring, count, chunks, x_begin, x_sums, lane % 4 < T, to, left, even, odd);
       if (tile == view.first) deltas.collect(launch, thread);
@@ -362,6 +373,7 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
       tile += kRoundTiles;
     } while (tile < end);
   }
+  return launch;
 }
 
 // By the thread that asks for weights.
@@ -435,12 +447,9 @@ __global__ __launch_bounds__(kThreads, kIsAdapted<A> || kForm != Form::kNumbers
     stage_ranks(a, deltas);
     sync_consumers();
   }
-  wait_for_previous();
-  uint32_t* launches = a.launches + blockIdx.x;
-  const LaunchNumber launch(__ldcg(launches));
-  multiply<T, kPerLane, kForm>(a, places, shared, launch);
+  const LaunchNumber launch = multiply<T, kPerLane, kForm>(a, places, shared);
   sync_consumers();  // all have read the number
-  if (threadIdx.x == 0) *launches = launch.get();
+  if (threadIdx.x == 0) a.launches[blockIdx.x] = launch.get();
 }
 
 template <int T, int kPerLane, Form kForm, class A>

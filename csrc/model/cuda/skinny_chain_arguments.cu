@@ -1,5 +1,6 @@
 // The host side of skinny_chain: what its kernel is launched with.
 #include <algorithm>
+#include <cstdlib>
 #include <initializer_list>
 
 #include "attention/cuda/single_token.h"
@@ -261,6 +262,13 @@ void finish(Arguments& a, int num_tokens, Form form, int64_t normed, bool beside
   }
 }
 
+int lab_switch(const char* name, int value) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::atoi(text) : value;
+}
+
+Lab lab_of() { return {lab_switch("LAB_SLEEP", 0), lab_switch("LAB_EARLY", 1)}; }
+
 Arguments arguments_of(const SkinnyChainParams& p, Builder& builder) {
   const int64_t hidden = p.output.out_features;
   const Form form = form_of(p.output);
@@ -281,6 +289,7 @@ Arguments arguments_of(const SkinnyChainParams& p, Builder& builder) {
   finish(a, p.num_tokens, form, hidden, p.experts.beside_attention);
   a.attended = p.attended;
   a.activation = p.activation;
+  a.lab = lab_of();
   return a;
 }
 
@@ -376,7 +385,10 @@ void skinny_chain(const SkinnyChainParams& p, Stream stream) {
   check_params(p);
   const int grid = multiprocessors();
   Builder builder(p.scratch, grid, p.experts);
-  const Arguments a = arguments_of(p, builder);
+  Arguments a = arguments_of(p, builder);
+  if (a.num_experts > 0) a.in_flight = lab_switch("LAB_FLIGHT", a.in_flight);
+  if (a.num_experts > 0) a.stages = std::min(a.stages, lab_switch("LAB_STAGES", a.stages));
+  if (a.num_experts > 0) a.in_stream = lab_switch("LAB_STREAM", a.in_stream);
   if (p.deltas.slots != nullptr)
     return launch_adapted_chain(adapted(a, p.deltas, builder.words_end(), grid), grid, stream);
   const Form form = form_of(p.output);
@@ -406,6 +418,7 @@ void chained_linear(const ChainedLinearParams& p, Stream stream) {
   finish(a, p.num_tokens, form, 0);
   a.attended = p.x;
   a.activation = p.activation;
+  a.lab = lab_of();
   if (is_grouped(form)) return launch_grouped_chain(grouped(a, {&p.product}), form, grid, stream);
   launch_chain(a, form, grid, stream);
 }
