@@ -295,17 +295,10 @@ __device__ __forceinline__ void stage(const RowStager<T, kHasExperts, kForm>& ro
   if (view.gain >= 0) store_squares(squares, warp, lane, shared_squares);
 }
 
-// What the predecessor leaves can be read from here on.
-__device__ __forceinline__ LaunchNumber begin(const Arguments& a) {
-  wait_for_previous();
-  return LaunchNumber(__ldcg(a.launches + blockIdx.x));
-}
-
 // By the warps that multiply. kPerLane: experts that a lane looks at to choose; 0: there are none
 template <int T, int kPerLane, Form kForm, class A>
-__device__ __forceinline__ LaunchNumber multiply(const A& a, const Places& places, uint8_t* shared) {
-  LaunchNumber launch(0);
-  if (a.lab.early == 0) launch = begin(a);
+__device__ __forceinline__ void multiply(const A& a, const Places& places, uint8_t* shared,
+                                         LaunchNumber launch) {
   Fixed& fixed = *reinterpret_cast<Fixed*>(shared + places.fixed);
   const int lane = kept(threadIdx.x % kWarp), warp = kept(threadIdx.x / kWarp), thread = warp * kWarp + lane;
   constexpr bool kHasExperts = kPerLane > 0;
@@ -331,7 +324,6 @@ __device__ __forceinline__ LaunchNumber multiply(const A& a, const Places& place
     const bool has_staged = (kHasExperts && i == Order::kGate) || deltas.has_tile();
     if constexpr (kHasExperts)
       if (has_staged) await_experts<kPerLane>(a, rows, view, launch, warp, lane, fixed);
-    if (i == 0 && a.lab.early == 1) launch = begin(a);
     if (tile == end && !deltas.has_tile()) continue;
     const uint32_t x_begin = row_at + warp * (chunks * kStageUnits<kForm> * kSliceBytes);
     const uint32_t x_sums = shared_address(shared + places.sums) + warp * chunks * kSumBytes + lane % 4 * 16;
@@ -373,7 +365,6 @@ __device__ __forceinline__ LaunchNumber multiply(const A& a, const Places& place
       tile += kRoundTiles;
     } while (tile < end);
   }
-  return launch;
 }
 
 // By the thread that asks for weights.
@@ -447,9 +438,12 @@ __global__ __launch_bounds__(kThreads, kIsAdapted<A> || kForm != Form::kNumbers
     stage_ranks(a, deltas);
     sync_consumers();
   }
-  const LaunchNumber launch = multiply<T, kPerLane, kForm>(a, places, shared);
+  wait_for_previous();
+  uint32_t* launches = a.launches + blockIdx.x;
+  const LaunchNumber launch(__ldcg(launches));
+  multiply<T, kPerLane, kForm>(a, places, shared, launch);
   sync_consumers();  // all have read the number
-  if (threadIdx.x == 0) a.launches[blockIdx.x] = launch.get();
+  if (threadIdx.x == 0) *launches = launch.get();
 }
 
 template <int T, int kPerLane, Form kForm, class A>

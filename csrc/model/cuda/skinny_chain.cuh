@@ -105,10 +105,6 @@ struct Phase {
   BFloat16* out;        // [T, outputs], or null
 };
 
-struct Lab {
-  int sleep, early;
-};
-
 struct Arguments {
   CUtensorMap weights[kMostPhases];  // see weight_map
   CUtensorMap shared[2];             // of the expert that every row takes: gate and up, down
@@ -121,7 +117,6 @@ struct Arguments {
   const Word* logits;  // [E / 2] in sectors: the router's
   const void* attended;
   Activation activation;
-  Lab lab;
   HiddenTap tap;                 // of the results of the phase before the last
   uint32_t* launches;            // [CTAs]: how many there were; each CTA has its own
   unsigned long long* num_read;  // as ChainExperts has it

@@ -1,6 +1,5 @@
 // The host side of skinny_chain: what its kernel is launched with.
 #include <algorithm>
-#include <cstdlib>
 #include <initializer_list>
 
 #include "attention/cuda/single_token.h"
@@ -38,6 +37,8 @@ struct Depth {
 // that is larger in that of attention, or of the next chain, which take their place beside it. Large ones are
 // a stream.
 constexpr Depth kSmallLayer{6, 2, 2, false}, kLargeLayer{10, 3, 3, true}, kExperts{11, 3, 3, true};
+// A ring with less room than it could use is full sooner where rows of x are waited for.
+constexpr Depth kExpertsBesideAttention{11, 2, 4, true};
 constexpr int64_t kLargeShare = 64;  // stages that a CTA has of a layer
 // Codes of 4 bits in groups of 128 are one from fewer stages on, which have four times the values.
 constexpr Depth kLargeInt4{9, 2, 4, true};
@@ -78,11 +79,11 @@ Depth wished_depth(const Arguments& a, Form form) {
 }
 
 Depth depth_of(const Arguments& a, Form form, bool beside_attention) {
-  const Depth wish = wished_depth(a, form);
   const int other = Places(form, 0, a.num_tokens, a.row_pitch, a.gain_bytes, a.delta_bytes).total;
   const int most = (kMostSharedBytes - other) / ring_bytes(form);
   const int beside = (kBesideAttention - other) / ring_bytes(form);
   const bool leaves_room = beside_attention && beside >= kFewestBesideAttention;
+  const Depth wish = leaves_room ? kExpertsBesideAttention : wished_depth(a, form);
   return {std::min(wish.stages, leaves_room ? beside : most), wish.in_flight, wish.in_stream,
           wish.lets_next_in_early};
 }
@@ -262,13 +263,6 @@ void finish(Arguments& a, int num_tokens, Form form, int64_t normed, bool beside
   }
 }
 
-int lab_switch(const char* name, int value) {
-  const char* text = std::getenv(name);
-  return text != nullptr ? std::atoi(text) : value;
-}
-
-Lab lab_of() { return {lab_switch("LAB_SLEEP", 0), lab_switch("LAB_EARLY", 1)}; }
-
 Arguments arguments_of(const SkinnyChainParams& p, Builder& builder) {
   const int64_t hidden = p.output.out_features;
   const Form form = form_of(p.output);
@@ -289,7 +283,6 @@ Arguments arguments_of(const SkinnyChainParams& p, Builder& builder) {
   finish(a, p.num_tokens, form, hidden, p.experts.beside_attention);
   a.attended = p.attended;
   a.activation = p.activation;
-  a.lab = lab_of();
   return a;
 }
 
@@ -385,10 +378,7 @@ void skinny_chain(const SkinnyChainParams& p, Stream stream) {
   check_params(p);
   const int grid = multiprocessors();
   Builder builder(p.scratch, grid, p.experts);
-  Arguments a = arguments_of(p, builder);
-  if (a.num_experts > 0) a.in_flight = lab_switch("LAB_FLIGHT", a.in_flight);
-  if (a.num_experts > 0) a.stages = std::min(a.stages, lab_switch("LAB_STAGES", a.stages));
-  if (a.num_experts > 0) a.in_stream = lab_switch("LAB_STREAM", a.in_stream);
+  const Arguments a = arguments_of(p, builder);
   if (p.deltas.slots != nullptr)
     return launch_adapted_chain(adapted(a, p.deltas, builder.words_end(), grid), grid, stream);
   const Form form = form_of(p.output);
@@ -418,7 +408,6 @@ void chained_linear(const ChainedLinearParams& p, Stream stream) {
   finish(a, p.num_tokens, form, 0);
   a.attended = p.x;
   a.activation = p.activation;
-  a.lab = lab_of();
   if (is_grouped(form)) return launch_grouped_chain(grouped(a, {&p.product}), form, grid, stream);
   launch_chain(a, form, grid, stream);
 }

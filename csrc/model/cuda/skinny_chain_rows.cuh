@@ -136,7 +136,7 @@ class RowStager {
   static_assert(kForm == Form::kNumbers || (kSteps % packed(kForm) == 0 && !kHasExperts),
                 "units that are one are read at once");
   // Groups of kSteps units that are read at once. Beside codes there are registers for a long row, which
-  // would else take one trip to the L2 behind another.
+  // would else take one trip to the L2 behind another; of experts for what eight of 768 have made.
   static constexpr int kBatch = kHasExperts ? 6 : T == 1 ? 4 : T == 2 ? 2 : 1;
   static constexpr int kMostBatch = kForm == Form::kNumbers ? kBatch : 4 * kBatch;
   static constexpr int kUnitBytes = place_of_word(kUnit / 2);
@@ -190,8 +190,8 @@ class RowStager {
   // Two words of each group and token; what lies beyond the last unit stays zero. What is there is not read
   // again.
   template <int kAtOnce>
-  __device__ __forceinline__ void read_until(const uint8_t* from, int unit, int units, uint32_t launch,
-                                             uint4 (&words)[kAtOnce][T]) const {
+  __device__ __forceinline__ static void read_until(const uint8_t* from, int unit, int units, uint32_t launch,
+                                                    uint4 (&words)[kAtOnce][T]) {
     bool lacks[kAtOnce], lacks_any;
 #pragma unroll
     for (int b = 0; b < kAtOnce; ++b) lacks[b] = unit + b * kSteps < units;
@@ -213,7 +213,6 @@ class RowStager {
         }
         lacks_any |= lacks[b];
       }
-      if (lacks_any && a_.lab.sleep > 0) __nanosleep(a_.lab.sleep);
       patience.spend();
     } while (lacks_any);
   }
