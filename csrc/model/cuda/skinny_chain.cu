@@ -190,12 +190,15 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
 #pragma unroll 1
     do {
       const int count = min(kRoundTiles, end - tile);
-      Element<kForm, kIsAdapted<A>> element(view, T, tile, count, thread);
-      deltas.ask(element, view);
-      if (tile == view.first && !has_staged) {
+      const auto stage_first = [&] {
+        if (tile != view.first || has_staged) return;
         stage(rows, view, launch, warp, lane, squares);
         if constexpr (kForm == Form::kInt4) Row<kForm>::prepare(x_begin, x_sums, chunks, lane);
-      }
+      };
+      if constexpr (kHasExperts) stage_first();  // needs the registers that an element has
+      Element<kForm, kIsAdapted<A>> element(view, T, tile, count, thread);
+      deltas.ask(element, view);
+      if constexpr (!kHasExperts) stage_first();
       float* const to = sums.place(warp, lane);
       multiply_tiles<kForm>(ring, count, chunks, x_begin, x_sums, lane % 4 < T, to, left, even, odd);
       if (tile == view.first) deltas.collect(launch, thread);

@@ -37,6 +37,8 @@ struct Depth {
 // that is larger in that of attention, or of the next chain, which take their place beside it. Large ones are
 // a stream.
 constexpr Depth kSmallLayer{6, 2, 2, false}, kLargeLayer{10, 3, 3, true}, kExperts{11, 3, 3, true};
+// A ring with less room than it could use is full sooner where rows of x are waited for.
+constexpr Depth kExpertsBesideAttention{11, 2, 4, true};
 constexpr int64_t kLargeShare = 64;  // stages that a CTA has of a layer
 // Codes are multiplied faster than they come, and wait for rows of x more than numbers do.
 constexpr Depth kLargeFloat8{10, 2, 3, true};
@@ -80,11 +82,11 @@ Depth wished_depth(const Arguments& a, Form form) {
 }
 
 Depth depth_of(const Arguments& a, Form form, bool beside_attention) {
-  const Depth wish = wished_depth(a, form);
   const int other = Places(form, 0, a.num_tokens, a.row_pitch, a.gain_bytes, a.delta_bytes).total;
   const int most = (kMostSharedBytes - other) / ring_bytes(form);
   const int beside = (kBesideAttention - other) / ring_bytes(form);
   const bool leaves_room = beside_attention && beside >= kFewestBesideAttention;
+  const Depth wish = leaves_room ? kExpertsBesideAttention : wished_depth(a, form);
   const int stages = std::min(wish.stages, leaves_room ? beside : most);
   return {stages, std::min(wish.in_flight, stages), std::min(wish.in_stream, stages),
           wish.lets_next_in_early};

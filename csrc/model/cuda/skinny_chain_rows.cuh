@@ -136,8 +136,8 @@ class RowStager {
   static_assert(kForm == Form::kNumbers || (kSteps % packed(kForm) == 0 && !kHasExperts),
                 "units that are one are read at once");
   // Groups of kSteps units that are read at once. Beside codes there are registers for a long row, which
-  // would else take one trip to the L2 behind another.
-  static constexpr int kBatch = T == 1 ? 4 : T == 2 ? 2 : 1;
+  // would else take one trip to the L2 behind another; of experts for what eight of 768 have made.
+  static constexpr int kBatch = kHasExperts ? 6 : T == 1 ? 4 : T == 2 ? 2 : 1;
   static constexpr int kMostBatch = kForm == Form::kNumbers ? kBatch : (is_fine(kForm) ? 2 : 4) * kBatch;
   static constexpr int kUnitBytes = place_of_word(kUnit / 2);
 

@@ -55,7 +55,8 @@ class Reader {
     }
   }
 
-  // Gate and up of the chosen experts: a tile is one expert's. The shared one comes behind them.
+  // Gate and up of the chosen experts: a tile is one expert's. The shared one comes behind them. Stages are
+  // counted on from the router's: x was there before the choice.
   __device__ void read_gates(const View& view, const CUtensorMap& map, const CUtensorMap& shared,
                              const int* ids) {
     const int tiles = view.part / (kTile / 2);  // of an expert
