@@ -1,11 +1,13 @@
 """Where the milliseconds of an image's first token are: on the host by stamps, on the device by a profile.
 
-    python -m benchmarks.image_stages [--rounds 12] [--side 1024] [--profile FILE]
+    python -m benchmarks.image_stages [--rounds 12] [--side 1024] [--profile FILE] [--crowd 64]
 
 The model, the images and the texts are those of benchmarks/gpu_images.py, one request at a time, the client in another
 process. Stations are printed with the median of milliseconds since the first byte came, and since the station before.
 With --profile three more images and three more texts are computed under torch's profiler: the kernels of each are
-printed by name, and FILE is the trace (which changes the times of the host, and of the device a little).
+printed by name, and FILE is the trace (which changes the times of the host, and of the device a little). With --crowd
+so many images are asked for 32 at a time as well: their rate, and with --profile their kernels. Sizes of steps are
+printed at the end.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ import shutil
 import tempfile
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +35,15 @@ from benchmarks.stations import STAMPS, run_stamped, served, wrap
 _FIRST = 4  # images and texts that nobody measures
 _PROFILED = 3
 _TOWER, _BYTES_IN, _COMPUTED = "tower", "bytes in", "computed"
+_AT_ONCE, _ANSWER = 32, 32  # requests of a crowd, and tokens that each of them asks for
+_SIZES: Counter[tuple[int, int]] = Counter()  # of steps: images that were looked at, hundreds of tokens
 Way = dict[str, int]  # the first stamp of each station, ns
 
 
 def wrap_way_in() -> None:
     """What stations.py does not know: from a body to a request, and from pixels to rows."""
     from bequest.engine.models.towers.tower import Tower
+    from bequest.engine.runner.cuda import CudaRunner
     from bequest.engine.runner.cuda_overlay import FixedPlaces
     from bequest.engine.runner.images import SeenImages
     from bequest.engine.state.contents import ContentKey
@@ -46,6 +52,13 @@ def wrap_way_in() -> None:
     from bequest.server.stores.images import ImageStore
     from bequest.server.transport import intake
 
+    launch = CudaRunner.launch
+
+    def counted(self: CudaRunner, plan: Any) -> Any:
+        _SIZES[0 if plan.images is None else len(plan.images.looked_at), -(-plan.num_tokens // 100)] += 1
+        return launch(self, plan)
+
+    CudaRunner.launch = counted  # type: ignore[method-assign]
     wrap(intake, "_whole", "read body", "body is whole")
     wrap(intake, "structure_of", "count", "counted")
     wrap(intake, "parse_large_object", "parse", "parsed")
@@ -68,13 +81,16 @@ def serve(port: int, folder: str, options: argparse.Namespace) -> None:
     directory = save(Path(folder) / "model")
     wrap_way_in()
     if options.profile:
-        threading.Thread(target=profile_when_asked, args=(Path(folder), options.profile), daemon=True).start()
+        threading.Thread(target=profile_when_asked, args=(Path(folder), options), daemon=True).start()
     run_stamped([str(directory), "--port", str(port), "--max-model-len", "4096"])
     ways = list(_ways())
     for what, seen in (("an image", True), ("a text", False)):
         chosen = [way for way in ways if (_TOWER in way) is seen][_FIRST:][: options.rounds]
         print(f"\n{what}: ms since the first byte, since the station before, and the 90th percentile of the first")
         print("\n".join(_report(chosen)), flush=True)
+    print("\nsteps by images that were looked at and tokens, rounded up to hundreds")
+    for (images, hundreds), count in sorted(_SIZES.items()):
+        print(f"{images:4}{100 * hundreds:7}{count:6}")
 
 
 def _ways() -> Iterator[Way]:
@@ -109,11 +125,11 @@ def _report(ways: Sequence[Way]) -> list[str]:
 # --- the device ----------------------------------------------------------------------------------------------------
 
 
-def profile_when_asked(folder: Path, target: Path) -> None:
-    """Those of images, then those of texts: the client tells by files where each begins and ends."""
+def profile_when_asked(folder: Path, options: argparse.Namespace) -> None:
+    """Those of images, of texts, then of a crowd: the client tells by files where each begins and ends."""
     import torch
 
-    for part in ("image", "text"):
+    for part, count in (("image", _PROFILED), ("text", _PROFILED), ("crowd", options.crowd)):
         _await(folder / f"{part}.begin")
         profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
         profiler.start()
@@ -122,9 +138,9 @@ def profile_when_asked(folder: Path, target: Path) -> None:
         profiler.stop()
         trace = folder / f"{part}.json"
         profiler.export_chrome_trace(str(trace))
-        print(f"\n{part}, kernels of {_PROFILED} requests")
-        print("\n".join(_kernels(json.loads(trace.read_text())["traceEvents"])), flush=True)
-        with trace.open("rb") as plain, gzip.open(f"{target}.{part}.json.gz", "wb") as packed:
+        print(f"\n{part}, kernels of {count} requests")
+        print("\n".join(_kernels(json.loads(trace.read_text())["traceEvents"], count)), flush=True)
+        with trace.open("rb") as plain, gzip.open(f"{options.profile}.{part}.json.gz", "wb") as packed:
             shutil.copyfileobj(plain, packed)
         (folder / f"{part}.ended").touch()
 
@@ -134,7 +150,7 @@ def _await(file: Path) -> None:
         time.sleep(0.02)
 
 
-def _kernels(events: Sequence[dict[str, Any]]) -> list[str]:
+def _kernels(events: Sequence[dict[str, Any]], requests: int) -> list[str]:
     """Milliseconds of a request by name of kernel, and when nothing ran between the first and the last."""
     on_device = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     by_name: dict[str, list[float]] = defaultdict(list)
@@ -143,9 +159,13 @@ def _kernels(events: Sequence[dict[str, Any]]) -> list[str]:
     lines = [f"{'name':90}{'ms':>9}{'count':>8}{'µs each':>9}"]
     for name, times in sorted(by_name.items(), key=lambda item: -sum(item[1]))[:40]:
         each = 1e3 * sum(times) / len(times)
-        lines.append(f"{name[:88]:90}{sum(times) / _PROFILED:9.3f}{len(times) / _PROFILED:8.1f}{each:9.1f}")
-    busy = sum(sum(times) for times in by_name.values()) / _PROFILED
-    return [*lines, f"busy for {busy:.2f} ms of each request, with the tokens behind the first"]
+        lines.append(f"{name[:88]:90}{sum(times) / requests:9.3f}{len(times) / requests:8.1f}{each:9.1f}")
+    spans = sorted((event["ts"], event["ts"] + event["dur"]) for event in on_device)
+    busy, end = 0.0, spans[0][0]
+    for begin, until in spans:
+        busy, end = busy + max(0.0, until - max(begin, end)), max(end, until)
+    busy, whole = busy / 1e3 / requests, (end - spans[0][0]) / 1e3 / requests
+    return [*lines, f"busy for {busy:.2f} of {whole:.2f} ms of each request, with the tokens behind the first"]
 
 
 # --- the client ----------------------------------------------------------------------------------------------------
@@ -171,6 +191,32 @@ async def ask(url: str, folder: Path, options: argparse.Namespace) -> None:
                     await asker.first_and_all(None, question=texts[number])
             (folder / f"{part}.end").touch()
             await asyncio.to_thread(_await, folder / f"{part}.ended")
+        if options.crowd:
+            await ask_crowd(asker, folder, options, len(files))
+
+
+async def ask_crowd(asker: Asker, folder: Path, options: argparse.Namespace, first: int) -> None:
+    """Twice: once for the rate, and once for the profile."""
+    limit = asyncio.Semaphore(_AT_ONCE)
+
+    async def bounded(file: bytes) -> None:
+        async with limit:
+            await asker.first_and_all(file, _ANSWER)
+
+    for number in range(2 if options.profile else 1):
+        begin = first + number * options.crowd
+        with ThreadPoolExecutor() as threads:
+            files = list(threads.map(lambda seed: picture(options.side, seed), range(begin, begin + options.crowd)))
+        if number:
+            (folder / "crowd.begin").touch()
+            await asyncio.to_thread(_await, folder / "crowd.begun")
+        began = time.perf_counter()
+        await asyncio.gather(*map(bounded, files))
+        rate = options.crowd / (time.perf_counter() - began)
+        print(f"{rate:.2f} images per second, {_AT_ONCE} at a time{', under the profiler' * number}", flush=True)
+    if options.profile:
+        (folder / "crowd.end").touch()
+        await asyncio.to_thread(_await, folder / "crowd.ended")
 
 
 def main() -> None:
@@ -178,6 +224,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--side", type=int, default=1024)
     parser.add_argument("--profile", type=Path, help="write traces to FILE.image.json.gz and FILE.text.json.gz")
+    parser.add_argument("--crowd", type=int, default=0, help="images that are asked for 32 at a time")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, served(serve, folder, options) as port:
         asyncio.run(ask(f"http://127.0.0.1:{port}", Path(folder), options))

@@ -49,6 +49,7 @@ from bequest.engine.types import (
 from bequest.engine.types.adapter import NO_ADAPTERS, AdapterSource
 from bequest.engine.types.blocks import BlockLayout
 from bequest.engine.types.estate import NO_NOTES, Notes
+from bequest.engine.types.image import Image
 from bequest.engine.types.listening import CrossHeads, FloatRows, ListeningRunner
 from bequest.engine.watching.observation import EngineLoad, Observer
 from bequest.engine.watching.snapshot import Snapshot, load_of, take_snapshot
@@ -167,6 +168,12 @@ class AsyncEngine(Keeper):
             heapq.heappush(self._deadlines, (request.deadline, request.id))
             self._timer.arm()
         self._pump_soon()
+
+    def look_ahead(self, image: Image) -> None:
+        """A request with this image is about to come. Where the device has nothing to do its tower looks at it now."""
+        idle = self.state == "ready" and not self._launched and self._sleep.awake
+        if idle and self.scheduler.images.look_ahead(image):
+            self._pump()
 
     def abort(self, request_id: str) -> None:
         """Stops the work of a request at once; no Delta follows. Unknown and finished ids are fine."""

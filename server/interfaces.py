@@ -10,6 +10,7 @@ from bequest.engine.state.contents import Contents
 from bequest.engine.types import ModelInfo, Parent, RecordEntry, Request, Sink
 from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.types.estate import Estate
+from bequest.engine.types.image import Image
 from bequest.engine.types.listening import CrossHeads, FloatRows
 from bequest.engine.watching.observation import EngineLoad
 from bequest.engine.watching.snapshot import Snapshot
@@ -58,6 +59,9 @@ class EngineLike(Protocol):
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Raises an EngineError if the request cannot be taken; otherwise the sink hears of it until its last Delta."""
+
+    def look_ahead(self, image: Image) -> None:
+        """A request with this image is about to be submitted."""
 
     def abort(self, request_id: str) -> None:
         """Stops a request wherever it stands; no Delta follows. A request that has ended is left alone."""

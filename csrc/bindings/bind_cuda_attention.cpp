@@ -5,6 +5,7 @@
 
 #include "attention/cuda/few_queries.h"
 #include "attention/cuda/single_token.h"
+#include "attention/cuda/whole_image.h"
 #include "attention/cuda/windows.h"
 #include "attention/cuda/work_list.h"
 #include "bindings/cuda_tensors.h"
@@ -236,6 +237,16 @@ void bind_kernels(py::module_& m) {
       },
       py::arg("qkv"), py::arg("begin"), py::arg("cos_sin"), py::arg("out"), py::arg("sizes"),
       py::arg("stream"));
+  m.def("cuda_can_attend_image", &cuda::can_attend_image, py::arg("head_dim"));
+  m.def(
+      "cuda_attend_image",
+      [](Address qkv, Address out, std::tuple<int64_t, int64_t, int64_t, float> sizes, Address stream) {
+        const auto [num_patches, num_heads, head_dim, scale] = sizes;
+        cuda::attend_image(
+            {pointer<const void>(qkv), pointer<void>(out), num_patches, num_heads, head_dim, scale},
+            stream_of(stream));
+      },
+      py::arg("qkv"), py::arg("out"), py::arg("sizes"), py::arg("stream"));
   m.def("cuda_paged_attention", &attend, py::call_guard<py::gil_scoped_release>(), py::arg("step"),
         py::arg("q"), py::arg("out"), py::arg("of"), py::arg("scores"), py::arg("stream"));
 }

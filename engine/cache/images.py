@@ -28,6 +28,7 @@ class DeviceImages:
         self._used: set[int] = set()  # by the step that is planned
         self._looked_at: list[Image] = []  # likewise
         self._dropped: list[int] = []
+        self._ahead: set[int] = set()  # of those held: looked at before their requests came, and not used since
         self._together = together
         self._overdrew = False  # the step that is planned is longer than it was to be, for the end of an image
         self.num_runs = 0  # of the tower, so far
@@ -75,6 +76,19 @@ class DeviceImages:
         """Whether the tower has something to look at."""
         return bool(self._looked_at)
 
+    def look_ahead(self, image: Image) -> bool:
+        """Has the step that is planned next look at an image that no token needs yet. False: it was, or cannot be."""
+        if image.first_id in self._held or not self._bring(image):
+            return False
+        self._ahead.add(image.first_id)
+        return True
+
+    def take_ahead(self, used: set[int]) -> int:
+        """How many of the images that the planned step uses were looked at for it before."""
+        ahead = self._ahead & used
+        self._ahead -= ahead
+        return len(ahead)
+
     def take(self) -> tuple[tuple[int, ...], tuple[Image, ...]]:
         """What the step drops, and what its tower looks at."""
         taken = tuple(self._dropped), tuple(self._looked_at)
@@ -105,5 +119,6 @@ class DeviceImages:
             if oldest is None:
                 return not self._held
             self._num_rows -= self._held.pop(oldest)
+            self._ahead.discard(oldest)
             self._dropped.append(oldest)
         return True

@@ -1,6 +1,8 @@
-"""Attention within windows of an image on a GPU: csrc/attention/cuda/windows.h."""
+"""Attention within windows of an image on a GPU, and within all of it: csrc/attention/cuda/windows.h, whole_image.h."""
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -31,6 +33,27 @@ def attend_windows(qkv: Tensor, begin: Tensor, cos_sin: Tensor) -> Tensor:
         address_of(cos_sin, torch.float32, count, head_dim),
         out.data_ptr(),
         (len(begin) - 1, num_heads, head_dim**-0.5),
+        current_stream(),
+    )
+    return out
+
+
+@cache
+def has_image_kernel(dtype: torch.dtype, head_dim: int) -> bool:
+    return dtype is torch.bfloat16 and _C.cuda_can_attend_image(head_dim)
+
+
+def attend_image(qkv: Tensor) -> Tensor:
+    """The same where all patches see each other, and queries and keys are turned.
+
+    REQUIRES: has_image_kernel
+    """
+    count, _, num_heads, head_dim = qkv.shape
+    out = qkv.new_empty(count, num_heads, head_dim)
+    _C.cuda_attend_image(
+        address_of(qkv, torch.bfloat16, count, 3, num_heads, head_dim),
+        out.data_ptr(),
+        (count, num_heads, head_dim, head_dim**-0.5),
         current_stream(),
     )
     return out

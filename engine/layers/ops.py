@@ -56,6 +56,10 @@ class Ops(Protocol):
         None: there is no kernel for these sizes."""
         ...
 
+    def attend_image(self, qkv: Tensor) -> Tensor | None:
+        """The same where all see each other, and queries and keys are turned."""
+        ...
+
     def delta_net(self, rows: Tensor, rule: DeltaRule, step: LayerStep) -> Tensor:
         """Rows [T, C + HV DV + 2 HV] as DeltaNet has them → [T, HV DV]. States move on as `step.recurrent` says."""
         ...

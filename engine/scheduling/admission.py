@@ -42,10 +42,10 @@ def check_images(request: Request, info: ModelInfo, *, takes_embeds: bool) -> No
     if request.params.prompt_logprobs is not None:
         message = "Tokens of images have no log-probabilities."
         raise InvalidRequest(message, reason="images_without_logprobs", field="prompt_logprobs")
-    spans = image_spans(request.prompt_token_ids, request.images)
-    together = info.vision is not None and info.vision.together
-    seen = [span for span in spans if span.image.is_seen]
-    if together and (cut := next((span for span in seen if not span.is_whole), None)) is not None:
+    if info.vision is None or not info.vision.together:
+        return
+    seen = [span for span in image_spans(request.prompt_token_ids, request.images) if span.image.is_seen]
+    if (cut := next((span for span in seen if not span.is_whole), None)) is not None:
         raise InvalidRequest(
             f"Tokens {cut.begin} to {cut.end - 1} are part of an image; this model computes images at once.",
             reason="image_cut",

@@ -90,8 +90,7 @@ class StepOutcome:
         shifts = np.zeros_like(places_of)
         for span in chunk.sequence.group.prompt.images:
             shifts[places_of >= span.end] = span.shift
-            places = range(start + max(span.begin, first) - first, start + min(span.end, end) - first)
-            tokens = np.asarray(places, np.int32)
+            tokens = np.arange(max(span.begin, first), min(span.end, end), dtype=np.int32) + np.int32(start - first)
             tokens = tokens[input_ids[tokens] >= FIRST_ID]
             if len(tokens):
                 image = span.image.first_id

@@ -158,7 +158,7 @@ class Scheduler:
     def plan(self, now: float, behind: bool = False) -> Launch | None:
         """The next step, or None when nothing can move. `behind`: it will wait for another one."""
         ready = ready_of(self._running)
-        if not ready and not self.num_waiting:
+        if not ready and not self.num_waiting and not self.images.planned:
             return None  # all there is has been launched: whoever plans ahead asks once more than there are steps
         self.seats.serve()
         most = self.limits.tokens_of_step(streams(self._running))

@@ -75,6 +75,7 @@ class StepMaker:
             num_preempted=draft.num_preempted,
             changes=self._rows.catalogues.take_changes(),
             nature=_nature(chunks, outcome, start),
+            images_ahead=images.take_ahead({rows.image for rows in outcome.image_rows}) if outcome.image_rows else 0,
         )
 
     def _conclude(self, outcome: StepOutcome, chunk: Chunk, start: int) -> None:

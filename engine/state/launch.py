@@ -18,3 +18,4 @@ class Launch:
     num_prompt_tokens: int
     num_preempted: int
     nature: Literal["decode", "extraction", "mixed"]  # a token for each of some streams; nothing but extractions; other
+    images_ahead: int = 0  # whose rows it finds because the tower looked at them before their request came

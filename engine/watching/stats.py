@@ -26,6 +26,7 @@ def stats_of_step(launch: Launch, result: StepResult, applied: Applied) -> StepS
     images = launch.plan.images or StepImages()
     looked_at = [image for image in images.looked_at if image.is_seen]
     seen = {image.first_id for image in looked_at}
+    found = {rows.image for rows in images.gathered} - {image.first_id for image in images.looked_at}
     return StepStats(
         prompt_tokens=launch.num_prompt_tokens + sum(run.input.length for run in launch.plan.encoders),
         generated_tokens=applied.num_generated,
@@ -41,7 +42,7 @@ def stats_of_step(launch: Launch, result: StepResult, applied: Applied) -> StepS
         experts=result.experts,
         images_seen=len(seen),
         image_bytes=sum(image.content.nbytes for image in looked_at),
-        images_found=len({rows.image for rows in images.gathered} - {image.first_id for image in images.looked_at}),
+        images_found=len(found) - launch.images_ahead,
     )
 
 

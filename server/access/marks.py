@@ -16,3 +16,4 @@ FALLBACK_ID: web.RequestKey[str] = web.RequestKey("fallback_id", str)
 REFUSAL: web.RequestKey[ApiError] = web.RequestKey("refusal", ApiError)  # what it was answered with, or ended with
 ANSWER_ID: web.RequestKey[str] = web.RequestKey("answer_id", str)
 HELD: web.RequestKey[Held] = web.RequestKey("held", Held)  # of a request that is not small: its memory
+LIGHT: web.RequestKey[bool] = web.RequestKey("light", bool)  # of one whose body is small, but for files in it

@@ -21,6 +21,7 @@ from bequest.server.interfaces import ChatTemplateLike
 from bequest.server.transport.work import INLINE_CHARS, has_large_body, off_loop
 from bequest.server.wire.errors import ApiError, from_engine, invalid, unsupported
 
+_HEAD_START = 0.001  # seconds, in which the decoder of an image leaves the interpreter to others
 _LONGEST_TEMPLATE = 1 << 18  # characters
 _Result = TypeVar("_Result")
 
@@ -159,12 +160,20 @@ async def read_messages(context: Context, source: ChatSource) -> tuple[list[dict
 async def rendered_chat(context: Context, source: ChatSource) -> RenderedChat:
     """The text need not wait for images, which take ten times as long."""
     given = await _given_messages(context, source)
-    looking = look_at(context, given, source.image_kwargs)
     if (unseen := before_looking(given)) is None:
-        messages, images = await looking
+        messages, images = await look_at(context, given, source.image_kwargs)
         rendered, ids = await _tokenised(context, source, messages)
     else:
-        looked, made = await asyncio.gather(looking, _tokenised(context, source, unseen), return_exceptions=True)
+        decoding = asyncio.Event()
+
+        async def beside() -> tuple[Conversation, list[int]]:
+            await asyncio.sleep(0)  # images come first, as far as nobody has to be waited for
+            if decoding.is_set():
+                await asyncio.sleep(_HEAD_START)
+            return await _tokenised(context, source, unseen)
+
+        looking = look_at(context, given, source.image_kwargs, decoding)
+        looked, made = await asyncio.gather(looking, beside(), return_exceptions=True)
         if isinstance(looked, BaseException):
             raise looked
         messages, images = looked

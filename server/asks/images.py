@@ -31,6 +31,7 @@ Message = Mapping[str, Any]
 STAND_IN = LAST_ID + 1  # for an image that nobody has looked at yet
 _MEGAPIXEL = 10**6
 _MEDIA = ("image/", "application/octet-stream;", ";")  # of a data: URL; that of a file that nobody knew the type of
+_SHORT_URL = 1 << 20  # characters: half a millisecond of base64, as long as the way to another thread and back
 _PLAIN = str.maketrans("-_", "+/")  # base64 for URLs
 
 
@@ -38,17 +39,21 @@ _PLAIN = str.maketrans("-_", "+/")  # base64 for URLs
 
 
 async def look_at(
-    context: Context, messages: Sequence[Message], kwargs: Mapping[str, Any] | None = None
+    context: Context,
+    messages: Sequence[Message],
+    kwargs: Mapping[str, Any] | None = None,
+    decoding: asyncio.Event | None = None,
 ) -> tuple[list[dict[str, Any]], tuple[Image, ...]]:
     """The messages with the first id of each image in its part, and the images in their order. `kwargs`: the request's
-    `mm_processor_kwargs`."""
+    `mm_processor_kwargs`; `decoding`: set when an image is one that nobody knows."""
     given, of_all = list(_given(messages)), sizes_of_all(kwargs)
     if not given:
         return [dict(message) for message in messages], ()
     store = _store(context, given[0])
     check_count(context, given)
     details = [bounded(one, of_all, store.vision.pixels) for one in given]
-    images = [await _image(context, store, one, detail) for one, detail in zip(given, details, strict=True)]
+    decoding = decoding or asyncio.Event()
+    images = [await _image(context, store, one, detail, decoding) for one, detail in zip(given, details, strict=True)]
     ids = (image.first_id for image in images)
     return [_with_ids(message, ids) for message in messages], tuple(images)
 
@@ -94,7 +99,9 @@ def _store(context: Context, first: GivenImage) -> ImageStore:
     raise invalid(f"`{name}` is that of an image; this model reads text alone: send parts of type 'text'.", name)
 
 
-async def _image(context: Context, store: ImageStore, given: GivenImage, detail: Detail) -> Image:
+async def _image(
+    context: Context, store: ImageStore, given: GivenImage, detail: Detail, decoding: asyncio.Event
+) -> Image:
     tenant = current_tenant()
     url = given.url.strip()
     fetched = None if _scheme(url) == "data" else await _fetched(context, given)
@@ -102,15 +109,18 @@ async def _image(context: Context, store: ImageStore, given: GivenImage, detail:
     def key_of(data: bytes) -> ContentKey:
         return ContentKey.of(tenant, data, detail, store.vision.settings)
 
-    def read() -> tuple[bytes, ContentKey | None]:
-        data = _inline(url, given.param) if fetched is None else fetched
-        return data, key_of(data) if store.may_know(tenant, len(data)) else None
-
-    data, key = await in_pool(context, read)
+    if fetched is not None:
+        data = fetched
+    elif len(url) <= _SHORT_URL:
+        data = _inline(url, given.param)
+    else:
+        data = await in_pool(context, lambda: _inline(url, given.param))
+    key = await in_pool(context, lambda: key_of(data)) if store.may_know(tenant, len(data)) else None
     if key is not None and (known := store.find(key)) is not None:
         return known
     most = int(context.config.max_image_megapixels * _MEGAPIXEL)
     preparing = asyncio.ensure_future(store.pool.run(tenant, lambda: store.vision.prepare(decode(data, most), detail)))
+    decoding.set()
     preparing.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may ask for it
     try:
         if key is None:  # a millisecond or so, beside the decoder
@@ -123,7 +133,9 @@ async def _image(context: Context, store: ImageStore, given: GivenImage, detail:
     finally:
         preparing.cancel()
     hold_more(context, prepared.pixels.nbytes)  # a file of a few kilobytes may have millions of them
-    return store.take(key, prepared, len(data))
+    image = store.take(key, prepared, len(data))
+    context.engine.look_ahead(image)
+    return image
 
 
 def _scheme(url: str) -> str:

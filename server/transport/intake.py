@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
 from aiohttp import web
 
 from bequest.server.access.keys import Caller
-from bequest.server.access.marks import CALLER, HELD, TENANT
+from bequest.server.access.marks import CALLER, HELD, LIGHT, TENANT
 from bequest.server.context import CONTEXT, Context
 from bequest.server.transport.decoding import Decoder
 from bequest.server.transport.replies import error_response
@@ -20,12 +20,16 @@ from bequest.server.transport.work import INLINE_BYTES
 from bequest.server.wire import fields
 from bequest.server.wire.bodies import Body
 from bequest.server.wire.errors import ApiError, too_slow
+from bequest.server.wire.inline_files import file_bytes
 from bequest.server.wire.reading import parse_large_object, parse_object
 from bequest.server.wire.structure import Counts, Structure, structure_of
 
 _PROGRESS_BYTES = 1 << 14  # of a body, that buy its sender another --client-timeout
 _CHUNK_BYTES = 64  # of a chunk beside its content
 _SMALL = 1 << 16  # bytes of bodies that say next to nothing
+_ONE_GO = 1 << 20  # bytes of bodies that are counted, parsed and typed in one go,
+_LONG_STRINGS = 4  # if they take no more memory than this many times: if they are a few long strings, that is
+_FEW_PARTS = 512  # of a body that may be light
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +59,44 @@ async def read_body(request: web.Request, context: Context, kind: type[Body]) ->
         return _typed(parse_object(b"".join(chunks)), kind)
     held, tenant = request[HELD], request[TENANT]
     most = Counts(context.config.max_body_values, context.config.max_body_parts)
+    received = sum(map(len, chunks))
+    if received <= _ONE_GO:
+        with suppress(ApiError):  # where there is no room for it, it may turn out to need less
+            held.resize(_LONG_STRINGS * received)
+    room = held.num_bytes
 
-    def look() -> tuple[bytes, Structure]:
+    def look() -> tuple[bytes, Structure, _Read[Body] | None]:
         whole = b"".join(chunks)
         chunks.clear()
-        return whole, structure_of(whole, most)
+        structure = structure_of(whole, most)
+        return whole, structure, _read(whole, structure, kind) if _needed(whole, structure) <= room else None
 
-    data, structure = await context.pool.run(tenant, look)
-    held.resize(len(data) + 2 * structure.num_bytes)  # strings are put together from their pieces
-    read = await context.pool.run(tenant, lambda: _typed(parse_large_object(data, structure), kind))
+    data, structure, read = await context.pool.run(tenant, look)
+    if read is None:
+        held.resize(_needed(data, structure))
+        read = await context.pool.run(tenant, lambda: _read(data, structure, kind))
     held.resize(structure.num_bytes)  # the text itself is let go
-    return read
+    if read.is_light:
+        request[LIGHT] = True
+    return read.body, read.ignored
+
+
+@dataclass(frozen=True, slots=True)
+class _Read(Generic[Body]):
+    body: Body
+    ignored: list[str]
+    is_light: bool
+
+
+def _read(data: bytes, structure: Structure, kind: type[Body]) -> _Read[Body]:
+    value = parse_large_object(data, structure)
+    is_light = structure.parts <= _FEW_PARTS and len(data) - file_bytes(value) <= INLINE_BYTES
+    return _Read(*_typed(value, kind), is_light)
+
+
+def _needed(data: bytes, structure: Structure) -> int:
+    """Bytes, while it is parsed: strings are put together from their pieces."""
+    return len(data) + 2 * structure.num_bytes
 
 
 async def typed_body(context: Context, caller: Caller, data: bytes, kind: type[Body]) -> tuple[Body, list[str]]:

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeVar
 
-from bequest.server.access.marks import HELD, TENANT
+from bequest.server.access.marks import HELD, LIGHT, TENANT
 from bequest.server.context import Context
 from bequest.server.operation.logs import CURRENT
 
@@ -41,9 +41,9 @@ def worked_for(tenant: str, large: bool) -> Iterator[None]:
 
 
 def has_large_body() -> bool:
-    """Of the request that the running task works for."""
+    """Of the request that the running task works for: there is much to do, files that it holds left aside."""
     request = CURRENT.get()
-    return HELD in request if request is not None else _BACKGROUND.get().large
+    return HELD in request and LIGHT not in request if request is not None else _BACKGROUND.get().large
 
 
 def current_tenant() -> str:

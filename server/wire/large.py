@@ -17,6 +17,7 @@ import numpy.typing as npt
 from bequest.server.wire.structure import CLOSE, COLON, COMMA, Structure
 
 _PIECE = 1 << 16  # bytes that are parsed together
+_AT_ONCE, _FEW = 1 << 20, 512  # bytes, and parts: a few long strings take the parser a millisecond
 _BLANK = b" \t\n\r"
 _NOT_BLANK = re.compile(rb"[^ \t\n\r]")
 # Whole characters of a string, as many as there are: plain ones, escapes, and pairs of surrogates together.
@@ -32,7 +33,10 @@ class Malformed(Exception):
 
 def parse_large(text: bytes | bytearray, structure: Structure) -> Any:
     """The value in a text of this structure. Raises Malformed."""
-    return _Parser(text, structure).value(0, len(text))
+    parser = _Parser(text, structure)
+    if len(text) <= _AT_ONCE and structure.parts <= _FEW:
+        return parser.decoded(b"", 0, len(text), b"")
+    return parser.value(0, len(text))
 
 
 class _Parser:
@@ -44,7 +48,7 @@ class _Parser:
     def value(self, begin: int, end: int) -> Any:
         begin, end = self._trimmed(begin, end)
         if end - begin <= _PIECE:
-            return self._decoded(b"", begin, end, b"")
+            return self.decoded(b"", begin, end, b"")
         first = self._text[begin]
         if first == ord("["):
             return self._list(begin, end)
@@ -60,7 +64,7 @@ class _Parser:
             if large:
                 items.append(self.value(first, last))
             else:
-                items += self._decoded(b"[", first, last, b"]")
+                items += self.decoded(b"[", first, last, b"]")
         return items
 
     def _object(self, begin: int, end: int) -> dict[str, Any]:
@@ -73,7 +77,7 @@ class _Parser:
                     raise Malformed(f"a name is missing (byte {name_begin})")
                 members[self.value(name_begin, name_end)] = self.value(colon + 1, last)
             else:
-                members.update(self._decoded(b"{", first, last, b"}"))
+                members.update(self.decoded(b"{", first, last, b"}"))
         return members
 
     def _groups(self, begin: int, end: int, closing: str) -> Iterator[tuple[int, int, bool]]:
@@ -120,7 +124,7 @@ class _Parser:
                 upto -= 1  # not into the middle of a character
             if upto == at:
                 raise Malformed(f"a string has a character that is wrong (byte {at})")
-            pieces.append(self._plain(at, upto) or self._decoded(b'"', at, upto, b'"'))
+            pieces.append(self._plain(at, upto) or self.decoded(b'"', at, upto, b'"'))
             at = upto
         return "".join(pieces)
 
@@ -141,7 +145,7 @@ class _Parser:
         match = _CHARACTERS.match(self._text, begin, end)
         return begin if match is None else match.end()
 
-    def _decoded(self, before: bytes, begin: int, end: int, behind: bytes) -> Any:
+    def decoded(self, before: bytes, begin: int, end: int, behind: bytes) -> Any:
         """What the parser makes of a stretch, put between two brackets that the stretch lies inside of."""
         try:
             return msgspec.json.decode(b"".join((before, self._view[begin:end], behind)))

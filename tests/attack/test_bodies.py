@@ -127,6 +127,7 @@ async def test_the_bounds_are_the_operators(serve: Serve) -> None:
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large, "_PIECE", 16)
+    monkeypatch.setattr(large, "_AT_ONCE", 0)
     monkeypatch.setattr(structure, "_PIECE", 16)
     monkeypatch.setattr(structure, "_SHORT", 4)
 

@@ -106,6 +106,21 @@ def test_windows_are_turned_and_attended_to(lengths: list[int]) -> None:
     assert (gathered[:count].float() - expected).abs().max() < 0.02
 
 
+@pytest.mark.parametrize("head_dim", [72, 80])
+@pytest.mark.parametrize("count", [1, 7, 63, 64, 65, 127, 128, 129, 256, 385, 1023, 5476])
+def test_all_patches_of_an_image(count: int, head_dim: int) -> None:
+    """By one kernel. What lies behind the last patch is nobody's."""
+    generator = torch.Generator("cuda").manual_seed(2)
+    given = torch.randn(count + 130, 3, 3, head_dim, device="cuda", generator=generator, dtype=torch.bfloat16)
+    given[:, :2] *= 2  # some weights are large
+    given[count:] = torch.nan
+    assert cuda_windows.has_image_kernel(given.dtype, head_dim)
+    gathered = cuda_windows.attend_image(given[:count])
+    query, key, value = given[:count].float().unbind(1)
+    expected = Parts(np.asarray([count]), torch.device("cuda")).attend(query, key, value)
+    assert (gathered.float() - expected).abs().max() < 0.03
+
+
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_tower_waits_for_nothing(tmp_path: Path) -> None:
     """A run of a size that was seen before is queued behind what the device does."""

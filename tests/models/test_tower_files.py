@@ -64,6 +64,16 @@ REFUSED = [
     ("idefics3", PROCESSOR, "size", {"height": 28, "width": 28}, "size must have longest_edge"),
     ("llava", PROCESSOR, "size", {"height": 20, "width": 28}, "28 × 28"),
     ("gemma3", PROCESSOR, "do_pad", True, "do_pad"),
+    ("llava-siglip", PROCESSOR, "size", {"shortest_edge": 28}, "without do_center_crop"),
+    ("llava-siglip", PROCESSOR, "do_center_crop", True, "no crop_size"),
+    ("llava", PROCESSOR, "do_center_crop", False, "without do_center_crop"),
+    ("smolvlm", PROCESSOR, "do_center_crop", True, "do_center_crop"),
+    ("smolvlm", PROCESSOR, "size.longest_edge", 0, "1 or more"),
+    ("qwen3.5", PROCESSOR, "size.longest_edge", 0, "must be positive"),
+    ("qwen3.5", PROCESSOR, "size.shortest_edge", -1, "must be positive"),
+    ("qwen3.5", MODEL, "vision_config.num_position_embeddings", -1, "square number"),
+    ("qwen3.5", MODEL, "vision_config.temporal_patch_size", -1, "no tower of these sizes"),
+    ("qwen3.5", MODEL, "vision_config.rope_parameters.rope_theta", 0.0, "rope_theta must be positive"),
 ]
 
 

@@ -24,7 +24,7 @@ from bequest.engine.scheduling.limits import ExtractionLimits
 from bequest.engine.state.contents import Contents
 from bequest.engine.types import ChoiceDelta, Delta, ModelInfo, OutputMode, Request, Sink, TokenLogprob, Usage
 from bequest.engine.types.adapter import AdapterRef
-from bequest.engine.types.image import PreparedImage, VisionInfo
+from bequest.engine.types.image import Image, PreparedImage, VisionInfo
 from bequest.engine.types.listening import CrossHeads, FloatRows
 from bequest.engine.types.model import Numbers
 from bequest.engine.watching.block_map import NO_GROUP, NOBODY, BlockField, BlockMap
@@ -156,6 +156,7 @@ class FakeEngine(FakeRecords):
         self.takes_embeds = False
         self.states = FakeStates(self.info)
         self.looked: list[CrossHeads] = []
+        self.looked_ahead: list[int] = []  # first ids
         self.state: Any = "ready"
         self.script = script or pieces_script
         self.refusal: EngineError | None = None
@@ -171,6 +172,9 @@ class FakeEngine(FakeRecords):
         self.device_works = asyncio.Event()
         self.device_works.set()
         self.died: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+    def look_ahead(self, image: Image) -> None:
+        self.looked_ahead.append(image.first_id)
 
     def submit(self, request: Request, sink: Sink) -> None:
         if self.state == "draining":

@@ -4,6 +4,7 @@
 
 #include <math_constants.h>
 
+#include "device/copies.cuh"
 #include "device/launch.cuh"
 #include "device/pairs.cuh"
 #include "device/reductions.cuh"
@@ -35,39 +36,70 @@ __device__ __forceinline__ void store_chunk(uint32_t address, const float (&x)[k
   store_16(address, make_uint4(pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7])));
 }
 
-// Queries (part 0) or keys (1), turned. Rows without a patch become zeros.
-__device__ void read_turned(const WindowParams& p, const Window& window, int part, int head, uint32_t tile) {
-  constexpr int kParts = kHalf / kChunk;
-  for (int i = threadIdx.x; i < kRows * kParts; i += kThreads) {
-    const int row = i / kParts, at = i % kParts * kChunk;
-    float first[kChunk] = {}, second[kChunk] = {};
-    if (row < window.count) {
-      const BFloat16* const x = source(p, window.first + row, part, head) + at;
-      const float* const cosines = p.cos_sin + int64_t{window.first + row} * kDim + at;
-      load_vector<BFloat16, kChunk>(x, first);
-      load_vector<BFloat16, kChunk>(x + kHalf, second);
+__device__ __forceinline__ void load_floats(const float* from, float (&x)[kChunk]) {
 #pragma unroll
-      for (int j = 0; j < kChunk; ++j) {
-        const float cosine = __ldg(cosines + j), sine = __ldg(cosines + kHalf + j);
-        const float turned = first[j] * cosine + second[j] * -sine;
-        second[j] = second[j] * cosine + first[j] * sine;
-        first[j] = turned;
-      }
-    }
-    store_chunk(tile + row * kStride + at * 2, first);
-    store_chunk(tile + row * kStride + (kHalf + at) * 2, second);
+  for (int i = 0; i < kChunk; i += 4) {
+    const float4 four = __ldg(reinterpret_cast<const float4*>(from + i));
+    x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
   }
 }
 
-__device__ void read_values(const WindowParams& p, const Window& window, int head, uint32_t tile) {
+// A chunk of the first half of a head and the one in the second half that it turns with.
+struct Turning {
+  float first[kChunk] = {}, second[kChunk] = {};
+
+  __device__ __forceinline__ void load(const BFloat16* x) {
+    load_vector<BFloat16, kChunk>(x, first);
+    load_vector<BFloat16, kChunk>(x + kHalf, second);
+  }
+  __device__ __forceinline__ void turn(const float (&cosines)[kChunk], const float (&sines)[kChunk]) {
+#pragma unroll
+    for (int j = 0; j < kChunk; ++j) {
+      const float turned = first[j] * cosines[j] + second[j] * -sines[j];
+      second[j] = second[j] * cosines[j] + first[j] * sines[j];
+      first[j] = turned;
+    }
+  }
+  __device__ __forceinline__ void store(uint32_t address) const {
+    store_chunk(address, first);
+    store_chunk(address + kHalf * 2, second);
+  }
+};
+
+// Queries and keys, turned: they share cosines and sines. Rows without a patch become zeros.
+__device__ void read_turned(const WindowParams& p, const Window& window, int head, uint32_t queries,
+                            uint32_t keys) {
+  constexpr int kParts = kHalf / kChunk;
+#pragma unroll
+  for (int i = threadIdx.x; i < kRows * kParts; i += kThreads) {
+    const int row = i / kParts, at = i % kParts * kChunk;
+    Turning query, key;
+    if (row < window.count) {
+      const int64_t patch = window.first + row;
+      float cosines[kChunk], sines[kChunk];
+      query.load(source(p, patch, 0, head) + at);
+      key.load(source(p, patch, 1, head) + at);
+      load_floats(p.cos_sin + patch * kDim + at, cosines);
+      load_floats(p.cos_sin + patch * kDim + kHalf + at, sines);
+      query.turn(cosines, sines);
+      key.turn(cosines, sines);
+    }
+    query.store(queries + row * kStride + at * 2);
+    key.store(keys + row * kStride + at * 2);
+  }
+}
+
+// Asks for values. Rows without a patch become zeros.
+__device__ void ask_values(const WindowParams& p, const Window& window, int head, uint32_t tile) {
   constexpr int kChunks = kDim / kChunk;
+#pragma unroll
   for (int i = threadIdx.x; i < kRows * kChunks; i += kThreads) {
     const int row = i / kChunks, chunk = i % kChunks;
-    uint4 values{};
-    if (row < window.count)
-      values = *reinterpret_cast<const uint4*>(source(p, window.first + row, 2, head) + chunk * kChunk);
-    store_16(tile + row * kStride + chunk * 16, values);
+    const bool is_there = row < window.count;
+    copy_16_async(tile + row * kStride + chunk * 16,
+                  source(p, window.first + (is_there ? row : 0), 2, head) + chunk * kChunk, is_there);
   }
+  commit_copies();
 }
 
 // Lane addresses for load_matrices on 16 rows and two chunks, as tensor_core.cuh names the orders.
@@ -175,9 +207,9 @@ __global__ void __launch_bounds__(kThreads) attend_windows_kernel(const WindowPa
   const Window window{p.begin[blockIdx.y], p.begin[blockIdx.y + 1] - p.begin[blockIdx.y]};
   const uint32_t queries = shared_address(tiles), keys = queries + kTileBytes, values = keys + kTileBytes;
   wait_for_previous();
-  read_turned(p, window, 0, head, queries);
-  read_turned(p, window, 1, head, keys);
-  read_values(p, window, head, values);
+  ask_values(p, window, head, values);
+  read_turned(p, window, head, queries, keys);
+  wait_copies<0>();
   __syncthreads();
   const int lane = threadIdx.x % kWarp, first_row = static_cast<int>(threadIdx.x) / kWarp * 16;
   if (first_row >= window.count) return;
@@ -193,7 +225,8 @@ __global__ void __launch_bounds__(kThreads) attend_windows_kernel(const WindowPa
 
 void attend_windows(const WindowParams& p, Stream stream) {
   check(p.num_heads > 0 && p.num_windows <= 65535, "attend_windows: sizes");
-  check(is_aligned(p.qkv, 16) && is_aligned(p.out, 16), "attend_windows: alignment");
+  check(is_aligned(p.qkv, 16) && is_aligned(p.out, 16) && is_aligned(p.cos_sin, 16),
+        "attend_windows: alignment");
   const dim3 grid(static_cast<unsigned>(p.num_heads), static_cast<unsigned>(p.num_windows));
   launch(attend_windows_kernel, {.grid = grid, .block = kThreads, .overlaps_previous = true}, stream, p);
 }

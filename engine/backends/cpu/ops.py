@@ -53,6 +53,9 @@ class CpuOps:
     def attend_windows(self, qkv: Tensor, begin: Tensor, longest: int, cos_sin: Tensor) -> Tensor | None:
         return None
 
+    def attend_image(self, qkv: Tensor) -> Tensor | None:
+        return None
+
     def delta_net(self, rows: Tensor, rule: DeltaRule, step: LayerStep) -> Tensor:
         assert step.recurrent is not None, "the runner of a model with recurrent layers says where states lie"
         return cpu_delta_net.delta_net(rows, rule, step.recurrent)

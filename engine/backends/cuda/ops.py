@@ -56,6 +56,11 @@ class CudaOps:
             return None
         return cuda_windows.attend_windows(qkv, begin, cos_sin)
 
+    def attend_image(self, qkv: Tensor) -> Tensor | None:
+        if not cuda_windows.has_image_kernel(qkv.dtype, qkv.shape[3]):
+            return None
+        return cuda_windows.attend_image(qkv)
+
     def delta_net(self, rows: Tensor, rule: DeltaRule, step: LayerStep) -> Tensor:
         assert step.recurrent is not None, "the runner of a model with recurrent layers says where states lie"
         return cuda_delta_net.delta_net(rows, rule, step.recurrent)

@@ -129,5 +129,6 @@ class _Layer:
         if gathered is None:
             query, key, value = qkv.unbind(1)  # [N, heads, D]
             ops.rotate(query, key, places.numbers, places.angles)
-            gathered = parts.attend(query, key, value)
+            gathered = ops.attend_image(qkv) if parts.is_one else None
+            gathered = parts.attend(query, key, value) if gathered is None else gathered
         return self._out(gathered.flatten(1))

@@ -40,6 +40,7 @@ class Parts:
         ends = np.cumsum(lengths)
         begins = ends - lengths
         self.longest = int(lengths.max())
+        self.is_one = len(lengths) == 1
         self.starts = sent(np.concatenate([[0], ends]).astype(np.int32), device)  # [parts + 1]
         self._alike = [
             sent(begins[lengths == length][:, None] + np.arange(length), device) for length in np.unique(lengths)

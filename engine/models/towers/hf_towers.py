@@ -209,7 +209,7 @@ def _qwen3_5(fields: Fields, architecture: str, out_size: int) -> VisionConfig:
     fields = Fields({**fields.values, "vision_config": {**_QWEN3, **given}}, fields.source)
     section = fields.section("vision_config")
     _check_out_size(section, "out_hidden_size", out_size)
-    side = math.isqrt(places := section.integer("num_position_embeddings"))
+    side = math.isqrt(max(places := section.integer("num_position_embeddings"), 0))
     if side < 1 or side * side != places:
         raise ModelError(f"{fields.source}: num_position_embeddings must be a square number, not {places}")
     size, inner = section.integer("hidden_size"), section.integer("intermediate_size")
@@ -266,7 +266,7 @@ def _grid(
         theta=_theta(section),
     )
     sizes = (tower.hidden_size, tower.inner_size, tower.num_layers, tower.num_heads, tower.patch_size, tower.merge)
-    if min(sizes) < 1 or tower.hidden_size % (4 * tower.num_heads):
+    if min(*sizes, tower.num_frames) < 1 or tower.hidden_size % (4 * tower.num_heads):
         raise ModelError(f"{fields.source}: there is no tower of these sizes: {tower}")
     return VisionConfig(
         architecture=architecture,
@@ -286,7 +286,9 @@ def _theta(section: Fields) -> float:
     rope = section.section("rope_parameters")
     if (kind := rope.string("rope_type", "axial")) not in ("axial", "default"):
         raise ModelError(f"{rope.source}: rope_type {kind!r} is not supported; a tower turns by rows and columns")
-    return rope.number("rope_theta", 10000.0)
+    if (theta := rope.number("rope_theta", 10000.0)) <= 0:
+        raise ModelError(f"{rope.source}: rope_theta must be positive, not {theta:g}")
+    return theta
 
 
 def _axes(fields: Fields, *, interleaved: bool) -> tuple[int, ...]:

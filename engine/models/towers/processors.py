@@ -91,7 +91,9 @@ def square_processor(fields: Fields, *, side: int, num_rows: int, num_patches: i
     if pads and kind and not kind.startswith("Llava"):
         raise ModelError(f"{fields.source}: do_pad is true, which {kind} overlooks; leave it out")
     shortest = size.get("shortest_edge")
-    crops = fields.boolean("do_center_crop", bool(crop))
+    crops = _crops(fields, kind, bool(crop), to_shortest=shortest is not None)
+    if shortest is not None and not crops and not (pads and shortest == side):
+        raise ModelError(f"{fields.source}: size has shortest_edge, but without do_center_crop images are no squares")
     made = (crop or {"height": side, "width": side}) if crops or shortest is not None else size
     squares = [made] if shortest is not None or not size else [made, size]
     fits = all((one.get("height"), one.get("width")) == (side, side) for one in squares)
@@ -106,6 +108,15 @@ def square_processor(fields: Fields, *, side: int, num_rows: int, num_patches: i
         shortest=shortest,
         pads=pads,
     )
+
+
+def _crops(fields: Fields, kind: str, has_size: bool, *, to_shortest: bool) -> bool:
+    """Whether the middle of an image is taken. Some classes of processors do so unless they are told otherwise."""
+    always = not kind.startswith(("Siglip", "Gemma3"))
+    crops = fields.boolean("do_center_crop", always and (has_size or to_shortest))
+    if crops and not has_size and not always:
+        raise ModelError(f"{fields.source}: do_center_crop is true, and there is no crop_size")
+    return crops
 
 
 def _norms_of(kind: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -127,6 +138,10 @@ def tile_processor(fields: Fields, *, side: int, num_rows: int, num_patches: int
     for name in ("size", "max_image_size"):
         if fields.has(name) and not fields.section(name).has("longest_edge"):
             raise ModelError(f"{fields.source}: {name} must have longest_edge, a number of pixels")
+    if fields.boolean("do_center_crop", False):
+        raise ModelError(f"{fields.source}: do_center_crop is true, but the tower takes all of an image")
+    if fields.section("size").integer("longest_edge", side) < 1:
+        raise ModelError(f"{fields.source}: size.longest_edge must be a number of pixels, 1 or more")
     tile = fields.section("max_image_size").integer("longest_edge", side)
     if tile != side:
         raise ModelError(f"{fields.source}: tiles have {tile} pixels a side, the tower takes {side}")
@@ -154,11 +169,15 @@ def grid_processor(fields: Fields, tower: GridConfig) -> GridProcessor:
     size = fields.section("size")
     if size.values and not (size.has("shortest_edge") and size.has("longest_edge")):
         raise ModelError(f"{size.source} must have shortest_edge and longest_edge, which are pixels")
+    least = fields.integer("min_pixels", size.integer("shortest_edge", 56 * 56))
+    most = fields.integer("max_pixels", size.integer("longest_edge", 28 * 28 * 1280))
+    if least < 1 or most < 1:
+        raise ModelError(f"{fields.source}: bounds of pixels must be positive, not {least} and {most}")
     return GridProcessor(
         patch=tower.patch_size,
         merge=tower.merge,
-        min_pixels=fields.integer("min_pixels", size.integer("shortest_edge", 56 * 56)),
-        max_pixels=fields.integer("max_pixels", size.integer("longest_edge", 28 * 28 * 1280)),
+        min_pixels=least,
+        max_pixels=most,
         normalisation=normalisation_of(fields, _CLIP_MEAN, _CLIP_STD),
         resample=filter_of(fields, BICUBIC),
     )

@@ -24,6 +24,7 @@ from bequest.engine.types import StepPlan
 from bequest.engine.types.plan import MIXED_SIZES
 
 _Size = tuple[int, int]
+_NO_TOKENS = (-1, -1)  # a tower looks ahead at an image, whose request comes now
 _ANY = 1 << 30  # tokens: as many as a step has
 
 
@@ -83,7 +84,7 @@ class StepClock:
         if not self._launched:
             return 0.0
         least, tuning = self._least(self._launched[0]), self._tuning
-        if least < tuning.late_from:
+        if least < tuning.late_from or self._launched[0] == _NO_TOKENS:
             return 0.0
         return max(0.0, self._since + least - tuning.late_margin - self._late - now)
 
