@@ -62,6 +62,9 @@ struct LoraAddParams {
   float* shrunk;     // [pieces, T, P R]: what A leaves for B
   int64_t num_rows;  // T
   bool stores;       // y is what adapters add, and zeros in tiles of none; else it is added to
+  // The kernel behind this one reads x before this one has ended (SkinnyResult::kAddBeside): it is let in
+  // when x is there, and finds room on each multiprocessor.
+  bool has_company;
   LoraSite site;
   LoraTiles tiles;
 };

@@ -22,7 +22,7 @@ __global__ __launch_bounds__(kThreads, kBlocks) void add_kernel(const __grid_con
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ Ring ring;
   __shared__ SharedTile tile;
-  let_next_start();
+  if (!p.has_company) let_next_start();
   ring.init();
   if (p.tiles.made_in_step) wait_for_previous();
   const int tiles = num_tiles(p.tiles), units = tiles * sizes.of_b;
@@ -40,7 +40,7 @@ __global__ __launch_bounds__(kThreads, kBlocks) void add_kernel(const __grid_con
     return;
   }
   if constexpr (kWork == Work::kExpand)
-    wait_for_previous();
+    await_rows(p);
   else
     shrink(p, sizes, of_a, ring, stages, *reinterpret_cast<Sums*>(behind), counts, at);
   if (of_b.begin == of_b.end) return;
@@ -84,7 +84,7 @@ void launch_work(const LoraAddParams& p, Stream stream) {
   const auto bytes =
       static_cast<size_t>(kStages * kStageBytes + std::max<int64_t>(shrunk_bytes, int64_t{sizeof(Sums)}));
   const auto kernel = add_kernel<kWork, kStores>;
-  const int64_t room = multiprocessors() * blocks_at_once(kernel, bytes);
+  const int64_t room = multiprocessors() * (p.has_company ? 1 : blocks_at_once(kernel, bytes));
   launch(
       kernel,
       {.grid = static_cast<unsigned>(std::min(std::max(sizes.of_a, sizes.of_b) * p.tiles.most_tiles, room)),

@@ -90,6 +90,12 @@ struct Ring {
 
 using Place = Cursor<kStages>;
 
+// Until x is there. Company relies on that.
+__device__ __forceinline__ void await_rows(const LoraAddParams& p) {
+  wait_for_previous();
+  if (p.has_company) let_next_start();
+}
+
 // --- what blocks tell each other of a tile ----------------------------------------------------------------
 
 constexpr int kReader = 1 << 16;  // what a block that has B adds to a tile's counter, above what A's add

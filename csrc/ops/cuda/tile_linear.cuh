@@ -99,12 +99,12 @@ class Ring {
     copy_box(maps_.rows, to, barriers_.of(at), 0, token_, unit * Size::kBatches);
   }
 
-  // W before the predecessor has ended.
-  __device__ __forceinline__ void begin(const Piece& piece, int stages) const {
+  // W before the predecessor has ended; x, too, if it does not write it.
+  __device__ __forceinline__ void begin(const Piece& piece, int stages, bool awaits_rows) const {
     const int ahead = min(stages, piece.count);
 #pragma unroll 1
     for (int i = 0; i < ahead; ++i) load_weights(piece.first + i, {i, 0});
-    wait_for_previous();
+    if (awaits_rows) wait_for_previous();
 #pragma unroll 1
     for (int i = 0; i < ahead; ++i) load_rows(piece.first + i, {i, 0});
   }
@@ -185,16 +185,21 @@ __device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLine
   __syncthreads();
   const int tile_rows = p.result == SkinnyResult::kGate ? Size::kRows / 2 : Size::kRows;
   const Ring<Size> ring(maps, address, barriers, tile * tile_rows, block * Size::kTokens);
-  if (threadIdx.x < kWarp && is_elected()) ring.begin(piece, stages);
+  const bool beside = p.result == SkinnyResult::kAddBeside;
+  if (threadIdx.x < kWarp && is_elected()) ring.begin(piece, stages, !beside);
   __syncwarp();
-  wait_for_previous();
-  const uint32_t before = Results<Size>(p, tile, block, address, squares).first_addend();
+  if (!beside) wait_for_previous();
+  uint32_t before = beside ? 0 : Results<Size>(p, tile, block, address, squares).first_addend();
   Sums<Size, kNorm> sums;
   multiply_piece(sums, ring, barriers, piece, stages,
                  {address, address + Size::kWeightBytes + Size::kGroupBytes, address + Size::kWeightBytes,
                   address + Size::gain(stages)});
-  __syncthreads();  // all of the ring has been read
   const Results<Size> results(p, tile, block, address, squares);
+  if (beside) {
+    wait_for_previous();
+    before = results.first_addend();
+  }
+  __syncthreads();  // all of the ring has been read
   auto *parts = reinterpret_cast<float*>(shared),
        *sums_of_squares = reinterpret_cast<float*>(shared + Size::squares(stages));
   leave(sums, parts, sums_of_squares);
