@@ -18,6 +18,7 @@
 #include "ops/cuda/product_choice.h"
 #include "ops/cuda/sampling.h"
 #include "ops/cuda/skinny_linear.h"
+#include "ops/cuda/lora.h"
 #include "ops/cuda/tile_linear.h"
 
 namespace py = pybind11;
@@ -169,7 +170,9 @@ void skinny_linear(const Matrix& x, const cuda::ChainProduct& product, Address o
 void tile_linear(const cuda::SkinnyLinearParams& p, Address stream) {
   const auto format = cuda::tile_format(p);
   const bool beside = p.result == cuda::SkinnyResult::kAddBeside;
-  cuda::tile_linear(p, cuda::tile_plan(p.num_tokens, p.out_features, p.in_features, format, beside),
+  cuda::SkinnyLinearParams q = p;
+  if (beside) q.tap.ring = cuda::lab_x_ready;
+  cuda::tile_linear(q, cuda::tile_plan(p.num_tokens, p.out_features, p.in_features, format, beside),
                     stream_of(stream));
 }
 

@@ -121,7 +121,7 @@ class SiteSlots:
         self._b = torch.zeros(num_products, *chunks, dtype=dtype, device=device)
         self._ranks = torch.zeros(num_slots, shape.num_experts * parts, dtype=torch.int32, device=device)
         self._scales = torch.zeros(num_slots, shape.num_experts * parts, dtype=torch.float32, device=device)
-        self._counts = torch.zeros(_MOST_COUNTED_TILES, dtype=torch.int32, device=device)
+        self._counts = torch.zeros(_MOST_COUNTED_TILES + 2, dtype=torch.int32, device=device)
         self._site = _C.CudaLoraSite(
             tuple(part.data_ptr() for part in (self._a, self._b, self._ranks, self._scales, self._counts)),
             shape.ends,

@@ -23,7 +23,7 @@ __global__ __launch_bounds__(kThreads, kBlocks) void add_kernel(const __grid_con
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ Ring ring;
   __shared__ SharedTile tile;
-  if (!p.has_company) let_next_start();
+  if (!p.has_company || p.x_ready != nullptr) let_next_start();
   ring.init();
   if (p.tiles.made_in_step) wait_for_previous();
   const int tiles = num_tiles(p.tiles), units = tiles * sizes.of_b;
@@ -83,8 +83,11 @@ void launch_work(const LoraAddParams& p, Stream stream) {
   const Sizes sizes = sizes_of(p);
   const int64_t shrunk_bytes = kLoraRows * p.site.num_parts * p.site.most_rank * 2;
   const auto bytes =
-      static_cast<size_t>(kStages * kStageBytes + std::max<int64_t>(shrunk_bytes, int64_t{sizeof(Sums)}));
+      static_cast<size_t>(kStages * kStageBytes + std::max<int64_t>(shrunk_bytes, int64_t{sizeof(Sums)}) +
+                          (p.has_company && getenv("LAB_PAD") ? 15 * 1024 : 0));
   const auto kernel = add_kernel<kWork, kStores>;
+  if (getenv("LAB_CARVE"))
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
   const int64_t room = multiprocessors() * (p.has_company && !getenv("LAB_ROOM") ? 1 : blocks_at_once(kernel, bytes));
   launch(
       kernel,

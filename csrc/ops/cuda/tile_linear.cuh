@@ -13,6 +13,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "device/barriers.cuh"
 #include "device/copies.cuh"
@@ -100,11 +101,16 @@ class Ring {
   }
 
   // W before the predecessor has ended; x, too, if it does not write it.
-  __device__ __forceinline__ void begin(const Piece& piece, int stages, bool awaits_rows) const {
+  __device__ __forceinline__ void begin(const Piece& piece, int stages, bool awaits_rows, const int32_t* x_ready) const {
     const int ahead = min(stages, piece.count);
 #pragma unroll 1
     for (int i = 0; i < ahead; ++i) load_weights(piece.first + i, {i, 0});
     if (awaits_rows) wait_for_previous();
+    if (x_ready != nullptr) {
+      int32_t seen = 0;
+      while (seen == 0) asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(x_ready) : "memory");
+      asm volatile("fence.proxy.async;" ::: "memory");
+    }
 #pragma unroll 1
     for (int i = 0; i < ahead; ++i) load_rows(piece.first + i, {i, 0});
   }
@@ -186,7 +192,8 @@ __device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLine
   const int tile_rows = p.result == SkinnyResult::kGate ? Size::kRows / 2 : Size::kRows;
   const Ring<Size> ring(maps, address, barriers, tile * tile_rows, block * Size::kTokens);
   const bool beside = p.result == SkinnyResult::kAddBeside;
-  if (threadIdx.x < kWarp && is_elected()) ring.begin(piece, stages, !beside);
+  int32_t* const x_ready = beside ? static_cast<int32_t*>(p.tap.ring) : nullptr;
+  if (threadIdx.x < kWarp && is_elected()) ring.begin(piece, stages, !beside, x_ready);
   __syncwarp();
   if (!beside) wait_for_previous();
   uint32_t before = beside ? 0 : Results<Size>(p, tile, block, address, squares).first_addend();
@@ -198,6 +205,9 @@ __device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLine
   if (beside) {
     wait_for_previous();
     before = results.first_addend();
+    if (x_ready != nullptr && threadIdx.x == 0 &&
+        atomicAdd(x_ready + 1, 1) == static_cast<int>(gridDim.x * gridDim.y) - 1)
+      x_ready[0] = x_ready[1] = 0;
   }
   __syncthreads();  // all of the ring has been read
   auto *parts = reinterpret_cast<float*>(shared),
@@ -244,7 +254,12 @@ void launch_kernel(const SkinnyLinearParams& p, int splits, Stream stream) {
   const int64_t units = ceil_div(p.in_features, kUnit), most_units = ceil_div(units, splits);
   const int64_t tiles = ceil_div(p.out_features, Size::kRows), blocks = ceil_div(p.num_tokens, Size::kTokens);
   const int gain = kNorm ? static_cast<int>(most_units) * kUnit * 2 : 0;
-  const int stages = stages_for<Size>(static_cast<int>(most_units), gain);
+  int stages = stages_for<Size>(static_cast<int>(most_units), gain);
+  if (p.result == SkinnyResult::kAddBeside) {
+    if (getenv("LAB_STAGES")) stages = std::min(stages, std::max(atoi(getenv("LAB_STAGES")), Size::kSlices + 1));
+    if (getenv("LAB_CARVE"))
+      check_cuda(cudaFuncSetAttribute(tile_linear_kernel<Size, kNorm>, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
+  }
   // A stage is filled again when the next one of its slice has been asked for.
   check(stages >= most_units || stages > Size::kSlices, "tile_linear: no room for a ring");
   launch(tile_linear_kernel<Size, kNorm>,
