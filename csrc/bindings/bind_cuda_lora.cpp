@@ -47,14 +47,14 @@ using LoraArrays = std::tuple<Address, Address, Address, bool, bool>;
 cuda::LoraAddParams added(const LoraArrays& arrays, int64_t num_rows, const cuda::LoraSite& site,
                           const cuda::LoraTiles& tiles) {
   const auto [x, y, shrunk, stores, has_company] = arrays;
-  if (has_company) cuda::lab_x_ready = getenv("LAB_EARLY") ? site.counts + cuda::kMostCountedTiles : nullptr;
+  if (has_company) cuda::lab_x_ready = getenv("LORA_EARLY") ? site.counts + cuda::kMostCountedTiles : nullptr;
   return {.x = pointer<const void>(x),
           .y = pointer<void>(y),
           .shrunk = pointer<float>(shrunk),
           .num_rows = num_rows,
           .stores = stores,
           .has_company = has_company,
-          .x_ready = has_company && getenv("LAB_EARLY") ? site.counts + cuda::kMostCountedTiles : nullptr,
+          .x_ready = has_company && getenv("LORA_EARLY") ? site.counts + cuda::kMostCountedTiles : nullptr,
           .site = site,
           .tiles = tiles};
 }

@@ -134,7 +134,7 @@ def linear_into(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor
 def is_tile_beside(x: Tensor, weight: Tensor) -> bool:
     """Whether `linear_beside` is the fastest way to add the product of x [T, K] with weight [N, K] to what a kernel
     makes of the same x."""
-    if x.dtype is not _BF16 or weight.dtype is not _BF16 or os.environ.get("LAB_BESIDE") == "0":
+    if x.dtype is not _BF16 or weight.dtype is not _BF16 or os.environ.get("LORA_BESIDE") == "0":
         return False
     return _C.cuda_is_tile_beside(x.shape[0], weight.shape[0], weight.shape[1])
 

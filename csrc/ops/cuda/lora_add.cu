@@ -84,11 +84,11 @@ void launch_work(const LoraAddParams& p, Stream stream) {
   const int64_t shrunk_bytes = kLoraRows * p.site.num_parts * p.site.most_rank * 2;
   const auto bytes =
       static_cast<size_t>(kStages * kStageBytes + std::max<int64_t>(shrunk_bytes, int64_t{sizeof(Sums)}) +
-                          (p.has_company && getenv("LAB_PAD") ? 15 * 1024 : 0));
+                          (p.has_company && getenv("LORA_PAD") ? 15 * 1024 : 0));
   const auto kernel = add_kernel<kWork, kStores>;
-  if (getenv("LAB_CARVE"))
+  if (getenv("LORA_CARVE"))
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
-  const int64_t room = multiprocessors() * (p.has_company && !getenv("LAB_ROOM") ? 1 : blocks_at_once(kernel, bytes));
+  const int64_t room = multiprocessors() * (p.has_company && !getenv("LORA_ROOM") ? 1 : blocks_at_once(kernel, bytes));
   launch(
       kernel,
       {.grid = static_cast<unsigned>(std::min(std::max(sizes.of_a, sizes.of_b) * p.tiles.most_tiles, room)),

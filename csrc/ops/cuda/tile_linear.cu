@@ -73,13 +73,13 @@ TilePlan tile_plan(int64_t num_tokens, int64_t out_features, int64_t in_features
                    bool beside) {
   const int64_t chip = multiprocessors(), groups = ceil_div(out_features, kGroupRows);
   const int64_t most_splits = std::clamp<int64_t>(in_features / kLeastDepth, 1, kMostSplits);
-  int64_t rows = groups > 2 * chip ? 2 : 1, blocks = beside ? chip * (getenv("LAB_BLOCKS") ? atoi(getenv("LAB_BLOCKS")) : 10) / 10 : chip * 17 / 10;
+  int64_t rows = groups > 2 * chip ? 2 : 1, blocks = beside ? chip * (getenv("LORA_BLOCKS") ? atoi(getenv("LORA_BLOCKS")) : 10) / 10 : chip * 17 / 10;
   if (num_tokens > kFewRows && ceil_div(groups, int64_t{2}) * most_splits >= chip) rows = 2;
   if (num_tokens > kMoreRows && format == TileFormat::kInt4) {
     rows = groups > chip ? 4 : 1;
     blocks = chip / ceil_div(num_tokens, kBlockRows);
   }
-  if (beside && getenv("LAB_ROWS")) rows = std::min<int64_t>(atoi(getenv("LAB_ROWS")), groups);
+  if (beside && getenv("LORA_ROWS")) rows = std::min<int64_t>(atoi(getenv("LORA_ROWS")), groups);
   const int64_t splits = std::min(blocks / ceil_div(groups, rows), most_splits);
   return {static_cast<int>(rows), static_cast<int>(std::max<int64_t>(splits, 1))};
 }

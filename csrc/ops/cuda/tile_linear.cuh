@@ -256,8 +256,8 @@ void launch_kernel(const SkinnyLinearParams& p, int splits, Stream stream) {
   const int gain = kNorm ? static_cast<int>(most_units) * kUnit * 2 : 0;
   int stages = stages_for<Size>(static_cast<int>(most_units), gain);
   if (p.result == SkinnyResult::kAddBeside) {
-    if (getenv("LAB_STAGES")) stages = std::min(stages, std::max(atoi(getenv("LAB_STAGES")), Size::kSlices + 1));
-    if (getenv("LAB_CARVE"))
+    if (getenv("LORA_STAGES")) stages = std::min(stages, std::max(atoi(getenv("LORA_STAGES")), Size::kSlices + 1));
+    if (getenv("LORA_CARVE"))
       check_cuda(cudaFuncSetAttribute(tile_linear_kernel<Size, kNorm>, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
   }
   // A stage is filled again when the next one of its slice has been asked for.
