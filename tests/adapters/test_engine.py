@@ -314,6 +314,7 @@ async def test_an_estate_moves_to_where_its_adapter_is(
         children = [await ask(e, asked(e, "a1", prompt=tokens, lineage=lineage)) for e in (here, there)]
         assert children[0].token_ids == children[1].token_ids
         assert children[1].inheritance is not None and children[1].inheritance.computed_tokens == 1
+        assert there.record("t", parent.id).adapter == "a1"
     finally:
         await closed(here)
         await closed(there)

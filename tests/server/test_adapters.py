@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from bequest.engine.config import ServerConfig
 from bequest.engine.errors import ContinuationMismatch, ModelError, ParentNotFound
 from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.watching.observation import AdapterLoad, EngineLoad
@@ -131,6 +132,12 @@ async def test_a_child_of_another_one_is_refused(front: Front, first: str, secon
     assert second in error["message"] or "the model itself" in error["message"]
 
 
+async def test_what_is_retained_names_its_adapter(front: Front) -> None:
+    reference = await parent(front, model="legal", retain=True)
+    _, entry = await front.get(f"/v1/continuations/{reference}")
+    assert entry["adapter"] == "legal"
+
+
 async def test_a_response_has_its_parents_adapter(front: Front) -> None:
     _, content = await front.post("/v1/responses", {"input": "a", "model": "legal"})
     follow = {"input": "b", "previous_response_id": content["id"]}
@@ -218,6 +225,11 @@ async def test_without_the_flag_nothing_is_loaded(front: Front) -> None:
         answer, content = await front.post(path, {"lora_name": "legal", "lora_path": "x"})
         assert (answer.status, content["error"]["code"]) == (403, "permission_denied")
         assert "--allow-lora-loading" in content["error"]["message"]
+
+
+def test_the_folder_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"allow_lora_loading must be a folder that exists, not '.*nowhere'"):
+        ServerConfig(allow_lora_loading=str(tmp_path / "nowhere"))
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------
