@@ -52,11 +52,6 @@ class Site:
     def begin_and_add_base(self, tiles: LoraTiles) -> Tensor:
         return self.slots.begun(self.x, tiles).addmm_(self.x, self.weight.t())
 
-    def base_beside(self, tiles: LoraTiles) -> Tensor:
-        begun = self.slots.begun(self.x, tiles, has_company=True)
-        cuda_linear.linear_beside(self.x, self.weight, None, begun)
-        return begun
-
 
 def make_site(name: str, num_rows: int, rank: int, most_rank: int) -> Site:
     ends, depth = SITES[name]
@@ -94,21 +89,16 @@ def of_site(sites: list[Site], tiles: LoraTiles) -> dict[str, float]:
         "base and add": all_of(lambda site: site.slots.add(site.x, site.base(), tiles)),
         "begun": all_of(lambda site: site.slots.begun(site.x, tiles)),
         "begun and base": all_of(lambda site: site.begin_and_add_base(tiles)),
-        "beside": all_of(lambda site: site.base_beside(tiles)),
     }
 
 
-def of_layer(layers: list[dict[str, Site]], tiles: LoraTiles | None, way: str = "behind") -> float:
-    """µs of a layer without its attention; way: adapters add behind products, are before or beside them."""
+def of_layer(layers: list[dict[str, Site]], tiles: LoraTiles | None, *, before: bool = False) -> float:
+    """µs of a layer without its attention; `before`: adapters, and products are added to what they leave."""
     norm = torch.ones(4096, device=DEVICE, dtype=torch.bfloat16)
 
     def product(site: Site, x: Tensor) -> Tensor:
-        if way == "before" and tiles is not None:
+        if before and tiles is not None:
             return site.slots.begun(x, tiles).addmm_(x, site.weight.t())
-        if way == "beside" and tiles is not None:
-            begun = site.slots.begun(x, tiles, has_company=True)
-            cuda_linear.linear_beside(x, site.weight, None, begun)
-            return begun
         y = cuda_linear.linear(x, site.weight)
         if tiles is not None:
             site.slots.add(x, y, tiles)
@@ -145,8 +135,7 @@ def main() -> None:
         figures[f"a layer, {crowd}"] = {
             "without": of_layer(layers, None),
             "behind products": of_layer(layers, tiles),
-            "before products": of_layer(layers, tiles, "before"),
-            "beside products": of_layer(layers, tiles, "beside"),
+            "before products": of_layer(layers, tiles, before=True),
         }
     for what, values in figures.items():
         print(f"{what:24}" + "".join(f"  {name} {value:6.1f}" for name, value in values.items()), flush=True)

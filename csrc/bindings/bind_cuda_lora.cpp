@@ -3,7 +3,6 @@
 #ifdef BEQUEST_WITH_CUDA
 
 #include <algorithm>
-#include <cstdlib>
 #include <vector>
 
 #include "bindings/cuda_tensors.h"
@@ -41,20 +40,14 @@ cuda::LoraSite make_site(const std::tuple<Address, Address, Address, Address, Ad
   return site;
 }
 
-// Of x, y, what A leaves; `stores` and `has_company`.
-using LoraArrays = std::tuple<Address, Address, Address, bool, bool>;
-
-cuda::LoraAddParams added(const LoraArrays& arrays, int64_t num_rows, const cuda::LoraSite& site,
-                          const cuda::LoraTiles& tiles) {
-  const auto [x, y, shrunk, stores, has_company] = arrays;
-  if (has_company) cuda::lab_x_ready = getenv("LORA_EARLY") ? site.counts + cuda::kMostCountedTiles : nullptr;
+cuda::LoraAddParams added(const std::tuple<Address, Address, Address, bool>& arrays, int64_t num_rows,
+                          const cuda::LoraSite& site, const cuda::LoraTiles& tiles) {
+  const auto [x, y, shrunk, stores] = arrays;
   return {.x = pointer<const void>(x),
           .y = pointer<void>(y),
           .shrunk = pointer<float>(shrunk),
           .num_rows = num_rows,
           .stores = stores,
-          .has_company = has_company,
-          .x_ready = has_company && getenv("LORA_EARLY") ? site.counts + cuda::kMostCountedTiles : nullptr,
           .site = site,
           .tiles = tiles};
 }
@@ -64,12 +57,14 @@ void bind_cuda_lora(py::module_& m) {
       .def(py::init(&make_site), py::arg("slots"), py::arg("ends"), py::arg("sizes"));
   m.def(
       "cuda_lora_add",
-      [](const LoraArrays& arrays, int64_t num_rows, const cuda::LoraSite& site, const cuda::LoraTiles& tiles,
+      [](const std::tuple<Address, Address, Address, bool>& arrays, int64_t num_rows,
+         const cuda::LoraSite& site, const cuda::LoraTiles& tiles,
          Address stream) { cuda::lora_add(added(arrays, num_rows, site, tiles), stream_of(stream)); },
       py::arg("arrays"), py::arg("num_rows"), py::arg("site"), py::arg("tiles"), py::arg("stream"));
   m.def(
       "cuda_lora_expand",
-      [](const LoraArrays& arrays, int64_t num_rows, const cuda::LoraSite& site, const cuda::LoraTiles& tiles,
+      [](const std::tuple<Address, Address, Address, bool>& arrays, int64_t num_rows,
+         const cuda::LoraSite& site, const cuda::LoraTiles& tiles,
          Address stream) { cuda::lora_expand(added(arrays, num_rows, site, tiles), stream_of(stream)); },
       py::arg("arrays"), py::arg("num_rows"), py::arg("site"), py::arg("tiles"), py::arg("stream"));
   m.def(

@@ -18,7 +18,6 @@
 #include "ops/cuda/product_choice.h"
 #include "ops/cuda/sampling.h"
 #include "ops/cuda/skinny_linear.h"
-#include "ops/cuda/lora.h"
 #include "ops/cuda/tile_linear.h"
 
 namespace py = pybind11;
@@ -169,10 +168,7 @@ void skinny_linear(const Matrix& x, const cuda::ChainProduct& product, Address o
 // In tiles, divided as is best.
 void tile_linear(const cuda::SkinnyLinearParams& p, Address stream) {
   const auto format = cuda::tile_format(p);
-  const bool beside = p.result == cuda::SkinnyResult::kAddBeside;
-  cuda::SkinnyLinearParams q = p;
-  if (beside) q.tap.ring = cuda::lab_x_ready;
-  cuda::tile_linear(q, cuda::tile_plan(p.num_tokens, p.out_features, p.in_features, format, beside),
+  cuda::tile_linear(p, cuda::tile_plan(p.num_tokens, p.out_features, p.in_features, format),
                     stream_of(stream));
 }
 
@@ -212,8 +208,6 @@ void bind_tiles(py::module_& m) {
         return std::pair(plan.row_groups, plan.splits);
       },
       py::arg("num_tokens"), py::arg("out_features"), py::arg("in_features"), py::arg("format"));
-  m.def("cuda_is_tile_beside", &cuda::is_tile_beside, py::arg("num_tokens"), py::arg("out_features"),
-        py::arg("in_features"));
   m.def(
       "cuda_is_tile_product",
       [](int64_t num_tokens, int64_t out_features, int64_t in_features, int format, bool normed) {

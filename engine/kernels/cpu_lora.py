@@ -85,7 +85,7 @@ class LoraRows:
         self._rows.experts(matrices, chosen, x.data_ptr(), ACTIVATION_CODES[activation], out.data_ptr())
         return out
 
-    def begun(self, site: int, x: Tensor, *, has_company: bool) -> Tensor | None:
+    def begun(self, site: int, x: Tensor) -> Tensor | None:
         return None
 
     def add(self, site: int, x: Tensor, y: Tensor) -> None:

@@ -8,7 +8,6 @@ Dims as there; N outputs, K inputs.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +29,7 @@ MOST_STREAMED_ROWS = 4  # csrc/ops/cuda/skinny_linear.h
 _CODES_UNIT = 512  # of K, the same
 _BF16 = torch.bfloat16
 _BF16_CODE, _FP8_CODE = 1, 2  # csrc/core/dtype.h
-_STORE, _ADD, _GATE, _ADD_BESIDE = range(4)  # SkinnyResult
+_STORE, _ADD, _GATE = range(3)  # SkinnyResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,22 +130,6 @@ def linear_into(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor
     _multiply(x, weight, bias, residual, _ADD, scales=scales)
 
 
-def is_tile_beside(x: Tensor, weight: Tensor) -> bool:
-    """Whether `linear_beside` is the fastest way to add the product of x [T, K] with weight [N, K] to what a kernel
-    makes of the same x."""
-    if x.dtype is not _BF16 or weight.dtype is not _BF16 or os.environ.get("LORA_BESIDE") == "0":
-        return False
-    return _C.cuda_is_tile_beside(x.shape[0], weight.shape[0], weight.shape[1])
-
-
-def linear_beside(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> None:
-    """y [T, N] += x [T, K] · weight [N, K]ᵀ + bias [N], beside the launch before, which writes y.
-
-    REQUIRES: is_tile_beside; that launch lets the next one in when x is there
-    """
-    _multiply(x, weight, bias, y, _ADD_BESIDE)
-
-
 def _multiply(
     x: Tensor,
     weight: Tensor,
@@ -170,7 +153,7 @@ def _multiply(
     product = (cuda.address_of(weight, stored, num_outputs, depth), bias_address, num_outputs, depth, scales_address, 0)
     to = cuda.address_of(out, _BF16, num_tokens, num_outputs // 2 if result == _GATE else num_outputs)
     finish = (result, ACTIVATION_CODES[activation])
-    tiles = TileFormat.BFLOAT16 if result == _ADD_BESIDE else tile_format(x, weight, normed=norm is not None)
+    tiles = tile_format(x, weight, normed=norm is not None)
     if tiles is TileFormat.FLOAT8_ROWS:
         codes, row_scales = float8_rows(x)
         rows = (codes.data_ptr(), num_tokens, depth, _FP8_CODE)

@@ -121,7 +121,7 @@ class SiteSlots:
         self._b = torch.zeros(num_products, *chunks, dtype=dtype, device=device)
         self._ranks = torch.zeros(num_slots, shape.num_experts * parts, dtype=torch.int32, device=device)
         self._scales = torch.zeros(num_slots, shape.num_experts * parts, dtype=torch.float32, device=device)
-        self._counts = torch.zeros(_MOST_COUNTED_TILES + 2, dtype=torch.int32, device=device)
+        self._counts = torch.zeros(_MOST_COUNTED_TILES, dtype=torch.int32, device=device)
         self._site = _C.CudaLoraSite(
             tuple(part.data_ptr() for part in (self._a, self._b, self._ranks, self._scales, self._counts)),
             shape.ends,
@@ -165,30 +165,29 @@ class SiteSlots:
         """Whether `begun` has a kernel."""
         return self.dtype is _BF16 and self.shape.is_even
 
-    def begun(self, x: Tensor, tiles: LoraTiles, *, has_company: bool = False) -> Tensor:
-        """What is added to the product of x [T, K], [T, N], for a product that is added to it; `has_company`: that
-        follows at once, and begins when x is there. REQUIRES: can_begin, and tiles of all rows"""
+    def begun(self, x: Tensor, tiles: LoraTiles) -> Tensor:
+        """What is added to the product of x [T, K], [T, N], for a product that is added to it. REQUIRES: can_begin,
+        and tiles of all rows"""
         y = torch.empty(x.shape[0], self.shape.out_features, dtype=self.dtype, device=x.device)
-        self._add(x, y, tiles, stores=True, has_company=has_company)
+        self._add(x, y, tiles, stores=True)
         return y
 
     def add(self, x: Tensor, y: Tensor, tiles: LoraTiles) -> None:
         """To the product y [T, N] of x [T, K], in place; of x [T / rows_of_x, K] where tiles share rows."""
         self._add(x, y, tiles, stores=False)
 
-    def _add(self, x: Tensor, y: Tensor, tiles: LoraTiles, *, stores: bool, has_company: bool = False) -> None:
+    def _add(self, x: Tensor, y: Tensor, tiles: LoraTiles, *, stores: bool) -> None:
         num_rows, depth = y.shape[0], self.shape.in_features
         width = len(self.shape.ends) * self._most_rank
         shrunk = torch.empty(-(-depth // _PIECE), num_rows, width, dtype=torch.float32, device=x.device)
         rows = address_of(x, self.dtype, num_rows // tiles.rows_of_x, depth)
-        to = address_of(y, self.dtype, num_rows, self.shape.out_features)
-        arrays = rows, to, shrunk.data_ptr(), stores, has_company
+        arrays = rows, address_of(y, self.dtype, num_rows, self.shape.out_features), shrunk.data_ptr(), stores
         _C.cuda_lora_add(arrays, num_rows, self._site, tiles.arguments, current_stream())
 
     def expand(self, shrunk: Tensor, y: Tensor, tiles: LoraTiles) -> None:
         """y [T, N] gets B of shrunk [T, P R] float32, as A would leave it."""
         num_rows = y.shape[0]
-        arrays = 0, address_of(y, self.dtype, num_rows, self.shape.out_features), shrunk.data_ptr(), False, False
+        arrays = 0, address_of(y, self.dtype, num_rows, self.shape.out_features), shrunk.data_ptr(), False
         _C.cuda_lora_expand(arrays, num_rows, self._site, tiles.arguments, current_stream())
 
 
@@ -318,9 +317,9 @@ class LoraRows:
         if site is not None and site in self.sites:
             self.sites[site].add(x, y, tiles)
 
-    def begun(self, site: int, x: Tensor, *, has_company: bool) -> Tensor | None:
+    def begun(self, site: int, x: Tensor) -> Tensor | None:
         slots = self.sites[site]
-        return slots.begun(x, self._tiles, has_company=has_company) if slots.can_begin else None
+        return slots.begun(x, self._tiles) if slots.can_begin else None
 
     def add(self, site: int, x: Tensor, y: Tensor) -> None:
         self.sites[site].add(x, y, self._tiles)

@@ -83,8 +83,7 @@ class AdaptedWeight(Weight):
 
     def __call__(self, x: Tensor) -> Tensor:
         rows, x = self._adapters.of(len(x)), x.contiguous()
-        company = self._weight.adds_beside(x)
-        begun = rows.begun(self._site, x, has_company=company) if self._weight.can_add(x) else None
+        begun = rows.begun(self._site, x) if self._weight.can_add(x) else None
         if begun is not None:
             self._weight.add_product(x, begun)
             return begun

@@ -21,9 +21,9 @@ class AdapterRows(Protocol):
         """The same of some expert's product, of the two matrices of experts whose first ones have these numbers."""
         ...
 
-    def begun(self, site: int, x: Tensor, *, has_company: bool) -> Tensor | None:
-        """What is added to the product of x [T, K], [T, N], before there is the product, which adds itself to it, and
-        computes at the same time if it `has_company`. None: it has to be added behind it."""
+    def begun(self, site: int, x: Tensor) -> Tensor | None:
+        """What is added to the product of x [T, K], [T, N], before there is the product, which adds itself to it. None:
+        it has to be added behind it."""
         ...
 
     def add(self, site: int, x: Tensor, y: Tensor) -> None:

@@ -85,13 +85,8 @@ class Weight(Table):
         """Whether `add_product` takes no longer than the product of x [T, K] alone."""
         return False
 
-    def adds_beside(self, x: Tensor) -> bool:
-        """Whether `add_product` computes while y is being made."""
-        return False
-
     def add_product(self, x: Tensor, y: Tensor) -> None:
-        """y [T, N] gets the product of x [T, K]. REQUIRES: can_add; where it adds_beside, y was begun with company, by
-        the last launch"""
+        """y [T, N] gets the product of x [T, K]. REQUIRES: can_add"""
         raise NotImplementedError
 
     def store(self, states: Tensor, kv_cache: Tensor, layer: int, slots: Tensor) -> None:

@@ -101,62 +101,6 @@ def test_rows_get_what_their_slot_adds(num_rows: int) -> None:
         assert torch.equal(alone[0].cpu(), result[i + 1]), "a row's bits do not depend on the others"
 
 
-@pytest.mark.parametrize("num_rows", [5, 17, 33, 64])
-@pytest.mark.parametrize(("ends", "depth"), [((4096, 5120, 6144), 4096), ((4096,), 14336), ((2824,), 3072)])
-def test_a_product_beside_what_its_adapters_add(ends: tuple[int, ...], depth: int, num_rows: int) -> None:
-    """Launch behind launch, each on rows that the one before has written: a product that read its rows too early, or
-    was added to too early, would be another."""
-    from bequest.engine.kernels import cuda, cuda_linear
-    from bequest.engine.kernels.cuda_lora import LoraTiles, PackedPart, SiteShape, SiteSlots, most_tiles, write_tiles
-
-    device, rank, count = torch.device("cuda"), 16, 6
-    site = SiteSlots(SiteShape(ends, depth), num_rows, rank, device)
-    draw = torch.Generator(device).manual_seed(depth + num_rows)
-
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=draw, device=device)
-
-    a, b = drawn(num_rows, len(ends), rank, depth).mul_(depth**-0.5).bfloat16(), drawn(num_rows, rank, ends[-1])
-    for slot in range(num_rows - 1):  # the last one has nothing
-        for part in range(len(ends)):
-            columns = b[slot, :, (0, *ends)[part] : ends[part]].bfloat16().float()
-            site.write_part(slot, part, PackedPart.of(a[slot, part].float().cpu(), columns.cpu(), 0.5))
-        site.describe(slot, [rank] * len(ends), [0.5] * len(ends))
-    slots = np.random.default_rng(depth).permutation(num_rows).astype(np.int32) - 1
-    rows, tiles = np.zeros(num_rows, np.int32), np.zeros((1 + num_rows, 3), np.int32)
-    write_tiles(slots, rows, tiles)
-    most = most_tiles(num_rows, num_rows)
-    placed = LoraTiles(torch.from_numpy(rows).to(device), torch.from_numpy(tiles).to(device), most)
-    weight, norm = drawn(ends[-1], depth).mul_(depth**-0.5).bfloat16(), torch.ones(depth, device=device).bfloat16()
-    assert cuda_linear.is_tile_beside(norm[None].expand(num_rows, -1), weight)
-    given = [drawn(num_rows, depth).bfloat16() for _ in range(count)]
-    x = torch.empty(num_rows, depth, device=device).bfloat16()
-
-    def run() -> list[Tensor]:
-        made = []
-        for each in given:
-            x.copy_(cuda.rms_norm(each, norm, 1e-5))  # the same memory every time
-            made.append(site.begun(x, placed, has_company=True))
-            cuda_linear.linear_beside(x, weight, None, made[-1])
-        return made
-
-    torch.cuda.synchronize()
-    expected = []
-    for each in given:
-        normed = cuda.rms_norm(each, norm, 1e-5)
-        expected.append(site.begun(normed, placed).double() + normed.double() @ weight.double().T)
-    first = run()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = run()
-    for _ in range(20):
-        graph.replay()
-    torch.cuda.synchronize()
-    for alone, replayed, wanted in zip(first, captured, expected, strict=True):
-        assert torch.allclose(alone.double(), wanted, rtol=0.02, atol=0.02), (alone.double() - wanted).abs().max()
-        assert torch.equal(alone, replayed)
-
-
 @pytest.mark.parametrize(
     ("ends", "depth", "num_slots", "num_rows"),
     [

@@ -9,7 +9,6 @@
 
 namespace bequest::cuda {
 
-inline int32_t* lab_x_ready = nullptr;  // LAB
 inline constexpr int kMostLoraParts = 8;
 inline constexpr int kLoraRows = 16;     // of a tile, at most
 inline constexpr int kLoraRanks = 16;    // ranks are rounded up to a multiple, with zeros
@@ -63,10 +62,6 @@ struct LoraAddParams {
   float* shrunk;     // [pieces, T, P R]: what A leaves for B
   int64_t num_rows;  // T
   bool stores;       // y is what adapters add, and zeros in tiles of none; else it is added to
-  // The kernel behind this one reads x before this one has ended (SkinnyResult::kAddBeside): it is let in
-  // when x is there, and finds room on each multiprocessor.
-  bool has_company;
-  int32_t* x_ready;  // LAB
   LoraSite site;
   LoraTiles tiles;
 };

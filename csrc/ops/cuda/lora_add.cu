@@ -6,7 +6,6 @@
 // the grid behind this one is let in when all blocks have begun. Should that ever be untrue, waiting ends in
 // a trap.
 #include <algorithm>
-#include <cstdlib>
 
 #include "ops/cuda/lora_expand.cuh"
 #include "ops/cuda/lora_shrink.cuh"
@@ -23,7 +22,7 @@ __global__ __launch_bounds__(kThreads, kBlocks) void add_kernel(const __grid_con
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ Ring ring;
   __shared__ SharedTile tile;
-  if (!p.has_company || p.x_ready != nullptr) let_next_start();
+  let_next_start();
   ring.init();
   if (p.tiles.made_in_step) wait_for_previous();
   const int tiles = num_tiles(p.tiles), units = tiles * sizes.of_b;
@@ -41,7 +40,7 @@ __global__ __launch_bounds__(kThreads, kBlocks) void add_kernel(const __grid_con
     return;
   }
   if constexpr (kWork == Work::kExpand)
-    await_rows(p);
+    wait_for_previous();
   else
     shrink(p, sizes, of_a, ring, stages, *reinterpret_cast<Sums*>(behind), counts, at);
   if (of_b.begin == of_b.end) return;
@@ -83,12 +82,9 @@ void launch_work(const LoraAddParams& p, Stream stream) {
   const Sizes sizes = sizes_of(p);
   const int64_t shrunk_bytes = kLoraRows * p.site.num_parts * p.site.most_rank * 2;
   const auto bytes =
-      static_cast<size_t>(kStages * kStageBytes + std::max<int64_t>(shrunk_bytes, int64_t{sizeof(Sums)}) +
-                          (p.has_company && getenv("LORA_PAD") ? 15 * 1024 : 0));
+      static_cast<size_t>(kStages * kStageBytes + std::max<int64_t>(shrunk_bytes, int64_t{sizeof(Sums)}));
   const auto kernel = add_kernel<kWork, kStores>;
-  if (getenv("LORA_CARVE"))
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
-  const int64_t room = multiprocessors() * (p.has_company && !getenv("LORA_ROOM") ? 1 : blocks_at_once(kernel, bytes));
+  const int64_t room = multiprocessors() * blocks_at_once(kernel, bytes);
   launch(
       kernel,
       {.grid = static_cast<unsigned>(std::min(std::max(sizes.of_a, sizes.of_b) * p.tiles.most_tiles, room)),

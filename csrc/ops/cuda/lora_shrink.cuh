@@ -170,14 +170,14 @@ __device__ __forceinline__ void multiply_unit(float (&sums)[2][4], const Rows& r
 // there, unless they are null.
 __device__ __forceinline__ void shrink(const LoraAddParams& p, const Sizes& sizes, Run run, Ring& ring,
                                        uint32_t stages, Sums& shared, int32_t* counts, Place& at) {
-  if (run.begin == run.end) return await_rows(p);
+  if (run.begin == run.end) return wait_for_previous();
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, i = threadIdx.x / kLoraRanks;
   const int place = warp * kDepth + lane % 4 * 8;
   const uint32_t mine = stages + lane / 4 * kPitch + place * 2;
   int turn = 0;
   Unit unit(p, sizes, run.begin);
   TwoRows of(p, unit.tile, lane / 4);
-  await_rows(p);
+  wait_for_previous();
 #pragma unroll 1
   for (int index = run.begin;;) {
     const Rows rows(p, sizes, of, unit, place);

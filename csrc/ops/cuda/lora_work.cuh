@@ -90,15 +90,6 @@ struct Ring {
 
 using Place = Cursor<kStages>;
 
-// Until x is there. Company relies on that.
-__device__ __forceinline__ void await_rows(const LoraAddParams& p) {
-  wait_for_previous();
-  if (p.x_ready != nullptr) {
-    if (blockIdx.x == 0 && threadIdx.x == 0) asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(p.x_ready) : "memory");
-  } else if (p.has_company)
-    let_next_start();
-}
-
 // --- what blocks tell each other of a tile ----------------------------------------------------------------
 
 constexpr int kReader = 1 << 16;  // what a block that has B adds to a tile's counter, above what A's add

@@ -19,9 +19,6 @@ enum class SkinnyResult {
   kStore,  // out = y
   kAdd,    // out += y, where out is the residual of a layer
   kGate,   // out = f(gate) * up, where W has the rows of the gate and then those of up
-  // out += y, where the kernel ahead writes out and has let this one in when x was there. Of tile_linear
-  // alone: the two run side by side.
-  kAddBeside,
 };
 
 struct SkinnyLinearParams {

@@ -2,7 +2,6 @@
 #include "ops/cuda/tile_linear.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "device/current_device.cuh"
 #include "ops/cuda/tile_kernels.h"
@@ -61,25 +60,17 @@ bool is_tile_product(int64_t num_tokens, int64_t out_features, int64_t in_featur
   return out_features % 4 == 0 && in_features % depth_unit(format) == 0 && is_hopper();
 }
 
-bool is_tile_beside(int64_t num_tokens, int64_t out_features, int64_t in_features) {
-  if (num_tokens < kFewestRows || num_tokens > kMoreRows || out_features * in_features <= kSmallWeight)
-    return false;
-  return out_features % 4 == 0 && in_features % depth_unit(TileFormat::kBFloat16) == 0 && is_hopper();
-}
-
 // Two CTAs share a multiprocessor up to 64 tokens. What they read of x for each byte of W falls with the rows
 // of W that they have; so do the CTAs that read.
-TilePlan tile_plan(int64_t num_tokens, int64_t out_features, int64_t in_features, TileFormat format,
-                   bool beside) {
+TilePlan tile_plan(int64_t num_tokens, int64_t out_features, int64_t in_features, TileFormat format) {
   const int64_t chip = multiprocessors(), groups = ceil_div(out_features, kGroupRows);
   const int64_t most_splits = std::clamp<int64_t>(in_features / kLeastDepth, 1, kMostSplits);
-  int64_t rows = groups > 2 * chip ? 2 : 1, blocks = beside ? chip * (getenv("LORA_BLOCKS") ? atoi(getenv("LORA_BLOCKS")) : 10) / 10 : chip * 17 / 10;
+  int64_t rows = groups > 2 * chip ? 2 : 1, blocks = chip * 17 / 10;
   if (num_tokens > kFewRows && ceil_div(groups, int64_t{2}) * most_splits >= chip) rows = 2;
   if (num_tokens > kMoreRows && format == TileFormat::kInt4) {
     rows = groups > chip ? 4 : 1;
     blocks = chip / ceil_div(num_tokens, kBlockRows);
   }
-  if (beside && getenv("LORA_ROWS")) rows = std::min<int64_t>(atoi(getenv("LORA_ROWS")), groups);
   const int64_t splits = std::min(blocks / ceil_div(groups, rows), most_splits);
   return {static_cast<int>(rows), static_cast<int>(std::max<int64_t>(splits, 1))};
 }
@@ -103,7 +94,6 @@ void tile_linear(const SkinnyLinearParams& p, const TilePlan& plan, Stream strea
   check(p.x_scales == nullptr || (p.scales != nullptr && p.norm_weight == nullptr),
         "tile_linear: x in e4m3 is for weights in e4m3");
   const TileFormat format = tile_format(p);
-  check(p.result != SkinnyResult::kAddBeside || format == TileFormat::kBFloat16, "tile_linear: beside");
   if (format == TileFormat::kInt4) return tile_linear_int4(p, plan, stream);
   if (format == TileFormat::kFloat8) return tile_linear_fp8(p, plan, stream);
   if (format == TileFormat::kFloat8Rows) return tile_linear_fp8_rows(p, plan, stream);

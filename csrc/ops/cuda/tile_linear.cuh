@@ -13,7 +13,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "device/barriers.cuh"
 #include "device/copies.cuh"
@@ -100,17 +99,12 @@ class Ring {
     copy_box(maps_.rows, to, barriers_.of(at), 0, token_, unit * Size::kBatches);
   }
 
-  // W before the predecessor has ended; x, too, if it does not write it.
-  __device__ __forceinline__ void begin(const Piece& piece, int stages, bool awaits_rows, const int32_t* x_ready) const {
+  // W before the predecessor has ended.
+  __device__ __forceinline__ void begin(const Piece& piece, int stages) const {
     const int ahead = min(stages, piece.count);
 #pragma unroll 1
     for (int i = 0; i < ahead; ++i) load_weights(piece.first + i, {i, 0});
-    if (awaits_rows) wait_for_previous();
-    if (x_ready != nullptr) {
-      int32_t seen = 0;
-      while (seen == 0) asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(x_ready) : "memory");
-      asm volatile("fence.proxy.async;" ::: "memory");
-    }
+    wait_for_previous();
 #pragma unroll 1
     for (int i = 0; i < ahead; ++i) load_rows(piece.first + i, {i, 0});
   }
@@ -191,25 +185,16 @@ __device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLine
   __syncthreads();
   const int tile_rows = p.result == SkinnyResult::kGate ? Size::kRows / 2 : Size::kRows;
   const Ring<Size> ring(maps, address, barriers, tile * tile_rows, block * Size::kTokens);
-  const bool beside = p.result == SkinnyResult::kAddBeside;
-  int32_t* const x_ready = beside ? static_cast<int32_t*>(p.tap.ring) : nullptr;
-  if (threadIdx.x < kWarp && is_elected()) ring.begin(piece, stages, !beside, x_ready);
+  if (threadIdx.x < kWarp && is_elected()) ring.begin(piece, stages);
   __syncwarp();
-  if (!beside) wait_for_previous();
-  uint32_t before = beside ? 0 : Results<Size>(p, tile, block, address, squares).first_addend();
+  wait_for_previous();
+  const uint32_t before = Results<Size>(p, tile, block, address, squares).first_addend();
   Sums<Size, kNorm> sums;
   multiply_piece(sums, ring, barriers, piece, stages,
                  {address, address + Size::kWeightBytes + Size::kGroupBytes, address + Size::kWeightBytes,
                   address + Size::gain(stages)});
-  const Results<Size> results(p, tile, block, address, squares);
-  if (beside) {
-    wait_for_previous();
-    before = results.first_addend();
-    if (x_ready != nullptr && threadIdx.x == 0 &&
-        atomicAdd(x_ready + 1, 1) == static_cast<int>(gridDim.x * gridDim.y) - 1)
-      x_ready[0] = x_ready[1] = 0;
-  }
   __syncthreads();  // all of the ring has been read
+  const Results<Size> results(p, tile, block, address, squares);
   auto *parts = reinterpret_cast<float*>(shared),
        *sums_of_squares = reinterpret_cast<float*>(shared + Size::squares(stages));
   leave(sums, parts, sums_of_squares);
@@ -254,12 +239,7 @@ void launch_kernel(const SkinnyLinearParams& p, int splits, Stream stream) {
   const int64_t units = ceil_div(p.in_features, kUnit), most_units = ceil_div(units, splits);
   const int64_t tiles = ceil_div(p.out_features, Size::kRows), blocks = ceil_div(p.num_tokens, Size::kTokens);
   const int gain = kNorm ? static_cast<int>(most_units) * kUnit * 2 : 0;
-  int stages = stages_for<Size>(static_cast<int>(most_units), gain);
-  if (p.result == SkinnyResult::kAddBeside) {
-    if (getenv("LORA_STAGES")) stages = std::min(stages, std::max(atoi(getenv("LORA_STAGES")), Size::kSlices + 1));
-    if (getenv("LORA_CARVE"))
-      check_cuda(cudaFuncSetAttribute(tile_linear_kernel<Size, kNorm>, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
-  }
+  const int stages = stages_for<Size>(static_cast<int>(most_units), gain);
   // A stage is filled again when the next one of its slice has been asked for.
   check(stages >= most_units || stages > Size::kSlices, "tile_linear: no room for a ring");
   launch(tile_linear_kernel<Size, kNorm>,

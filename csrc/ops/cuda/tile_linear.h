@@ -22,13 +22,8 @@ struct TilePlan {
 bool is_tile_product(int64_t num_tokens, int64_t out_features, int64_t in_features, TileFormat format,
                      bool normed);
 
-// Whether they are the fastest way beside the kernel ahead: kAddBeside, in bfloat16.
-bool is_tile_beside(int64_t num_tokens, int64_t out_features, int64_t in_features);
-
 // The plan depends on T by whether there are more than 32, 64 and 128, and then on how many times 128.
-// `beside`: the kernel ahead has half of each multiprocessor.
-TilePlan tile_plan(int64_t num_tokens, int64_t out_features, int64_t in_features, TileFormat format,
-                   bool beside = false);
+TilePlan tile_plan(int64_t num_tokens, int64_t out_features, int64_t in_features, TileFormat format);
 
 // REQUIRES: a norm beside bfloat16 alone; N is even, of a gate a multiple of 4; K is a multiple of 64, of
 // kFloat8Rows and kInt4 of 128

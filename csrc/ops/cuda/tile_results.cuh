@@ -98,7 +98,7 @@ class Results {
 
   // What the thread's first results are added to: asked for early.
   __device__ __forceinline__ uint32_t first_addend() const {
-    if (!adds() || begin_ >= tokens_ * pairs_ || output(begin_) >= stride_) return 0;
+    if (p_.result != SkinnyResult::kAdd || begin_ >= tokens_ * pairs_ || output(begin_) >= stride_) return 0;
     return __ldcg(place(begin_));
   }
 
@@ -109,7 +109,7 @@ class Results {
       const int token = i / pairs_, at = output(i);
       if (at >= stride_) continue;
       uint32_t before = first_before;
-      if (adds() && i != begin_) before = __ldcg(place(i));
+      if (p_.result == SkinnyResult::kAdd && i != begin_) before = __ldcg(place(i));
       const float norm = scale_of(token);
       float2 value = finished(token, i % pairs_ * 2, at, norm);
       if (gated_) {
@@ -122,9 +122,6 @@ class Results {
   }
 
  private:
-  __device__ __forceinline__ bool adds() const {
-    return p_.result == SkinnyResult::kAdd || p_.result == SkinnyResult::kAddBeside;
-  }
   __device__ __forceinline__ int output(int i) const { return first_output_ + i % pairs_ * 2; }
   __device__ __forceinline__ uint32_t* place(int i) const {
     const int64_t at = int64_t{first_token_ + i / pairs_} * stride_ + output(i);

@@ -71,17 +71,12 @@ class DenseWeight(Weight):
             super().add_to(stream, x)
 
     def can_add(self, x: Tensor) -> bool:
-        if self.adds_beside(x) or cuda_linear.is_fused(x, self.matrix):
+        if cuda_linear.is_fused(x, self.matrix):
             return True
         return self.bias is None and self.scales is None and not cuda_linear.is_skinny(x, self.matrix)
 
-    def adds_beside(self, x: Tensor) -> bool:
-        return cuda_linear.is_tile_beside(x, self.matrix)
-
     def add_product(self, x: Tensor, y: Tensor) -> None:
-        if self.adds_beside(x):
-            cuda_linear.linear_beside(x, self.matrix, self.bias, y)
-        elif cuda_linear.is_fused(x, self.matrix):
+        if cuda_linear.is_fused(x, self.matrix):
             cuda_linear.linear_into(x, self.matrix, self.bias, y, self.scales)
         else:
             y.addmm_(x, self.matrix.t())
