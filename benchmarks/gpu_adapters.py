@@ -5,11 +5,11 @@
 
 Decode steps of as many sequences as there are adapters, each with one of its own, and of all with the same one; a
 single stream; and the gaps between tokens of those sequences while one more adapter is loaded. The longer the context,
-the more bytes of the cache are beside those of adapters; from 4096 tokens on (`--context 4096 8192 --crowds-only`) the
-prompts take most of the time, the crowd with one adapter is left out, and each crowd has one turn. Ratios are of times
-of the same run, which takes turns with and without adapters. A step counts if it makes a token for every stream and
-computes no prompt, behind such a one. `floor` is the ratio that the bytes alone would allow: those of weights and cache
-over those and the adapters'.
+the more bytes of the cache are beside those of adapters. Prompts are computed once, without adapters, and all crowds
+read what that left in the cache: a step moves the same bytes, whatever is in them. Ratios are of times of the same run,
+which takes turns with and without adapters. A step counts if it makes a token for every stream and computes no prompt,
+behind such a one. `floor` is the ratio that the bytes alone would allow: those of weights and cache over those and the
+adapters'.
 """
 
 from __future__ import annotations
@@ -32,14 +32,26 @@ from benchmarks.gpu_engine import tokens
 from benchmarks.model_shapes import SHAPES, write_model
 from benchmarks.random_adapters import write_adapter
 from bequest.engine.build import build_engine
+from bequest.engine.cache import salt
 from bequest.engine.config import EngineConfig
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.models.hf_config import parse_hf_config
 from bequest.engine.types import OutputMode, Request, SamplingParams
+from bequest.engine.types.adapter import AdapterRef
+from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.watching.observation import StepStats
 
 STEPS = 96
-LONG = 4096  # tokens of context whose prompts take a while
+
+
+def share_prompts() -> None:
+    """The parts of the prefix index that adapters have for themselves become one."""
+    own = salt.pack_salt
+
+    def of_all(tenant: str, cache_salt: str, encoder: EncoderInput | None = None, _: AdapterRef | None = None) -> bytes:
+        return own(tenant, cache_salt, encoder)
+
+    salt.pack_salt = of_all
 
 
 def write_copies(first: Path, count: int) -> list[str]:
@@ -156,6 +168,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> Figures:
         max_loras=count + 1,
         max_lora_rank=max(options.rank, options.large_rank),
     )
+    share_prompts()
     steps = Steps()
     bench = Bench((await build_engine(config, steps)).engine, steps)
     figures = Figures()
@@ -163,8 +176,8 @@ async def measure(options: argparse.Namespace, folder: Path) -> Figures:
     none, each, same = [""] * count, [f"a{i}" for i in range(count)], ["a0"] * count
     described = parse_hf_config(shape.config, options.shape)
     for context in options.context:
-        crowds = {"none": none, "each its own": each} | ({"all the same": same} if context < LONG else {})
-        crowd = await bench.measure(crowds, context, 1 if context >= LONG else options.turns)
+        crowds = {"none": none, "each its own": each, "all the same": same}
+        crowd = await bench.measure(crowds, context, options.turns)
         read = DecodeStep(count, context + STEPS // 2).bytes(described)
         told: dict[str, Any] = {f"{what}, ms": value for what, value in crowd.items()}
         told |= {f"{what}, of none": crowd["none"] / value for what, value in crowd.items() if what != "none"}
