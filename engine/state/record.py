@@ -358,6 +358,7 @@ class Record:
             children=self.children,
             choices=tuple(replace(held.as_entry(pool), index=i) for i, held in enumerate(self.holdings())),
             groups=tuple(self._groups(pool, layout)),
+            adapter=None if self.identity.adapter is None else self.identity.adapter.name,
         )
 
     def _groups(self, pool: BlockPool, layout: BlockLayout) -> Iterator[GroupEntry]:
