@@ -1,5 +1,3 @@
-#include <cstdlib>
-
 #include "cache/cuda/kv_copy.h"
 #include "device/launch.cuh"
 
@@ -25,20 +23,6 @@ __global__ void __launch_bounds__(kThreads) copy_blocks_kernel(const BlockCopyPa
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i)
     if (first + i * kThreads < num_vectors) to[first + i * kThreads] = vectors[i];
-}
-
-// A step's arrays and its results, with room: the bus takes three microseconds for as many.
-constexpr size_t kMostByKernel = 128 * 1024;
-
-// Either side may be pinned host memory, which has the same address on the device.
-__global__ void __launch_bounds__(kThreads)
-    copy_bytes_kernel(char* __restrict__ to, const char* __restrict__ from, size_t num_bytes) {
-  const size_t at = (size_t{blockIdx.x} * kThreads + threadIdx.x) * sizeof(uint4);
-  if (at + sizeof(uint4) <= num_bytes) {
-    *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(from + at);
-  } else {
-    for (size_t i = at; i < num_bytes; ++i) to[i] = from[i];
-  }
 }
 
 }  // namespace
@@ -70,15 +54,6 @@ void swap_blocks(const BlockSwapParams& p, Stream stream) {
 }
 
 void copy_bytes(void* destination, const void* source, size_t num_bytes, Stream stream) {
-  const bool lab = getenv("LAB_COPIES") == nullptr || getenv("LAB_COPIES")[0] != '0';
-  const bool aligned = is_aligned(destination, sizeof(uint4)) && is_aligned(source, sizeof(uint4));
-  if (lab && num_bytes <= kMostByKernel && aligned) {
-    const auto grid =
-        static_cast<unsigned>(ceil_div(static_cast<int64_t>(num_bytes), kThreads * sizeof(uint4)));
-    launch(copy_bytes_kernel, {grid, kThreads}, stream, static_cast<char*>(destination),
-           static_cast<const char*>(source), num_bytes);
-    return;
-  }
   check_cuda(cudaMemcpyAsync(destination, source, num_bytes, cudaMemcpyDefault, stream));
 }
 

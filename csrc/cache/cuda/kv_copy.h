@@ -36,7 +36,6 @@ struct BlockSwapParams {
 void swap_blocks(const BlockSwapParams& p, Stream stream);
 
 // Any bytes, between pinned host memory and the device's: torch's own way to this call takes longer than it.
-// Few of them are copied by a kernel: between two kernels a copy engine is waited for twice.
 void copy_bytes(void* destination, const void* source, size_t num_bytes, Stream stream);
 
 }  // namespace bequest::cuda
