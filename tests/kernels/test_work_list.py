@@ -289,9 +289,7 @@ def test_random_batches(seed: int) -> None:
         ([(9, 10)], True),
     ],
 )
-def test_a_few_queries_have_prefill_tiles_where_there_are_many_keys(
-    lens: list[tuple[int, int]], prefill: bool
-) -> None:
+def test_a_few_queries_have_prefill_tiles_where_there_are_many_keys(lens: list[tuple[int, int]], prefill: bool) -> None:
     built = build(Shape(), lens)
     check_cover(Shape(), lens, built)
     assert bool(built.prefill) == prefill
