@@ -15,15 +15,20 @@ from torch import Tensor
 from bequest.engine.formats.gguf_file import GGUFFile, GGUFTensor
 from bequest.engine.kernels.cpu_weights import STORED_CODES, QuantisedRows, StoredType
 from bequest.engine.layers.codes import Codes
-from bequest.engine.models import gguf_hybrids
+from bequest.engine.models import gguf_gemma4, gguf_hybrids
 from bequest.engine.models.config import DecoderConfig
-from bequest.engine.models.families.dense import layer_prefix
+from bequest.engine.models.families.decoders import layer_prefix
 from bequest.engine.models.gguf_experts import expert_tensors
 from bequest.engine.models.registry import GGUFVariant, find_gguf_variant
 from bequest.engine.models.rope import pair_halves
 from bequest.engine.models.style import LayerStyle
 
-GLOBAL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+GLOBAL_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    **gguf_gemma4.GLOBAL_NAMES,
+}
 LAYER_NAMES = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -53,8 +58,9 @@ class GGUFSource:
         self.description = str(file.path)
         variant = find_gguf_variant(file.architecture)
         names = layer_names(config.style, variant)
+        named = _named_by_gemma4 if variant.gemma4 else _named
         read = {name: tensor for name, tensor in file.tensors.items() if not _is_left_out(name, config)}
-        self._tensors = {ours: part for name, whole in read.items() for ours, part in _named(name, whole, names)}
+        self._tensors = {ours: part for name, whole in read.items() for ours, part in named(name, whole, names)}
         self._config = config
         self._interleaved_rope = variant.interleaved_rope
 
@@ -118,6 +124,15 @@ def _named(name: str, tensor: GGUFTensor, names: Mapping[str, str]) -> list[tupl
     match stem.split(".", 2):
         case ["blk", layer, part] if layer.isdigit() and kind in ("weight", "bias"):
             if found := list(expert_tensors(layer_prefix(int(layer)), part, kind, tensor)):
+                return found
+    return [(hf_name(name, names), tensor)]
+
+
+def _named_by_gemma4(name: str, tensor: GGUFTensor, names: Mapping[str, str]) -> list[tuple[str, GGUFTensor]]:
+    """The same of its files, which call other things by the names that files have for experts."""
+    match name.split(".", 2):
+        case ["blk", layer, part] if layer.isdigit():
+            if found := list(gguf_gemma4.gemma4_tensors(layer_prefix(int(layer)), part, tensor)):
                 return found
     return [(hf_name(name, names), tensor)]
 

@@ -100,6 +100,7 @@ class GGUFVariant:
     sinks: bool = False  # heads have a score that takes its share of attention and gives nothing
     # Some layers are recurrent: their value heads are in the order of checkpoints, or in turns (gguf_hybrids.py).
     recurrent: Literal["no", "in_order", "in_turns"] = "no"
+    gemma4: bool = False  # its files have what Gemma 4's alone have (gguf_gemma4.py)
 
 
 MULTIPLIERS = frozenset({"attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"})
@@ -429,6 +430,17 @@ GGUF_ARCHITECTURES: Mapping[str, GGUFVariant] = {
         rope=GGUFRope(window_theta=10000.0),
         shared_scale_layers=62,  # the 27B
         defaults={"final_logit_softcapping": 0.0, "rope.freq_base": 1000000.0},
+    ),
+    "gemma4": GGUFVariant(
+        qk_norm=True,
+        interleaved_rope=False,
+        style=GEMMA4,
+        activation="gelu_tanh",
+        scales_embedding=True,
+        full_every=6,
+        renormalises_experts=True,
+        defaults={"attention.scale": 1.0, "attention.sliding_window_pattern": None, "final_logit_softcapping": 30.0},
+        gemma4=True,
     ),
     "granite": GGUFVariant(
         qk_norm=False,
