@@ -74,7 +74,7 @@ def parse_gguf_config(file: GGUFFile) -> DecoderConfig:
         attention_bias="blk.0.attn_q.bias" in file.tensors,
         attention_output_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_down.bias" in file.tensors,
-        qk_norm=variant.qk_norm,
+        qk_norm=variant.qk_norm or "blk.0.attn_q_norm.weight" in file.tensors,
         style=variant.style,
         attention_cap=fields.number("attn_logit_softcapping", 0.0),
         logits_cap=fields.number("final_logit_softcapping", 0.0),

@@ -41,7 +41,12 @@ LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 # Whose names have neither weight nor bias behind them in checkpoints.
-VECTORS = {"attn_sinks.weight": "self_attn.sinks", "ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
+VECTORS = {
+    "attn_sinks.weight": "self_attn.sinks",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+}
 READ_ELSEWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # by gguf_config.py
 
 # Values that are dequantised at once: temporaries stay in the cache, and the calls are still long enough for threads
@@ -59,7 +64,8 @@ class GGUFSource:
         variant = find_gguf_variant(file.architecture)
         names = layer_names(config.style, variant)
         named = _named_by_gemma4 if variant.gemma4 else _named
-        read = {name: tensor for name, tensor in file.tensors.items() if not _is_left_out(name, config)}
+        num_layers = config.num_layers if "nextn_predict_layers" in variant.defaults else None
+        read = {name: tensor for name, tensor in file.tensors.items() if not _is_left_out(name, num_layers)}
         self._tensors = {ours: part for name, whole in read.items() for ours, part in named(name, whole, names)}
         self._config = config
         self._interleaved_rope = variant.interleaved_rope
@@ -86,19 +92,21 @@ class GGUFSource:
         return QuantisedRows(stored, self._in_our_order(name, torch.from_numpy(tensor.packed().copy())))
 
     def _in_our_order(self, name: str, rows: Tensor) -> Tensor:
-        if self._interleaved_rope and ".q_proj." in name:
-            return pair_halves(rows, self._config.num_heads, self._config.rotary_dim)
-        if self._interleaved_rope and ".k_proj." in name:
-            return pair_halves(rows, self._config.num_kv_heads, self._config.rotary_dim)
-        return rows
+        heads = {"q": self._config.num_heads, "k": self._config.num_kv_heads}
+        of = next((heads[kind] for kind in heads if f".{kind}_proj." in name or f".{kind}_norm." in name), None)
+        if not self._interleaved_rope or of is None:
+            return rows
+        if rows.shape[0] == of:  # a norm's weight of each head
+            return pair_halves(rows.flatten(), of, self._config.rotary_dim).view(rows.shape)
+        return pair_halves(rows, of, self._config.rotary_dim)
 
 
-def _is_left_out(name: str, config: DecoderConfig) -> bool:
-    """Read elsewhere, or of a layer that drafts tokens: it follows those of a hybrid."""
+def _is_left_out(name: str, num_layers: int | None) -> bool:
+    """Read elsewhere, or of a layer that drafts tokens: they follow the `num_layers` others. None: there are none."""
     if name in READ_ELSEWHERE:
         return True
     layer = name.split(".")[1] if name.startswith("blk.") else ""
-    return config.recurrent is not None and layer.isdigit() and int(layer) >= config.num_layers
+    return num_layers is not None and layer.isdigit() and int(layer) >= num_layers
 
 
 def layer_names(style: LayerStyle, variant: GGUFVariant) -> dict[str, str]:

@@ -394,6 +394,14 @@ GGUF_ARCHITECTURES: Mapping[str, GGUFVariant] = {
     "qwen3": GGUFVariant(qk_norm=True, interleaved_rope=False),
     "phi3": GGUFVariant(qk_norm=False, interleaved_rope=False, joined=("qkv_proj", "gate_up_proj")),  # Phi-4's too
     "glm4": GGUFVariant(qk_norm=False, interleaved_rope=True, style=GLM4, joined=("gate_up_proj",)),
+    # GLM-4.5's; norms of queries and keys are where the file has tensors for them
+    "glm4moe": GGUFVariant(
+        qk_norm=False,
+        interleaved_rope=False,
+        norm_before_mlp="post_attention_norm",
+        renormalises_experts=True,
+        defaults={"expert_gating_func": 2, "nextn_predict_layers": 0},
+    ),
     # OLMo 3's too, which has windows
     "olmo2": GGUFVariant(
         qk_norm=True,

@@ -19,6 +19,8 @@ from transformers import (
     Gemma3TextConfig,
     Gemma4ForCausalLM,
     Gemma4TextConfig,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     Olmo3Config,
     Olmo3ForCausalLM,
     PreTrainedModel,
@@ -48,6 +50,7 @@ from tests.tiny_models import (
     GEMMA4_KEYS,
     GEMMA4_SHARED,
     SHAPE,
+    TINY_MODELS,
     YARN,
     make_reference,
     randomised,
@@ -58,7 +61,7 @@ F32, Q8_0 = GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0
 
 NAMES = ["olmo2", "gemma2", "gemma3", "granite", "smollm3", "cohere", "cohere2", "phi3", "phi3-long", "glm4"]
 NAMES += ["gemma", "olmo3", "gpt-oss", "qwen3-next", "qwen3.5", "qwen3.5-moe"]
-NAMES += ["gemma4", "gemma4-keys", "gemma4-shared", "gemma4-experts"]
+NAMES += ["gemma4", "gemma4-keys", "gemma4-shared", "gemma4-experts", "glm4-moe", "cohere-plus"]
 # Every other layer is recurrent, and groups of codes are of one head.
 HYBRID = FOUR | {
     "layer_types": ["linear_attention", "full_attention"] * 2,
@@ -91,6 +94,10 @@ def make(name: str) -> PreTrainedModel:
             }
             config = Gemma3TextConfig(**SIX, **heads, sliding_window=7, rope_parameters=rope)
             return randomised(Gemma3ForCausalLM(config), name)
+        case "glm4-moe":  # files have no groups of experts
+            _, config = TINY_MODELS[name]
+            own = Glm4MoeConfig(**config.to_dict() | {"n_group": 1, "topk_group": 1})
+            return randomised(Glm4MoeForCausalLM(own), name)
         case "gemma4-shared":  # codes come in blocks of 32
             shared = GEMMA4 | GEMMA4_SHARED | {"hidden_size_per_layer_input": 32}
             return randomised(Gemma4ForCausalLM(Gemma4TextConfig(**shared)), name)

@@ -38,6 +38,7 @@ ARCHITECTURES = {
     "cohere2": "cohere2",
     "phi3": "phi3",
     "glm4": "glm4",
+    "glm4_moe": "glm4moe",
     "gpt_oss": "gpt-oss",
     "qwen3_next": "qwen3next",
     "qwen3_5_text": "qwen35",
@@ -73,7 +74,7 @@ def write_tiny_gguf(
     for tensor_name, parameter in reference.named_parameters():
         own = kind if isinstance(kind, GGMLQuantizationType) else kind(tensor_name)
         values = parameter.detach().numpy()
-        vectors = ("shared_expert_gate.weight", "_bias", "conv1d.weight")
+        vectors = ("shared_expert_gate.weight", "_bias", "conv1d.weight", "norm.weight")
         is_matrix = values.ndim > 1 and not tensor_name.endswith(vectors)
         if is_matrix:
             # Files have rows of what is summed, gpt-oss' parameters columns.
@@ -90,6 +91,9 @@ def write_tiny_gguf(
             writer.add_tensor(stored_name, stored, raw_dtype=own if is_matrix else None)
     if architecture == "gemma4":
         _add_gemma4_tensors(writer, reference)
+    for tensor_name, buffer in reference.named_buffers():
+        if tensor_name.endswith("e_score_correction_bias"):
+            writer.add_tensor(f"blk.{tensor_name.split('.')[2]}.exp_probs_b.bias", buffer.numpy())
     for tensor_name, values in (extra_tensors or {}).items():
         writer.add_tensor(tensor_name, values)
     writer.write_header_to_file()
@@ -193,7 +197,7 @@ def gguf_name(name: str, architecture: str) -> str:
     for ours, theirs in GLOBAL_NAMES.items():
         if stem == theirs:
             return f"{ours}.{kind}"
-    _, _, layer, part = stem.split(".", 3)
+    _, _, layer, part = stem.replace(".shared_experts.", ".shared_expert.").split(".", 3)
     variant = GGUF_ARCHITECTURES[architecture]
     names = layer_names(variant.style, variant)
     ours = EXPERT_NAMES.get(part) or next(ours for ours, theirs in names.items() if theirs == part)
@@ -273,7 +277,11 @@ def _add_recurrent(writer: GGUFWriter, config: Any) -> None:
 
 
 def _add_experts(writer: GGUFWriter, config: Any) -> None:
-    writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
+    counts = (getattr(config, name, None) for name in ("num_local_experts", "n_routed_experts", "num_experts"))
+    writer.add_expert_count(next(count for count in counts if count))
+    if hasattr(config, "routed_scaling_factor"):
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
     writer.add_expert_used_count(config.num_experts_per_tok)
     if hasattr(config, "moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
