@@ -100,6 +100,7 @@ class GGUFVariant:
     sinks: bool = False  # heads have a score that takes its share of attention and gives nothing
     # Some layers are recurrent: their value heads are in the order of checkpoints, or in turns (gguf_hybrids.py).
     recurrent: Literal["no", "in_order", "in_turns"] = "no"
+    gemma4: bool = False  # its files have what Gemma 4's alone have (gguf_gemma4.py)
 
 
 MULTIPLIERS = frozenset({"attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"})
@@ -393,6 +394,14 @@ GGUF_ARCHITECTURES: Mapping[str, GGUFVariant] = {
     "qwen3": GGUFVariant(qk_norm=True, interleaved_rope=False),
     "phi3": GGUFVariant(qk_norm=False, interleaved_rope=False, joined=("qkv_proj", "gate_up_proj")),  # Phi-4's too
     "glm4": GGUFVariant(qk_norm=False, interleaved_rope=True, style=GLM4, joined=("gate_up_proj",)),
+    # GLM-4.5's; norms of queries and keys are where the file has tensors for them
+    "glm4moe": GGUFVariant(
+        qk_norm=False,
+        interleaved_rope=False,
+        norm_before_mlp="post_attention_norm",
+        renormalises_experts=True,
+        defaults={"expert_gating_func": 2, "nextn_predict_layers": 0},
+    ),
     # OLMo 3's too, which has windows
     "olmo2": GGUFVariant(
         qk_norm=True,
@@ -429,6 +438,17 @@ GGUF_ARCHITECTURES: Mapping[str, GGUFVariant] = {
         rope=GGUFRope(window_theta=10000.0),
         shared_scale_layers=62,  # the 27B
         defaults={"final_logit_softcapping": 0.0, "rope.freq_base": 1000000.0},
+    ),
+    "gemma4": GGUFVariant(
+        qk_norm=True,
+        interleaved_rope=False,
+        style=GEMMA4,
+        activation="gelu_tanh",
+        scales_embedding=True,
+        full_every=6,
+        renormalises_experts=True,
+        defaults={"attention.scale": 1.0, "attention.sliding_window_pattern": None, "final_logit_softcapping": 30.0},
+        gemma4=True,
     ),
     "granite": GGUFVariant(
         qk_norm=False,
