@@ -14,7 +14,7 @@ from bequest.engine.models.fields import Fields
 from bequest.engine.models.gguf_experts import parse_gguf_experts
 from bequest.engine.models.gguf_gemma4 import gemma4_fields, parse_gguf_gemma4, parse_gguf_gemma4_ropes
 from bequest.engine.models.gguf_hybrids import parse_gguf_recurrent
-from bequest.engine.models.registry import GGUFVariant, find_gguf_variant
+from bequest.engine.models.gguf_registry import GGUFVariant, find_gguf_variant
 
 # Keys below the architecture's name that change what a model computes in ways this decoder does not, unless 0 or 1.
 UNSUPPORTED_KEYS = (

@@ -10,7 +10,7 @@ from bequest.engine.errors import ModelError
 from bequest.engine.formats.gguf_file import GGUFFile, GGUFTensor
 from bequest.engine.models.experts_config import ExpertsConfig
 from bequest.engine.models.fields import Fields
-from bequest.engine.models.registry import GGUFVariant
+from bequest.engine.models.gguf_registry import GGUFVariant
 from bequest.engine.types.scoring import Scoring
 
 LAYER_NAMES = {

@@ -19,7 +19,7 @@ from bequest.engine.models import gguf_gemma4, gguf_hybrids
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.families.decoders import layer_prefix
 from bequest.engine.models.gguf_experts import expert_tensors
-from bequest.engine.models.registry import GGUFVariant, find_gguf_variant
+from bequest.engine.models.gguf_registry import GGUFVariant, find_gguf_variant
 from bequest.engine.models.rope import pair_halves
 from bequest.engine.models.style import LayerStyle
 

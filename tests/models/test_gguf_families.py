@@ -40,8 +40,8 @@ from bequest.engine.models.fields import Fields
 from bequest.engine.models.gguf_config import parse_gguf_config
 from bequest.engine.models.gguf_hybrids import parse_gguf_recurrent
 from bequest.engine.models.gguf_loader import layer_names
+from bequest.engine.models.gguf_registry import GGUF_ARCHITECTURES
 from bequest.engine.models.load import load_model, open_checkpoint
-from bequest.engine.models.registry import GGUF_ARCHITECTURES
 from tests.models.test_gguf_loader import assert_same_logits
 from tests.models.tiny_gguf import write_tiny_gguf
 from tests.tiny_models import (

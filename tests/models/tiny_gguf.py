@@ -16,7 +16,7 @@ from bequest.engine.models import gguf_gemma4
 from bequest.engine.models.gguf_experts import LAYER_NAMES as EXPERT_LAYER_NAMES
 from bequest.engine.models.gguf_hybrids import LAYER_NAMES as RECURRENT_NAMES
 from bequest.engine.models.gguf_loader import GLOBAL_NAMES, layer_names
-from bequest.engine.models.registry import GGUF_ARCHITECTURES
+from bequest.engine.models.gguf_registry import GGUF_ARCHITECTURES
 from tests.models.k_quants import quantise
 from tests.tiny_models import make_reference
 
