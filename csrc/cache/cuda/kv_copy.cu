@@ -1,6 +1,4 @@
-#include <cstdlib>
 #include "cache/cuda/kv_copy.h"
-
 #include "device/launch.cuh"
 
 namespace bequest::cuda {
@@ -69,8 +67,8 @@ void swap_blocks(const BlockSwapParams& p, Stream stream) {
 }
 
 void copy_bytes(void* destination, const void* source, size_t num_bytes, Stream stream) {
-  if (std::getenv("BEQUEST_LAB_ENGINE") != nullptr || num_bytes == 0 || num_bytes > kMostByThreads ||
-      !is_aligned(source, sizeof(uint4)) || !is_aligned(destination, sizeof(uint4)))
+  if (num_bytes == 0 || num_bytes > kMostByThreads || !is_aligned(source, sizeof(uint4)) ||
+      !is_aligned(destination, sizeof(uint4)))
     return check_cuda(cudaMemcpyAsync(destination, source, num_bytes, cudaMemcpyDefault, stream));
   const auto blocks =
       static_cast<unsigned>(ceil_div(static_cast<int64_t>(num_bytes), kThreads * sizeof(uint4)));

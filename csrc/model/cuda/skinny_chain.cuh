@@ -3,7 +3,6 @@
 
 #include "core/dtype.h"
 #include "device/barriers.cuh"
-#include "device/lab.cuh"
 #include "device/reductions.cuh"
 #include "model/cuda/skinny_chain.h"
 #include "ops/cuda/skinny_stage.cuh"
@@ -120,7 +119,6 @@ struct Arguments {
   HiddenTap tap;                 // of the results of the phase before the last
   uint32_t* launches;            // [CTAs]: how many there were; each CTA has its own
   unsigned long long* num_read;  // as ChainExperts has it
-  lab::Ahead lab_ahead;
 };
 
 // A product as one CTA sees it, in shared memory, because reading arguments by index takes much longer.

@@ -40,8 +40,10 @@ constexpr Depth kSmallLayer{6, 2, 2, false}, kLargeLayer{10, 3, 3, true}, kExper
 // A ring with less room than it could use is full sooner where rows of x are waited for.
 constexpr Depth kExpertsBesideAttention{11, 2, 4, true};
 constexpr int64_t kLargeShare = 64;  // stages that a CTA has of a layer
-// Codes of 4 bits in groups of 128 are one from fewer stages on, which have four times the values.
-constexpr Depth kLargeInt4{9, 2, 4, true};
+// Codes are multiplied faster than they come, and wait for rows of x more than numbers do.
+constexpr Depth kLargeFloat8{10, 2, 3, true};
+// Those of 4 bits in groups of 128 are a stream from fewer stages on, which have four times the values.
+constexpr Depth kLargeInt4{9, 2, 3, true};
 constexpr int64_t kLargeInt4Share = 32;
 
 Form form_of_codec(FineCodec codec) {
@@ -75,7 +77,8 @@ Depth wished_depth(const Arguments& a, Form form) {
   int64_t share = 0;
   for (int i = 0; i < a.num_phases; ++i) share += (a.phases[i].tiles_each + 1) * a.phases[i].chunks;
   if (form == Form::kInt4) return share < kLargeInt4Share ? kSmallLayer : kLargeInt4;
-  return share < kLargeShare ? kSmallLayer : kLargeLayer;
+  if (share < kLargeShare) return kSmallLayer;
+  return form == Form::kFloat8 ? kLargeFloat8 : kLargeLayer;
 }
 
 Depth depth_of(const Arguments& a, Form form, bool beside_attention) {
@@ -84,7 +87,8 @@ Depth depth_of(const Arguments& a, Form form, bool beside_attention) {
   const int beside = (kBesideAttention - other) / ring_bytes(form);
   const bool leaves_room = beside_attention && beside >= kFewestBesideAttention;
   const Depth wish = leaves_room ? kExpertsBesideAttention : wished_depth(a, form);
-  return {std::min(wish.stages, leaves_room ? beside : most), wish.in_flight, wish.in_stream,
+  const int stages = std::min(wish.stages, leaves_room ? beside : most);
+  return {stages, std::min(wish.in_flight, stages), std::min(wish.in_stream, stages),
           wish.lets_next_in_early};
 }
 
@@ -255,12 +259,6 @@ void finish(Arguments& a, int num_tokens, Form form, int64_t normed, bool beside
   a.in_flight = depth.in_flight;
   a.in_stream = depth.in_stream;
   a.lets_next_in_early = depth.lets_next_in_early;
-  a.lab_ahead = lab::ahead();
-  if (const char* lab_depth = std::getenv("BEQUEST_LAB_DEPTH")) {
-    int early = 0;
-    std::sscanf(lab_depth, "%d,%d,%d,%d", &a.stages, &a.in_flight, &a.in_stream, &early);
-    a.lets_next_in_early = early != 0;
-  }
 }
 
 Arguments arguments_of(const SkinnyChainParams& p, Builder& builder) {

@@ -138,7 +138,7 @@ class RowStager {
   // Groups of kSteps units that are read at once. Beside codes there are registers for a long row, which
   // would else take one trip to the L2 behind another; of experts for what eight of 768 have made.
   static constexpr int kBatch = kHasExperts ? 6 : T == 1 ? 4 : T == 2 ? 2 : 1;
-  static constexpr int kMostBatch = kForm == Form::kNumbers ? kBatch : 4 * kBatch;
+  static constexpr int kMostBatch = kForm == Form::kNumbers ? kBatch : (is_fine(kForm) ? 2 : 4) * kBatch;
   static constexpr int kUnitBytes = place_of_word(kUnit / 2);
 
   template <int kAtOnce>
