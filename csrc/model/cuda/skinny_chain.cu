@@ -49,15 +49,29 @@ __device__ __forceinline__ void in_turns(int count, const int& left, W& even, W&
   if (left > 0) even = odd;
 }
 
+// Where a lane finds its x of a phase, and the sums of its groups.
+struct XPlace {
+  uint32_t begin, sums;
+
+  template <int T, Form kForm>
+  __device__ __forceinline__ static XPlace of(const Arguments& a, const Places& places, const uint8_t* shared,
+                                              int chunks, int warp, int lane) {
+    // Columns beyond the last row of x are the last; nobody stores what becomes of them.
+    const uint32_t row = shared_address(shared + places.rows) + min(lane / 8, T - 1) * a.row_pitch;
+    return {row + lane_in_row<kForm>(lane) + warp * (chunks * kStageUnits<kForm> * kSliceBytes),
+            shared_address(shared + places.sums) + warp * chunks * kSumBytes + lane % 4 * 16};
+  }
+};
+
 // The sums of `count` tiles of the next stages, of which `left` are left in the phase and the first is in
-// `even`. x, x_sums: this lane's; to: of its row, and of its token if it has one
+// `even`. to: of the lane's row, and of its token if it has one
 template <Form kForm>
-__device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, int chunks, uint32_t x_begin,
-                                               uint32_t x_sums, bool has_token, float* to, int& left,
+__device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, int chunks,
+                                               const XPlace& place, bool has_token, float* to, int& left,
                                                Weights<kForm>& even, Weights<kForm>& odd) {
   constexpr int kStageBytesOfX = kStageUnits<kForm> * kSliceBytes;
   Row<kForm> x;
-  x.load(x_begin, x_sums);
+  x.load(place.begin, place.sums);
   if (chunks == 1) {
     const auto step = [&](const Weights<kForm>& now, Weights<kForm>& next) {
       if (--left > 0) ring.take(next);
@@ -69,8 +83,8 @@ __device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, 
     };
     return in_turns(count, left, even, odd, step);
   }
-  const uint32_t x_end = x_begin + chunks * kStageBytesOfX;
-  uint32_t x_at = x_begin, sums_at = x_sums;
+  const uint32_t x_end = place.begin + chunks * kStageBytesOfX;
+  uint32_t x_at = place.begin, sums_at = place.sums;
   TileSum sum;
   const auto step = [&](const Weights<kForm>& now, Weights<kForm>& next) {
     if (--left > 0) ring.take(next);
@@ -79,8 +93,8 @@ __device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, 
     x_at += kStageBytesOfX;
     sums_at += kSumBytes;
     if (x_at == x_end) {
-      x_at = x_begin;
-      sums_at = x_sums;
+      x_at = place.begin;
+      sums_at = place.sums;
       if (has_token) *to = sum.total();
       sum = TileSum{};
       to += kTile;
@@ -118,9 +132,12 @@ class RoundSums {
   __device__ __forceinline__ float* place(int warp, int lane) const {
     return of_round_ + (lane % 4 * kWarps + warp) * kPartPitch + row_of_lane(lane);
   }
-  __device__ __forceinline__ void turn() {
+  // The round has ended; gives its sums, which stay until the next but one.
+  __device__ __forceinline__ const float* turn() {
+    const float* const ended = of_round_;
     of_round_ += to_other_;
     to_other_ = -to_other_;
+    return ended;
   }
 
  private:
@@ -128,10 +145,19 @@ class RoundSums {
   int to_other_ = T * kWarps * kPartPitch;
 };
 
-// The x of a phase, when it is there, and the sums of its squares.
+__device__ __forceinline__ void await_gains() {
+  wait_copies<0>();
+  sync_consumers();
+}
+
+__device__ __forceinline__ const HiddenTap* tap_of(const Arguments& a) {
+  return a.tap.ring_rows != nullptr ? &a.tap : nullptr;
+}
+
+// The x of a phase, when it is there, and the sums of its squares, and of its groups where those are needed.
 template <int T, bool kHasExperts, Form kForm>
 __device__ __forceinline__ void stage(const RowStager<T, kHasExperts, kForm>& rows, const View& view,
-                                      LaunchNumber launch, int warp, int lane,
+                                      const XPlace& x, LaunchNumber launch, int warp, int lane,
                                       float (&shared_squares)[kMostChainedRows][kWarps]) {
   float squares[T] = {};
   if (view.from == nullptr)
@@ -139,6 +165,7 @@ __device__ __forceinline__ void stage(const RowStager<T, kHasExperts, kForm>& ro
   else
     rows.stage_published(view, view.units, view.chunks, view.gain, launch, squares);
   if (view.gain >= 0) store_squares(squares, warp, lane, shared_squares);
+  if constexpr (kForm == Form::kInt4) Row<kForm>::prepare(x.begin, x.sums, view.chunks, lane);
 }
 
 // By the warps that multiply. kPerLane: experts that a lane looks at to choose; 0: there are none
@@ -151,38 +178,29 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
   using Order = Order<kHasExperts>;
   const RowStager<T, kHasExperts, kForm> rows(a, shared + places.rows, shared + places.gains, warp, lane);
   RingEnd<kForm> ring(fixed.ring, shared_address(shared), warp, lane, a.stages);
-  // Columns beyond the last row of x are the last; nobody stores what becomes of them.
-  const uint32_t row_at =
-      shared_address(shared + places.rows) + min(lane / 8, T - 1) * a.row_pitch + lane_in_row<kForm>(lane);
   RoundSums<T> sums(shared + places.parts);
   // Loops stay loops: most of the time of so short a kernel can go into fetching its instructions.
 #pragma unroll 1
   for (int i = 0; i < a.num_phases; ++i) {
     const View& view = fixed.views[i];
+    auto& squares = fixed.squares[i];
     const int chunks = view.chunks, end = view.end;
     int tile = view.first;
-    auto& squares = fixed.squares[i];
-    if (i == 1) {  // gains are there: none is needed before
-      wait_copies<0>();
-      sync_consumers();
-    }
+    if (i == 1) await_gains();  // none is needed before
     const PhaseDeltas<T, A> deltas(a, *reinterpret_cast<SharedDeltas*>(shared + places.deltas), i);
     const bool has_staged = (kHasExperts && i == Order::kGate) || deltas.has_tile();
     if constexpr (kHasExperts)
       if (has_staged) await_experts<kPerLane>(a, rows, view, launch, warp, lane, fixed);
     if (tile == end && !deltas.has_tile()) continue;
-    const uint32_t x_begin = row_at + warp * (chunks * kStageUnits<kForm> * kSliceBytes);
-    const uint32_t x_sums = shared_address(shared + places.sums) + warp * chunks * kSumBytes + lane % 4 * 16;
+    const XPlace x = XPlace::of<T, kForm>(a, places, shared, chunks, warp, lane);
     Weights<kForm> even, odd;
     ring.take(even);  // the first ones, before x is there
     if (deltas.has_tile()) {
-      stage(rows, view, launch, warp, lane, squares);
+      stage(rows, view, x, launch, warp, lane, squares);
       int left = chunks;
-      multiply_tiles<kForm>(ring, 1, chunks, x_begin, x_sums, lane % 4 < T, sums.place(warp, lane), left,
-                            even, odd);
+      multiply_tiles<kForm>(ring, 1, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
       sync_consumers();
-      deltas.publish(sums.get(), norm_scale(view, squares, deltas.token()), launch, thread);
-      sums.turn();
+      deltas.publish(sums.turn(), norm_scale(view, squares, deltas.token()), launch, thread);
       if (tile == end) continue;
       ring.take(even);
     }
@@ -191,22 +209,19 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     do {
       const int count = min(kRoundTiles, end - tile);
       const auto stage_first = [&] {
-        if (tile != view.first || has_staged) return;
-        stage(rows, view, launch, warp, lane, squares);
-        if constexpr (kForm == Form::kInt4) Row<kForm>::prepare(x_begin, x_sums, chunks, lane);
+        if (tile == view.first && !has_staged) stage(rows, view, x, launch, warp, lane, squares);
       };
       if constexpr (kHasExperts) stage_first();  // needs the registers that an element has
       Element<kForm, kIsAdapted<A>> element(view, T, tile, count, thread);
       deltas.ask(element, view);
       if constexpr (!kHasExperts) stage_first();
-      float* const to = sums.place(warp, lane);
-      multiply_tiles<kForm>(ring, count, chunks, x_begin, x_sums, lane % 4 < T, to, left, even, odd);
+      multiply_tiles<kForm>(ring, count, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
       if (tile == view.first) deltas.collect(launch, thread);
       sync_consumers();
       if (warp < T * (kPlaces / kWarp))
         element.store(view, a.activation, sums.get(), squares, launch,
-                      i == Order::kDown && a.tap.ring_rows != nullptr ? &a.tap : nullptr,
-                      kHasExperts ? fixed.chosen.counts : nullptr, deltas.shrunk());
+                      i == Order::kDown ? tap_of(a) : nullptr, kHasExperts ? fixed.chosen.counts : nullptr,
+                      deltas.shrunk());
       sums.turn();
       tile += kRoundTiles;
     } while (tile < end);

@@ -192,7 +192,7 @@ struct Sums {
     for (int r = 0; r < 2 * kRowTiles; ++r) Codec::widen(codes[r], words[r], group, half, pairs[r]);
 #pragma unroll
     for (int t = 0; t < kTokenTiles; ++t) {
-      if ((t == kTokenTiles / 4 || t == kTokenTiles / 2) && t >= used) break;
+      if (t > 0 && (t == kTokenTiles / 4 || t == kTokenTiles / 2) && t >= used) break;
       const uint4 right = load_16(x + t * (kTile * S::kTokenPitch));
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
