@@ -1,12 +1,13 @@
 """Images through the whole server against transformers, in one run: Qwen2.5-VL-7B's shape with random weights on a GPU.
 
     python -m benchmarks.gpu_images [--images 128] [--alone 32] [--answer 32] [--side 1024] [--json FILE]
+    python -m benchmarks.gpu_images --at-once 64,128 --flags=--max-num-batched-tokens=1440
 
 Each request is one JPEG of `side` × `side` pixels that nobody has sent before, a question and an answer of so many
-tokens. The server takes them over HTTP, 32 and then 64 at a time; before that, `alone` of them one after another, for
-the first token of one new image, of one that was seen before, of the same question without an image, and of a text of
-as many tokens. transformers takes the same files with its own processor, one after another and eight at a time; the
-better rate of each counts.
+tokens. The server takes them over HTTP, as many at a time as --at-once says. Before that, `alone` of them come one
+after another, for the first token of one new image, of one that was seen before, of the same question without an image,
+and of a text of as many tokens. transformers takes the same files with its own processor, one after another and eight
+at a time; the better rate of each counts.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,6 @@ from benchmarks.model_shapes import write_config
 QUESTION = "what is in this picture, and what is the weather like in it?"
 IMAGE_ID, START_ID, END_ID = 300, 301, 302
 IMAGE = "Ġw300"  # as write_config spells it
-_AT_ONCE = (32, 64)  # requests of a crowd
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # a machine without a GPU can try the script
 TEMPLATE = (
     "{% for message in messages %}{% for part in message['content'] %}"
@@ -160,14 +161,16 @@ class Files:
 
     first: list[bytes]  # kernels and plans of this size are there behind them
     alone: list[bytes]
-    crowd: list[bytes]
+    crowds: dict[int, list[bytes]]  # by how many are asked for at a time
 
     @classmethod
     def drawn(cls, options: argparse.Namespace) -> Files:
-        count = _FIRST + options.alone + len(_AT_ONCE) * options.images
+        count = _FIRST + options.alone + len(options.at_once) * options.images
         with ThreadPoolExecutor() as threads:
             drawn = list(threads.map(lambda seed: picture(options.side, seed), range(count)))
-        return cls(drawn[:_FIRST], drawn[_FIRST : _FIRST + options.alone], drawn[_FIRST + options.alone :])
+        crowd = iter(drawn[_FIRST + options.alone :])
+        crowds = {at_once: list(islice(crowd, options.images)) for at_once in options.at_once}
+        return cls(drawn[:_FIRST], drawn[_FIRST : _FIRST + options.alone], crowds)
 
 
 async def rate_of(asker: Asker, files: list[bytes], at_once: int) -> float:
@@ -193,12 +196,9 @@ async def ask_server(url: str, files: Files, answer: int) -> dict[str, float]:
         blind = [(await asker.first_and_all(None, 2))[0] for _ in range(8)]
         texts = [f"{number} {'a' * 1427}" for number in range(8)]
         long = [(await asker.first_and_all(None, 2, text))[0] for text in texts]
-        each = len(files.crowd) // len(_AT_ONCE)
         rates = {
-            f"images per second, {at_once} at a time": await rate_of(
-                asker, files.crowd[i * each : i * each + each], at_once
-            )
-            for i, at_once in enumerate(_AT_ONCE)
+            f"images per second, {at_once} at a time": await rate_of(asker, crowd, at_once)
+            for at_once, crowd in files.crowds.items()
         }
     return {
         **rates,
@@ -210,11 +210,11 @@ async def ask_server(url: str, files: Files, answer: int) -> dict[str, float]:
     }
 
 
-def ours(directory: Path, files: Files, answer: int) -> dict[str, float]:
-    process, url, _ = start_server(directory, 4096)
+def ours(directory: Path, files: Files, options: argparse.Namespace) -> dict[str, float]:
+    process, url, _ = start_server(directory, 4096, options.flags.split())
     drained = subprocess.Popen(["cat"], stdin=process.stderr, stdout=sys.stderr)  # a full pipe would stop the server
     try:
-        return asyncio.run(ask_server(url, files, answer))
+        return asyncio.run(ask_server(url, files, options.answer))
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
@@ -288,16 +288,19 @@ def main() -> None:
     parser.add_argument("--alone", type=int, default=32)
     parser.add_argument("--answer", type=int, default=32)
     parser.add_argument("--side", type=int, default=1024)
+    parser.add_argument("--at-once", type=lambda text: [*map(int, text.split(","))], default=[32, 64])
+    parser.add_argument("--flags", default="", help="of the server, with blanks between them")
     parser.add_argument("--json", help="write the figures to this file")
     parser.add_argument("--only-ours", action="store_true")
     options = parser.parse_args()
     files = Files.drawn(options)
-    print(f"files of {sum(map(len, files.crowd)) / len(files.crowd) / 1024:.0f} KiB on average")
+    crowd = [file for crowd in files.crowds.values() for file in crowd]
+    print(f"files of {sum(map(len, crowd)) / len(crowd) / 1024:.0f} KiB on average")
     with tempfile.TemporaryDirectory() as folder:
-        found = {"bequest": ours(save(Path(folder) / "model"), files, options.answer)}
+        found = {"bequest": ours(save(Path(folder) / "model"), files, options)}
     print(json.dumps(found), flush=True)  # what comes next may be cut short
     if not options.only_ours:
-        found["transformers"] = theirs(files.crowd, options.answer, len(QUESTION))
+        found["transformers"] = theirs(crowd, options.answer, len(QUESTION))
         best = {who: max(rate for what, rate in said.items() if "per second" in what) for who, said in found.items()}
         found["bequest"]["images per second, times transformers' best"] = best["bequest"] / best["transformers"]
     for name, figures in found.items():
