@@ -156,7 +156,6 @@ class Figures(dict[str, Any]):
 async def measure(options: argparse.Namespace, folder: Path) -> Figures:
     shape, count = SHAPES[options.shape], options.adapters
     size = write_adapter(folder / "adapters" / "a0", shape.config, options.rank)
-    large = write_adapter(folder / "large", shape.config, options.large_rank)
     config = EngineConfig(
         model=str(write_model(options.shape, folder / options.shape)),
         load_format="dummy",
@@ -184,7 +183,8 @@ async def measure(options: argparse.Namespace, folder: Path) -> Figures:
         told["floor"] = read / (read + count * size)
         figures.tell({f"{count} streams at {context}: {what}": value for what, value in told.items()})
     if not options.crowds_only:
-        figures.tell(await measure_others(bench, options, each, folder / "large", large))
+        size = await asyncio.to_thread(write_adapter, folder / "large", shape.config, options.large_rank)
+        figures.tell(await measure_others(bench, options, each, folder / "large", size))
     await bench.engine.stop()
     return figures
 
