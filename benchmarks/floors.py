@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from bequest.engine.models.config import DecoderConfig
-from bequest.engine.models.families.dense import expected_tensors
+from bequest.engine.models.families.decoders import expected_tensors
 
 _FLOAT32 = 4  # bytes; states of recurrent layers are kept in it
 

@@ -5,10 +5,11 @@
 
 Decode steps of as many sequences as there are adapters, each with one of its own, and of all with the same one; a
 single stream; and the gaps between tokens of those sequences while one more adapter is loaded. The longer the context,
-the more bytes of the cache are beside those of adapters; from 4096 tokens on (`--context 4096 8192 --crowds-only`) the
-prompts take most of the time, and the crowd with one adapter is left out. Ratios are of times of
-the same run, which takes turns with and without adapters. `floor` is the ratio that the bytes alone would allow: those
-of weights and cache over those and the adapters'.
+the more bytes of the cache are beside those of adapters. Prompts are computed once, without adapters, and all crowds
+read what that left in the cache: a step moves the same bytes, whatever is in them. Ratios are of times of the same run,
+which takes turns with and without adapters. A step counts if it makes a token for every stream and computes no prompt,
+behind such a one. `floor` is the ratio that the bytes alone would allow: those of weights and cache over those and the
+adapters'.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import os
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,13 +32,26 @@ from benchmarks.gpu_engine import tokens
 from benchmarks.model_shapes import SHAPES, write_model
 from benchmarks.random_adapters import write_adapter
 from bequest.engine.build import build_engine
+from bequest.engine.cache import salt
 from bequest.engine.config import EngineConfig
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.models.hf_config import parse_hf_config
 from bequest.engine.types import OutputMode, Request, SamplingParams
+from bequest.engine.types.adapter import AdapterRef
+from bequest.engine.types.encoder import EncoderInput
+from bequest.engine.watching.observation import StepStats
 
 STEPS = 96
-LONG = 4096  # tokens of context whose prompts take a while
+
+
+def share_prompts() -> None:
+    """The parts of the prefix index that adapters have for themselves become one."""
+    own = salt.pack_salt
+
+    def of_all(tenant: str, cache_salt: str, encoder: EncoderInput | None = None, _: AdapterRef | None = None) -> bytes:
+        return own(tenant, cache_salt, encoder)
+
+    salt.pack_salt = of_all
 
 
 def write_copies(first: Path, count: int) -> list[str]:
@@ -59,28 +74,53 @@ async def stream(engine: AsyncEngine, name: str, prompt: tuple[int, ...], length
     return [time.perf_counter() async for _ in engine.generate(request)]
 
 
-async def seconds_of(engine: AsyncEngine, names: list[str], context: int, length: int, salt: str) -> float:
-    started = time.perf_counter()
-    await asyncio.gather(*(stream(engine, n, tokens(context, i), length, salt) for i, n in enumerate(names)))
-    return time.perf_counter() - started
+class Steps:
+    """An Observer: when steps were applied, and what they made."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[float, int, int]] = []
+
+    def on_step(self, stats: StepStats) -> None:
+        self._seen.append((time.perf_counter(), stats.generated_tokens, stats.prompt_tokens))
+
+    def on_finish(self, stats: object) -> None:
+        pass
+
+    def forget(self) -> None:
+        self._seen.clear()
+
+    def seconds_of(self, count: int) -> float:
+        """The mean, of steps that made a token for each of `count` streams and computed no prompt, behind such ones."""
+        full = [(made, prompt) == (count, 0) for _, made, prompt in self._seen]
+        pairs = zip(pairwise(self._seen), pairwise(full), strict=True)
+        between = [now[0] - last[0] for (last, now), both in pairs if all(both)]
+        assert len(between) >= STEPS // 2, f"{len(between)} steps of {count} streams"
+        return statistics.fmean(between)
 
 
-async def step_seconds(engine: AsyncEngine, names: list[str], context: int, salt: str) -> float:
-    """Of a decode step: the difference of a long and a short run whose prompts are in the cache."""
-    await seconds_of(engine, names, context, 4, f"{salt}-first")
-    short = await seconds_of(engine, names, context, 8, f"{salt}-short")
-    return (await seconds_of(engine, names, context, 8 + STEPS, f"{salt}-long") - short) / STEPS
+@dataclass(frozen=True)
+class Bench:
+    engine: AsyncEngine
+    steps: Steps
 
+    async def ask(self, names: list[str], context: int, length: int, salt: str) -> None:
+        prompts = (tokens(context, i) for i in range(len(names)))
+        await asyncio.gather(*(stream(self.engine, n, p, length, salt) for n, p in zip(names, prompts, strict=True)))
 
-async def measure_steps(
-    engine: AsyncEngine, crowds: dict[str, list[str]], context: int, turns: int
-) -> dict[str, float]:
-    """Medians in milliseconds, by turns."""
-    seen: dict[str, list[float]] = {what: [] for what in crowds}
-    for turn in range(turns):
-        for what, names in crowds.items():
-            seen[what].append(await step_seconds(engine, names, context, f"{context}-{what}-{turn}"))
-    return {what: 1e3 * statistics.median(times) for what, times in seen.items()}
+    async def step_seconds(self, names: list[str], context: int, salt: str) -> float:
+        """Of a decode step of streams whose prompts are in the cache."""
+        await self.ask(names, context, 4, f"{salt}-first")
+        self.steps.forget()
+        await self.ask(names, context, 8 + STEPS, f"{salt}-long")
+        return self.steps.seconds_of(len(names))
+
+    async def measure(self, crowds: dict[str, list[str]], context: int, turns: int) -> dict[str, float]:
+        """Medians in milliseconds, by turns."""
+        seen: dict[str, list[float]] = {what: [] for what in crowds}
+        for turn in range(turns):
+            for what, names in crowds.items():
+                seen[what].append(await self.step_seconds(names, context, f"{context}-{what}-{turn}"))
+        return {what: 1e3 * statistics.median(times) for what, times in seen.items()}
 
 
 async def gaps(engine: AsyncEngine, names: list[str], salt: str, load: Path | None) -> tuple[float, float, float]:
@@ -116,7 +156,6 @@ class Figures(dict[str, Any]):
 async def measure(options: argparse.Namespace, folder: Path) -> Figures:
     shape, count = SHAPES[options.shape], options.adapters
     size = write_adapter(folder / "adapters" / "a0", shape.config, options.rank)
-    large = write_adapter(folder / "large", shape.config, options.large_rank)
     config = EngineConfig(
         model=str(write_model(options.shape, folder / options.shape)),
         load_format="dummy",
@@ -128,33 +167,37 @@ async def measure(options: argparse.Namespace, folder: Path) -> Figures:
         max_loras=count + 1,
         max_lora_rank=max(options.rank, options.large_rank),
     )
-    engine = (await build_engine(config)).engine
+    share_prompts()
+    steps = Steps()
+    bench = Bench((await build_engine(config, steps)).engine, steps)
     figures = Figures()
     figures.tell({"shape": options.shape, "adapters": count, "rank": options.rank, "MB": size / 1e6})
     none, each, same = [""] * count, [f"a{i}" for i in range(count)], ["a0"] * count
     described = parse_hf_config(shape.config, options.shape)
     for context in options.context:
-        crowds = {"none": none, "each its own": each} | ({"all the same": same} if context < LONG else {})
-        crowd = await measure_steps(engine, crowds, context, options.turns)
+        crowds = {"none": none, "each its own": each, "all the same": same}
+        crowd = await bench.measure(crowds, context, options.turns)
         read = DecodeStep(count, context + STEPS // 2).bytes(described)
         told: dict[str, Any] = {f"{what}, ms": value for what, value in crowd.items()}
         told |= {f"{what}, of none": crowd["none"] / value for what, value in crowd.items() if what != "none"}
         told["floor"] = read / (read + count * size)
         figures.tell({f"{count} streams at {context}: {what}": value for what, value in told.items()})
     if not options.crowds_only:
-        figures.tell(await measure_others(engine, options, each, folder / "large", large))
-    await engine.stop()
+        size = await asyncio.to_thread(write_adapter, folder / "large", shape.config, options.large_rank)
+        figures.tell(await measure_others(bench, options, each, folder / "large", size))
+    await bench.engine.stop()
     return figures
 
 
 async def measure_others(
-    engine: AsyncEngine, options: argparse.Namespace, each: list[str], load: Path, size: int
+    bench: Bench, options: argparse.Namespace, each: list[str], load: Path, size: int
 ) -> dict[str, Any]:
     """A single stream, and a load beside the crowd."""
-    alone = await measure_steps(engine, {"none": [""], "one": ["a0"]}, 128, options.turns)
+    alone = await bench.measure({"none": [""], "one": ["a0"]}, 128, options.turns)
     figures: dict[str, Any] = {f"a single stream: {what}, ms": value for what, value in alone.items()}
     figures["a single stream: one, of none"] = alone["none"] / alone["one"]
-    still, loading = await gaps(engine, each, "still", None), await gaps(engine, each, "loading", load)
+    still = await gaps(bench.engine, each, "still", None)
+    loading = await gaps(bench.engine, each, "loading", load)
     figures["between tokens: median, p99, ms"] = [round(value, 3) for value in still[:2]]
     figures[f"between tokens while {size / 1e6:.0f} MB load: median, p99, ms"] = [round(v, 3) for v in loading[:2]]
     figures["seconds of the load"] = loading[2]

@@ -18,7 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bequest.engine.kernels import cuda, cuda_chain, cuda_coded, cuda_experts, cuda_fine, cuda_int4
+from bequest.engine.backends.cuda.experts import PlannedChoice
+from bequest.engine.backends.cuda.fine import FineExperts
+from bequest.engine.backends.cuda.ops import CudaOps
+from bequest.engine.kernels import cuda_chain, cuda_coded, cuda_experts, cuda_fine, cuda_int4
 from bequest.engine.kernels.cuda_chain import Head, Product, Tail
 from bequest.engine.kernels.cuda_coded import GROUP, CodedRows
 from bequest.engine.kernels.cuda_experts import ExpertChoice, ExpertMatrices, RoutingRule
@@ -129,14 +132,9 @@ def expert_layer(x: Tensor, choice: ExpertChoice, name: str) -> Callable[[], Ten
     if name == "bfloat16":
         up, down = (ExpertMatrices(numbers(*size).view(EXPERTS, -1, size[1])) for size in sizes)
         return lambda: cuda_experts.summed(cuda_experts.gated(x, up, choice, "silu"), down, choice)
-    up_codes, down_codes = (_of_experts(fine(*size, name)) for size in sizes)
-
-    def in_codes() -> Tensor:
-        both = cuda_fine.expert_linear(x, up_codes, None, choice, shared=True)
-        inner = cuda.gated_activation(both, "silu")
-        return cuda_experts.sum_products(cuda_fine.expert_linear(inner, down_codes, None, choice, shared=False), choice)
-
-    return in_codes
+    of_gate, of_down = (FineExperts(_of_experts(fine(*size, name)), None, CudaOps()) for size in sizes)
+    chosen = PlannedChoice(choice.ids, choice.weights, choice)
+    return lambda: of_down.summed(of_gate.gated(x, chosen, "silu"), chosen)
 
 
 def experts_time(num_tokens: int, name: str) -> float:
@@ -194,7 +192,7 @@ def main() -> None:
         for count in (5, 8, 16, 32, 64, 128):
             show("products 8B", count, {form: products_time(count, form) for form in forms}, found)
     if args.only in (None, "experts"):
-        for count in (1, 4, 16, 64, 512, 4096):
+        for count in (1, 4, 16, 64, 512, 1024, 2048, 4096):
             times = {form: experts_time(count, form) for form in ("bfloat16", "mxfp4", "int4 / 32")}
             show("experts 20b", count, times, found)
     if args.json:

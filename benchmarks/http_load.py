@@ -4,8 +4,9 @@
     python -m benchmarks.http_load --shape llama-3.1-8b --quantization fp8 --kv-cache-dtype fp8   # the same, in codes
     python -m benchmarks.http_load --url http://127.0.0.1:8000 [--concurrency 1,4]                # uses a running one
 
-Each client keeps its share of the connections busy with requests of random tokens, 512 in and 256 out by default; the
-clients read raw bytes, so that parsing JSON is not what is measured.
+Each client keeps its share of the connections busy with requests of random tokens, 512 in and 256 out by default, one
+after another on each connection: three, of 256 connections or more two, or as many as `--rounds` says. The clients read
+raw bytes, so that parsing JSON is not what is measured.
 """
 
 from __future__ import annotations
@@ -93,11 +94,17 @@ def client_process(load: Load) -> tuple[list[float], list[float]]:
 
 
 def measure(
-    url: str, concurrency: int, prompt_len: int, output_len: int, processes: int, round_number: int
+    url: str,
+    concurrency: int,
+    prompt_len: int,
+    output_len: int,
+    processes: int,
+    round_number: int,
+    rounds: int | None = None,
 ) -> dict[str, float]:
     clients = min(processes, concurrency)
     per_client = concurrency // clients
-    requests = max(2, 3 if concurrency < 256 else 2) * per_client
+    requests = (rounds or (3 if concurrency < 256 else 2)) * per_client
     loads = [
         Load(url, per_client, requests, prompt_len, output_len, seed=round_number * 1000 + i) for i in range(clients)
     ]
@@ -142,6 +149,7 @@ def main() -> None:
     parser.add_argument("--prompt-len", type=int, default=512)
     parser.add_argument("--output-len", type=int, default=256)
     parser.add_argument("--processes", type=int, default=4, help="client processes")
+    parser.add_argument("--rounds", type=int, help="requests of each connection")
     parser.add_argument("--quantization", choices=["auto", "fp8"], default="auto", help="of the server's weights")
     parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8"], default="auto", help="of the server's cache")
     parser.add_argument("--json", help="write the figures to this file")
@@ -156,7 +164,7 @@ def main() -> None:
             lengths = (options.prompt_len, options.output_len)
             measure(url, 4, options.prompt_len, min(options.output_len, WARM_TOKENS), options.processes, 0)
             rows = [
-                measure(url, int(c), *lengths, options.processes, i + 1)
+                measure(url, int(c), *lengths, options.processes, i + 1, options.rounds)
                 for i, c in enumerate(options.concurrency.split(","))
             ]
         finally:

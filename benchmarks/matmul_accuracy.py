@@ -27,7 +27,7 @@ from bequest.engine.kernels.cpu_weights import QuantisedRows, StoredType
 from bequest.engine.layers.codes import Codes
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.decoder import Decoder
-from bequest.engine.models.families import dense
+from bequest.engine.models.families import decoders
 from bequest.engine.models.load import open_checkpoint
 from bequest.engine.models.reader import Loader
 from bequest.engine.models.weights import SourceOver, WeightSource
@@ -67,7 +67,9 @@ def model_of(path: Path, kind: StoredType | None, *, fast: bool) -> Decoder:
     config = checkpoint.config
     assert isinstance(config, DecoderConfig), "for decoders"
     source = checkpoint.source if kind is None else Requantised(checkpoint.source, kind)
-    return Decoder(config, dense.describe(config, Loader(source, backend, torch.float32), config.max_position), backend)
+    return Decoder(
+        config, decoders.describe(config, Loader(source, backend, torch.float32), config.max_position), backend
+    )
 
 
 def perplexity(found: list[Tensor], texts: list[list[int]]) -> float:

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from benchmarks.model_shapes import SHAPES, write_config
-from bequest.engine.models.families.dense import expected_tensors
+from bequest.engine.models.families.decoders import expected_tensors
 from bequest.engine.models.hf_config import parse_hf_config
 
 PORT = 8765

@@ -130,7 +130,7 @@ def fake_loader(graph_seconds: float) -> Callable[..., Any]:
     from bequest.engine.build import CacheSizes, make_scheduler
     from bequest.engine.engine import AsyncEngine
     from bequest.engine.models.embedded import embedded_model_path
-    from bequest.engine.models.strips import divide
+    from bequest.engine.models.strips import KvHeads, divide
     from bequest.engine.runner.cuda import CudaRunner, RunnerLimits, _Graph, _Outputs
     from bequest.engine.runner.cuda_adapters import CudaAdapters
     from bequest.engine.scheduling.limits import SchedulerLimits
@@ -139,8 +139,8 @@ def fake_loader(graph_seconds: float) -> Callable[..., Any]:
 
     text = load_text(embedded_model_path())
     vocab = text.tokenizer.vocab_size
-    heads = {"num_heads": 16, "num_kv_heads": 8, "head_dim": 128}
-    model = SimpleNamespace(config=SimpleNamespace(vocab_size=vocab, hidden_size=64, strips=divide((0,)), **heads))
+    strips = divide((0,), (KvHeads(8, 8),))
+    model = SimpleNamespace(config=SimpleNamespace(vocab_size=vocab, hidden_size=64, strips=strips, num_heads=16))
     kv_cache = torch.zeros(4000, 1, 2, 8, 16, 8, dtype=torch.bfloat16)
     limits, adapters = (
         RunnerLimits(256, 8192, 2560 // 16, 1024),

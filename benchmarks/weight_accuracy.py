@@ -29,7 +29,7 @@ from bequest.engine.fetch import model_path
 from bequest.engine.layers.codes import Codes, Float8Rows, IntegerRows
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.decoder import Decoder
-from bequest.engine.models.families import dense
+from bequest.engine.models.families import decoders
 from bequest.engine.models.load import open_checkpoint
 from bequest.engine.models.reader import Loader
 from bequest.engine.models.weights import SourceOver, WeightSource
@@ -149,7 +149,7 @@ def model_of(path: Path, rounding: Rounding) -> Decoder:
     assert isinstance(checkpoint.config, DecoderConfig), "for decoders"
     loader = Loader(Rounded(checkpoint.source, rounding), backend, torch.float32)
     return Decoder(
-        checkpoint.config, dense.describe(checkpoint.config, loader, checkpoint.config.max_position), backend
+        checkpoint.config, decoders.describe(checkpoint.config, loader, checkpoint.config.max_position), backend
     )
 
 

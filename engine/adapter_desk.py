@@ -23,6 +23,7 @@ from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.state.sequence import Group
 from bequest.engine.types.adapter import AdapterRef, AdapterSource, AdapterWeights
 from bequest.engine.types.device import AdapterRegistration, AdapterRelease
+from bequest.engine.watching.observation import AdapterLoad
 
 log = logging.getLogger("bequest.engine")
 
@@ -78,7 +79,7 @@ class AdapterDesk:
         """One whose files have been read."""
         self._check_new(name)
         self._last += 1
-        ref = self._loaded[name] = AdapterRef(name, self._last, weights.digest)
+        ref = self._loaded[name] = AdapterRef(name, self._last, weights.digest, self._retention.wall())
         if self._source.seats is None:
             self._device.tell(AdapterRegistration(ref.handle, weights))
         else:
@@ -87,6 +88,16 @@ class AdapterDesk:
         size = f"{weights.num_bytes / 2**20:.1f} MiB"
         log.info("adapter %s: loaded, rank %d, %s", name, weights.rank, size)
         return ref
+
+    def load_now(self) -> AdapterLoad:
+        """For whoever watches."""
+        running: set[str] = set()
+        waiting: set[str] = set()
+        for group in self._groups.values():
+            if (ref := group.request.adapter) is not None:
+                (waiting if group.times.admitted is None else running).add(ref.name)
+        at_once = self._source.most if self._source.seats is None else self._source.seats
+        return AdapterLoad(len(self), at_once, tuple(sorted(running)), tuple(sorted(waiting)))
 
     async def settled(self) -> None:
         """Returns when none is on its way to the device."""

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal
 
 from bequest.engine.types.speculation import parse_speculative
@@ -443,6 +444,8 @@ class ServerConfig:
             raise ValueError("ssl_keyfile needs ssl_certfile, the certificate that the key belongs to")
         if not 0 <= self.port < 2**16:
             raise ValueError(f"port must be from 0 to {2**16 - 1}, not {self.port}")
+        if self.allow_lora_loading is not None and not Path(self.allow_lora_loading).expanduser().is_dir():
+            raise ValueError(f"allow_lora_loading must be a folder that exists, not {self.allow_lora_loading!r}")
         if self.replica_tag is not None and not re.fullmatch(REPLICA_TAG, self.replica_tag):
             raise ValueError(f"replica_tag must be 1 to 16 characters out of a-z and 0-9, not {self.replica_tag!r}")
         for name in _OVER_ZERO:

@@ -221,7 +221,7 @@ class AsyncEngine(Keeper):
         check_room(tenant, lane, self.scheduler, self._max_queued, self._paces[lane], self._clock())
 
     def load(self) -> EngineLoad:
-        return load_of(self.scheduler)
+        return load_of(self.scheduler, self.adapters.load_now())
 
     # --- life ----------------------------------------------------------------------------------------------------
 

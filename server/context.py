@@ -99,6 +99,11 @@ class Context:
             raise unknown_model(model, self.names_for(caller))
         return ref
 
+    def created(self, name: str) -> int:
+        """Seconds since 1970: the model is as old as the server, an adapter as its load."""
+        ref = None if name in self.model_names else self.engine.adapters.find(name)
+        return self.started if ref is None else int(ref.loaded_at)
+
     def adapters_for(self, caller: Caller) -> list[AdapterRef]:
         return [ref for ref in self.engine.adapters.refs if caller.may_use(ref.name)]
 

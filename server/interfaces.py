@@ -166,6 +166,10 @@ class TokenizerLike(Protocol):
     @property
     def special_ids(self) -> frozenset[int]: ...
 
+    @property
+    def spells_bytes(self) -> bool:
+        """Whether a text is its tokens' bytes put together."""
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...

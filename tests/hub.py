@@ -27,7 +27,7 @@ class Hub(ThreadingHTTPServer):
         self.rejects_token = False
         self.breaks = 0  # so many downloads end after half of what was asked for
         self.requests: list[tuple[str, str, str | None]] = []  # method, path, Range
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     @property
     def url(self) -> str:

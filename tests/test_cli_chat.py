@@ -26,7 +26,7 @@ class Echo(ThreadingHTTPServer):
         self.listed = json.dumps({"data": [{"id": "echo"}]}).encode()
         self.reason = "stop"
         self.interrupts = False  # a Ctrl-C comes while the answer does
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     @property
     def url(self) -> str:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.floors import DecodeStep
 from benchmarks.model_shapes import SHAPES
 from bequest.engine.models.config import DecoderConfig
-from bequest.engine.models.families.dense import expected_tensors
+from bequest.engine.models.families.decoders import expected_tensors
 from bequest.engine.models.hf_config import parse_hf_config
 
 

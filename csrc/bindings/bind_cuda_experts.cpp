@@ -21,7 +21,7 @@ inline constexpr auto fields_of<cuda::ExpertRouting> =
 template <>
 inline constexpr auto fields_of<cuda::ExpertMatrices> = std::tuple(
     &cuda::ExpertMatrices::weight, &cuda::ExpertMatrices::bias, &cuda::ExpertMatrices::out_features,
-    &cuda::ExpertMatrices::in_features, &cuda::ExpertMatrices::dtype);
+    &cuda::ExpertMatrices::in_features, &cuda::ExpertMatrices::dtype, &cuda::ExpertMatrices::is_fresh);
 
 namespace {
 
@@ -44,6 +44,7 @@ inline constexpr auto fields_of<ChoicePlaces> =
 namespace {
 
 void bind_products_of_pairs(py::module_& m) {
+  m.def("cuda_has_expert_tiles", &cuda::has_expert_tiles, py::arg("outputs"), py::arg("in_features"));
   m.def(
       "cuda_expert_products",
       [](Address x, const cuda::ExpertMatrices& matrices, const ChoicePlaces& choice, bool shares_rows,

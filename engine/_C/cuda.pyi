@@ -30,7 +30,8 @@ ChainTail = tuple[Product, tuple[int, float, float], Product, int, Product, Chai
 ChainHead = tuple[TappedNorm, float, Product, int]  # norm and its offset, what follows, where that goes
 ExpertSizes = tuple[int, int, int]  # T, K of E experts to each, E
 ExpertRouting = tuple[int, int, int, int, int, bool, float]  # csrc/ops/cuda/expert_route.h
-ExpertMatrices = tuple[int, int, int, int, int]  # weight [E, N, D], bias [E, N] or 0, N, D, dtype
+# weight [E, N, D], bias [E, N] or 0, N, D, dtype, whether the kernel ahead makes the weight
+ExpertMatrices = tuple[int, int, int, int, int, bool]
 ExpertChoice = tuple[int, int, int, ExpertSizes]  # ids and weights [T, K], plan
 
 def cuda_rms_norm(x: Matrix, norm: RmsWeight, residual: int, out: int, tap: HiddenTap | None, stream: int) -> None: ...
@@ -85,6 +86,7 @@ def cuda_fine_expert_linear(
 def cuda_skinny_chain(
     attended: Matrix, residual: int, tail: ChainTail, head: ChainHead | None, scratch: int, stream: int
 ) -> None: ...
+def cuda_has_expert_tiles(outputs: int, in_features: int) -> bool: ...  # outputs: of a pair
 def cuda_expert_plan_bytes(sizes: ExpertSizes) -> int: ...
 def cuda_route_experts(
     logits: int, dtype: int, routing: ExpertRouting, choice: ExpertChoice, num_read: int, stream: int

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from bequest.engine.types import BeamCandidates, FloatArray, IntArray, SamplingParams, TokenLogprob
@@ -33,8 +34,7 @@ class _Generation:
     tops: list[Alternatives] | None  # of each beam before the step
 
 
-@dataclass(slots=True, eq=False)
-class Finished:
+class Finished(msgspec.Struct, eq=False, gc=False):
     """A complete beam."""
 
     blocks_of: int  # the running beam whose blocks it shares when it joins
@@ -117,7 +117,7 @@ class BeamSearch:
             tokens.update(rules.never)
             if self.length == (rules.opening(self.params.max_tokens) is not None):
                 tokens.update(rules.not_first)
-        return tuple(sorted(tokens))
+        return tuple(sorted(tokens)) if tokens else ()
 
     def path_of(self, beam: int) -> list[int]:
         """The tokens of a running beam."""
@@ -125,16 +125,24 @@ class BeamSearch:
 
     def tokens_of(self, ended: Sequence[Finished]) -> list[list[int]]:
         """The tokens of each of them."""
+        lengths = {f.length for f in ended}
+        if len(lengths) == 1:  # mostly: all ended for their length
+            return self._tokens_alike(ended, *lengths)
         tokens: dict[Finished, list[int]] = {}
-        for length in {f.length for f in ended}:
+        for length in lengths:
             alike = [f for f in ended if f.length == length]
-            columns = [[f.token for f in alike]]
-            beams = np.asarray([f.parent for f in alike])
-            for generation in reversed(self._generations[: length - 1]):
-                columns.append(generation.tokens[beams].tolist())
-                beams = generation.parents[beams]
-            tokens.update(zip(alike, map(list, zip(*reversed(columns), strict=True)), strict=True))
+            tokens.update(zip(alike, self._tokens_alike(alike, length), strict=True))
         return [tokens[f] for f in ended]
+
+    def _tokens_alike(self, ended: Sequence[Finished], length: int) -> list[list[int]]:
+        tokens = np.empty((len(ended), length), np.int32)
+        tokens[:, -1] = [f.token for f in ended]
+        beams = np.asarray([f.parent for f in ended])
+        for place in reversed(range(length - 1)):
+            generation = self._generations[place]
+            tokens[:, place] = generation.tokens[beams]
+            beams = generation.parents[beams]
+        return tokens.tolist()
 
     def logprobs_of(self, ended: Finished) -> list[TokenLogprob]:
         """Of its tokens; ranks are not known."""

@@ -42,6 +42,10 @@ class DeviceImages:
         self._used.clear()
         self._overdrew = False
 
+    def lacks(self, spans: Sequence[ImageSpan], begin: int) -> bool:
+        """Whether the tower has to look at an image before all tokens from `begin` on can be computed."""
+        return any(span.end > begin and span.image.is_seen and span.image.first_id not in self._held for span in spans)
+
     def within(self, spans: Sequence[ImageSpan], stretch: Stretch) -> Stretch | None:
         """As much of the stretch as the step can compute: up to the first image whose rows it cannot have. None:
         nothing of it. An image that is computed at once may make it longer, once in a step."""

@@ -80,6 +80,8 @@ class Retention:
         self.books = FileBooks(limits.file_blocks, limits.block_bytes)
         self.on_discard: Callable[[Record], None] = lambda record: None  # its lease in files is over
         self.is_torn: Callable[[str, str], bool] = lambda tenant, reference: False  # files had it, and are broken
+        # Of a lease in files that can be continued when it is loaded.
+        self.awaited_adapter: Callable[[str, str], str | None] = lambda tenant, reference: None
         self._limits = limits
         self._pool = pool
         self._corpus = corpus
@@ -108,6 +110,9 @@ class Retention:
             )
         if self.is_torn(tenant, reference):
             raise ParentLost(f"The lease '{reference}' is lost.", reason="parent_lost", id=reference)
+        if (adapter := self.awaited_adapter(tenant, reference)) is not None:
+            message = f"The lease '{reference}' is of the adapter '{adapter}', which is not loaded."
+            raise ParentNotFound(message, reason="parent_of_adapter", reference=reference, adapter=adapter)
         raise ParentNotFound(f"There is no request '{reference}'.", reason="parent_unknown", reference=reference)
 
     def of(self, tenant: str) -> list[Record]:

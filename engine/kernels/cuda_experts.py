@@ -57,13 +57,19 @@ class ExpertChoice:
 class ExpertMatrices:
     weight: Tensor  # [E, N, D]
     bias: Tensor | None = None  # [E, N] float32
+    is_fresh: bool = False  # the kernel ahead makes the weight
 
     def arguments(self) -> _C.ExpertMatrices:
         weight = self.weight
         num_experts, outputs, depth = weight.shape
         bias = 0 if self.bias is None else address_of(self.bias, torch.float32, num_experts, outputs)
         address = address_of(weight, weight.dtype, num_experts, outputs, depth)
-        return address, bias, outputs, depth, _DTYPE_CODES[weight.dtype]
+        return address, bias, outputs, depth, _DTYPE_CODES[weight.dtype], self.is_fresh
+
+
+def has_tiles(outputs: int, depth: int) -> bool:
+    """Whether tensor cores multiply bfloat16 of these sizes here; outputs: of a pair, gated or not"""
+    return _C.cuda_has_expert_tiles(outputs, depth)
 
 
 def route(logits: Tensor, rule: RoutingRule, num_read: Tensor | None = None) -> ExpertChoice:

@@ -32,8 +32,13 @@ def read_config(directory: Path) -> dict[str, object]:
     values = read_json(path)
     names = values.get("architectures")
     if isinstance(names, list):
-        values["architectures"] = [_HEADLESS.get(name, name) if isinstance(name, str) else name for name in names]
+        values["architectures"] = [_whole(name) if isinstance(name, str) else name for name in names]
     return values | _quantisation_beside(directory, values)
+
+
+def _whole(architecture: str) -> str:
+    decoder = f"{architecture.removesuffix('Model')}ForCausalLM"
+    return decoder if decoder in HF_ARCHITECTURES else _HEADLESS.get(architecture, architecture)
 
 
 def _quantisation_beside(directory: Path, values: Mapping[str, object]) -> dict[str, object]:

@@ -159,6 +159,15 @@ class DecoderConfig:
             return self.gemma4.full_heads
         return KvHeads(self.num_kv_heads, self.head_dim)
 
+    @property
+    def has_heads_of_two_sizes(self) -> bool:
+        return self.gemma4 is not None
+
+    @property
+    def looks_tokens_up(self) -> bool:
+        """Whether layers need the tokens themselves, beside what they begin with."""
+        return self.gemma4 is not None and self.gemma4.input_size > 0
+
     def rope_of(self, layer: int) -> RopeConfig:
         return self.window_rope or self.rope if self.sliding_windows[layer] else self.rope
 

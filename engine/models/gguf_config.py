@@ -12,8 +12,9 @@ from bequest.engine.formats.gguf_file import GGUFFile
 from bequest.engine.models.config import DecoderConfig, RopeConfig, extended_max_position, parse_rope_kind
 from bequest.engine.models.fields import Fields
 from bequest.engine.models.gguf_experts import parse_gguf_experts
+from bequest.engine.models.gguf_gemma4 import gemma4_fields, parse_gguf_gemma4, parse_gguf_gemma4_ropes
 from bequest.engine.models.gguf_hybrids import parse_gguf_recurrent
-from bequest.engine.models.registry import GGUFVariant, find_gguf_variant
+from bequest.engine.models.gguf_registry import GGUFVariant, find_gguf_variant
 
 # Keys below the architecture's name that change what a model computes in ways this decoder does not, unless 0 or 1.
 UNSUPPORTED_KEYS = (
@@ -36,7 +37,8 @@ def parse_gguf_config(file: GGUFFile) -> DecoderConfig:
     variant = find_gguf_variant(architecture)
     prefix = architecture + "."
     given = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
-    fields = Fields({**variant.defaults, **given}, f"{file.path}: {architecture}")
+    stored = Fields({**variant.defaults, **given}, f"{file.path}: {architecture}")
+    fields = gemma4_fields(stored) if variant.gemma4 else stored
     _refuse_unsupported(fields, variant)
     experts = parse_gguf_experts(file, fields, variant)
 
@@ -49,9 +51,10 @@ def parse_gguf_config(file: GGUFFile) -> DecoderConfig:
     if fields.integer("attention.value_length", head_dim) != head_dim:
         raise ModelError(f"{fields.source}: attention.value_length other than attention.key_length is not supported")
     context_length = fields.integer("context_length")
-    rope = _parse_rope(file, fields, head_dim, context_length, variant)
     windows = _windows(fields, variant, num_layers)
-    window_rope = _window_rope(rope, variant)
+    rope, window_rope = (
+        parse_gguf_gemma4_ropes(file, stored) if variant.gemma4 else _parse_ropes(file, fields, head_dim, variant)
+    )
     return DecoderConfig(
         architecture=architecture,
         hidden_size=hidden_size,
@@ -71,7 +74,7 @@ def parse_gguf_config(file: GGUFFile) -> DecoderConfig:
         attention_bias="blk.0.attn_q.bias" in file.tensors,
         attention_output_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_down.bias" in file.tensors,
-        qk_norm=variant.qk_norm,
+        qk_norm=variant.qk_norm or "blk.0.attn_q_norm.weight" in file.tensors,
         style=variant.style,
         attention_cap=fields.number("attn_logit_softcapping", 0.0),
         logits_cap=fields.number("final_logit_softcapping", 0.0),
@@ -85,6 +88,7 @@ def parse_gguf_config(file: GGUFFile) -> DecoderConfig:
         tie_word_embeddings="output.weight" not in file.tensors,
         attention_gate=variant.recurrent != "no",
         recurrent=None if variant.recurrent == "no" else parse_gguf_recurrent(fields, num_layers),
+        gemma4=parse_gguf_gemma4(file, stored) if variant.gemma4 else None,
     )
 
 
@@ -98,6 +102,13 @@ def _windows(fields: Fields, variant: GGUFVariant, num_layers: int) -> tuple[int
     if pattern.shape != (num_layers,) or not set(pattern.tolist()) <= {0, 1}:
         raise ModelError(f"{fields.source}: attention.sliding_window_pattern must have true or false for each layer")
     return tuple(window if has_window else 0 for has_window in pattern.tolist())
+
+
+def _parse_ropes(
+    file: GGUFFile, fields: Fields, head_dim: int, variant: GGUFVariant
+) -> tuple[RopeConfig, RopeConfig | None]:
+    rope = _parse_rope(file, fields, head_dim, fields.integer("context_length"), variant)
+    return rope, _window_rope(rope, variant)
 
 
 def _window_rope(rope: RopeConfig, variant: GGUFVariant) -> RopeConfig | None:

@@ -10,7 +10,7 @@ from bequest.engine.errors import ModelError
 from bequest.engine.formats.gguf_file import GGUFFile, GGUFTensor
 from bequest.engine.models.experts_config import ExpertsConfig
 from bequest.engine.models.fields import Fields
-from bequest.engine.models.registry import GGUFVariant
+from bequest.engine.models.gguf_registry import GGUFVariant
 from bequest.engine.types.scoring import Scoring
 
 LAYER_NAMES = {
@@ -34,7 +34,9 @@ def parse_gguf_experts(file: GGUFFile, fields: Fields, variant: GGUFVariant) -> 
     scoring = fields.integer("expert_gating_func", 0)
     if scoring not in _SCORINGS:
         raise ModelError(f"{fields.source}: expert_gating_func {scoring} is not supported; 1 and 2 are")
-    layers = frozenset(int(found[1]) for name in file.tensors if (found := _ROUTER.fullmatch(name)))
+    num_layers = fields.integer("block_count") - fields.integer("nextn_predict_layers", 0)  # which draft tokens
+    numbers = (int(found[1]) for name in file.tensors if (found := _ROUTER.fullmatch(name)))
+    layers = frozenset(number for number in numbers if number < num_layers)
     if not layers:
         raise ModelError(f"{file.path} lacks the tensors ffn_gate_inp, which choose experts")
     shared = _rows_of(file, f"blk.{min(layers)}.ffn_gate_shexp.weight", 0)
@@ -45,6 +47,7 @@ def parse_gguf_experts(file: GGUFFile, fields: Fields, variant: GGUFVariant) -> 
             intermediate_size=_expert_size(file, fields, min(layers)),
             layers=layers,
             scoring=_SCORINGS[scoring],
+            choice_bias=f"blk.{min(layers)}.exp_probs_b.bias" in file.tensors,
             renormalises=fields.boolean("expert_weights_norm", variant.renormalises_experts),
             factor=fields.number("expert_weights_scale", 0.0) or 1.0,  # 0: there is none
             shared_size=shared,

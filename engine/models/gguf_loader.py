@@ -15,15 +15,20 @@ from torch import Tensor
 from bequest.engine.formats.gguf_file import GGUFFile, GGUFTensor
 from bequest.engine.kernels.cpu_weights import STORED_CODES, QuantisedRows, StoredType
 from bequest.engine.layers.codes import Codes
-from bequest.engine.models import gguf_hybrids
+from bequest.engine.models import gguf_gemma4, gguf_hybrids
 from bequest.engine.models.config import DecoderConfig
-from bequest.engine.models.families.dense import layer_prefix
+from bequest.engine.models.families.decoders import layer_prefix
 from bequest.engine.models.gguf_experts import expert_tensors
-from bequest.engine.models.registry import GGUFVariant, find_gguf_variant
+from bequest.engine.models.gguf_registry import GGUFVariant, find_gguf_variant
 from bequest.engine.models.rope import pair_halves
 from bequest.engine.models.style import LayerStyle
 
-GLOBAL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+GLOBAL_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    **gguf_gemma4.GLOBAL_NAMES,
+}
 LAYER_NAMES = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -36,7 +41,12 @@ LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 # Whose names have neither weight nor bias behind them in checkpoints.
-VECTORS = {"attn_sinks.weight": "self_attn.sinks", "ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
+VECTORS = {
+    "attn_sinks.weight": "self_attn.sinks",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+}
 READ_ELSEWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # by gguf_config.py
 
 # Values that are dequantised at once: temporaries stay in the cache, and the calls are still long enough for threads
@@ -53,8 +63,10 @@ class GGUFSource:
         self.description = str(file.path)
         variant = find_gguf_variant(file.architecture)
         names = layer_names(config.style, variant)
-        read = {name: tensor for name, tensor in file.tensors.items() if not _is_left_out(name, config)}
-        self._tensors = {ours: part for name, whole in read.items() for ours, part in _named(name, whole, names)}
+        named = _named_by_gemma4 if variant.gemma4 else _named
+        num_layers = config.num_layers if "nextn_predict_layers" in variant.defaults else None
+        read = {name: tensor for name, tensor in file.tensors.items() if not _is_left_out(name, num_layers)}
+        self._tensors = {ours: part for name, whole in read.items() for ours, part in named(name, whole, names)}
         self._config = config
         self._interleaved_rope = variant.interleaved_rope
 
@@ -80,19 +92,21 @@ class GGUFSource:
         return QuantisedRows(stored, self._in_our_order(name, torch.from_numpy(tensor.packed().copy())))
 
     def _in_our_order(self, name: str, rows: Tensor) -> Tensor:
-        if self._interleaved_rope and ".q_proj." in name:
-            return pair_halves(rows, self._config.num_heads, self._config.rotary_dim)
-        if self._interleaved_rope and ".k_proj." in name:
-            return pair_halves(rows, self._config.num_kv_heads, self._config.rotary_dim)
-        return rows
+        heads = {"q": self._config.num_heads, "k": self._config.num_kv_heads}
+        of = next((heads[kind] for kind in heads if f".{kind}_proj." in name or f".{kind}_norm." in name), None)
+        if not self._interleaved_rope or of is None:
+            return rows
+        if rows.shape[0] == of:  # a norm's weight of each head
+            return pair_halves(rows.flatten(), of, self._config.rotary_dim).view(rows.shape)
+        return pair_halves(rows, of, self._config.rotary_dim)
 
 
-def _is_left_out(name: str, config: DecoderConfig) -> bool:
-    """Read elsewhere, or of a layer that drafts tokens: it follows those of a hybrid."""
+def _is_left_out(name: str, num_layers: int | None) -> bool:
+    """Read elsewhere, or of a layer that drafts tokens: they follow the `num_layers` others. None: there are none."""
     if name in READ_ELSEWHERE:
         return True
     layer = name.split(".")[1] if name.startswith("blk.") else ""
-    return config.recurrent is not None and layer.isdigit() and int(layer) >= config.num_layers
+    return num_layers is not None and layer.isdigit() and int(layer) >= num_layers
 
 
 def layer_names(style: LayerStyle, variant: GGUFVariant) -> dict[str, str]:
@@ -118,6 +132,15 @@ def _named(name: str, tensor: GGUFTensor, names: Mapping[str, str]) -> list[tupl
     match stem.split(".", 2):
         case ["blk", layer, part] if layer.isdigit() and kind in ("weight", "bias"):
             if found := list(expert_tensors(layer_prefix(int(layer)), part, kind, tensor)):
+                return found
+    return [(hf_name(name, names), tensor)]
+
+
+def _named_by_gemma4(name: str, tensor: GGUFTensor, names: Mapping[str, str]) -> list[tuple[str, GGUFTensor]]:
+    """The same of its files, which call other things by the names that files have for experts."""
+    match name.split(".", 2):
+        case ["blk", layer, part] if layer.isdigit():
+            if found := list(gguf_gemma4.gemma4_tensors(layer_prefix(int(layer)), part, tensor)):
                 return found
     return [(hf_name(name, names), tensor)]
 

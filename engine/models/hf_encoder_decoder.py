@@ -66,6 +66,7 @@ def parse_t5(fields: Fields, architecture: str, *, multilingual: bool = False) -
     # Version 1.0 ties its output matrix to the embedding and scales what it multiplies, which 1.1 gave up with the tie.
     tied = fields.boolean("tie_word_embeddings", True)
     scaled = not multilingual and fields.boolean("scale_decoder_outputs", tied)
+    num_buckets, max_distance = _t5_distances(fields)
     return T5Config(
         architecture=architecture,
         hidden_size=hidden_size,
@@ -81,10 +82,25 @@ def parse_t5(fields: Fields, architecture: str, *, multilingual: bool = False) -
         tie_word_embeddings=tied,
         encoder=EncoderConfig("tokens", num_layers, num_heads, head_dim, intermediate_size, T5_MAX_LEN),
         gated=gated,
-        num_buckets=fields.integer("relative_attention_num_buckets", 32),
-        max_distance=fields.integer("relative_attention_max_distance", 128),
+        num_buckets=num_buckets,
+        max_distance=max_distance,
         output_scale=hidden_size**-0.5 if scaled else 1.0,
     )
+
+
+def _t5_distances(fields: Fields) -> tuple[int, int]:
+    """How many buckets there are, and the distance that the last one begins at."""
+    num_buckets = fields.integer("relative_attention_num_buckets", 32)
+    max_distance = fields.integer("relative_attention_max_distance", 128)
+    if num_buckets < 4:
+        raise ModelError(f"{fields.source}: relative_attention_num_buckets must be at least 4, not {num_buckets}")
+    exact = num_buckets // 2  # of a decoder: so many distances have a bucket each
+    if max_distance <= exact:
+        raise ModelError(
+            f"{fields.source}: relative_attention_max_distance must be above {exact}, half of "
+            f"relative_attention_num_buckets, not {max_distance}"
+        )
+    return num_buckets, max_distance
 
 
 def _t5_activation(fields: Fields, default: str) -> tuple[bool, Activation]:

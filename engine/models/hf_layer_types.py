@@ -38,18 +38,20 @@ def sliding_windows(fields: Fields, variant: HFVariant) -> tuple[int, ...]:
     full = (0,) * num_layers
     if not variant.recurrent:
         _check_types(fields, variant, num_layers)
-    if variant.sliding_window != "never" and fields.has("sliding_window") and fields.integer("sliding_window") < 1:
+    if variant.sliding_window == "never":
+        return full
+    if variant.sliding_window not in ("all_layers", "by_type") and not fields.boolean("use_sliding_window", False):
+        return full  # the size may be anything then: the transformers library writes a 0 for Qwen2-MoE
+    if fields.has("sliding_window") and fields.integer("sliding_window") < 1:
         raise ModelError(f"{fields.source}: sliding_window must be positive, not {fields.integer('sliding_window')}")
     if variant.sliding_window == "by_type":
         return _windows_by_type(fields)
-    if variant.sliding_window == "never" or not fields.has("sliding_window"):
+    if not fields.has("sliding_window"):
         return full
     window = fields.integer("sliding_window")
     if variant.sliding_window == "all_layers":
         _refuse_other_types(fields)
         return (window,) * num_layers
-    if not fields.boolean("use_sliding_window", False):
-        return full
     if variant.sliding_window == "all_if_used":
         return (window,) * num_layers
     if not fields.has("layer_types") and variant.rope.skipped == "listed":

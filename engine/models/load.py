@@ -28,7 +28,7 @@ from bequest.engine.models.dtype import cpu_has_bfloat16, resolve_cuda_dtype, re
 from bequest.engine.models.dummy import DummySource
 from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
-from bequest.engine.models.families import dense
+from bequest.engine.models.families import decoders
 from bequest.engine.models.families.table import FAMILIES
 from bequest.engine.models.fields import Fields
 from bequest.engine.models.foreign import foreign_file, open_foreign
@@ -214,7 +214,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         source = family.named(checkpoint.source)
         return replace(checkpoint, config=family.check(source, config), source=source)
     config = _with_its_head(config, checkpoint.source)
-    dense.check_tensors(checkpoint.source, config)
+    decoders.check_tensors(checkpoint.source, config)
     return replace(checkpoint, config=config)
 
 
@@ -251,7 +251,7 @@ def _notes(config: DecoderConfig, files: WeightSource) -> tuple[str, ...]:
     """What is not loaded of a checkpoint."""
     if config.recurrent is not None:
         return left_out(files.names(), sees=config.vision is not None)
-    return () if config.gemma4 is None else text_part.left_out(files.names())
+    return text_part.left_out(files.names()) if config.vision is None else ()
 
 
 def open_files(directory: Path, config: DecoderConfig) -> WeightSource:
@@ -283,7 +283,7 @@ def _open_gguf(path: Path) -> Checkpoint:
 def _tensors(config: OwnConfig) -> dict[str, tuple[int, ...]]:
     if isinstance(config, EncoderDecoderConfig):
         return FAMILIES[config.architecture].expected_tensors(config)
-    return dense.expected_tensors(config)
+    return decoders.expected_tensors(config)
 
 
 def _build(config: OwnConfig, loader: Loader, backend: Backend, num_positions: int) -> Decoder | EncoderDecoder:
@@ -291,5 +291,5 @@ def _build(config: OwnConfig, loader: Loader, backend: Backend, num_positions: i
         both = FAMILIES[config.architecture].describe(config, loader)
         encoder, decoder = (replace(part, layers=loader.finished(part.layers)) for part in (both.encoder, both.decoder))
         return EncoderDecoder(config, replace(both, encoder=encoder, decoder=decoder), backend)
-    parts = dense.describe(config, loader, num_positions)
+    parts = decoders.describe(config, loader, num_positions)
     return Decoder(config, replace(parts, layers=loader.finished(parts.layers)), backend)

@@ -10,6 +10,7 @@ from bequest.engine.models.families.table import FAMILIES
 from bequest.engine.models.gpt_oss_names import GptOssNames
 from bequest.engine.models.registry import HF_ARCHITECTURES
 from bequest.engine.models.respelled import respelled, respelled_gguf
+from bequest.engine.models.text_part import with_prefix
 from bequest.engine.models.weights import WeightSource
 
 _TURNED_GGUF = frozenset({"gpt-oss"})
@@ -22,7 +23,7 @@ def as_families_name(source: WeightSource, config: OwnConfig) -> WeightSource:
         return FAMILIES[config.architecture].named(source)
     if config.architecture not in HF_ARCHITECTURES:  # of a GGUF file
         return respelled_gguf(source, config)
-    return respelled(_with_experts(source, config), config)
+    return respelled(_with_experts(with_prefix(source), config), config)
 
 
 def _with_experts(source: WeightSource, config: DecoderConfig) -> WeightSource:

@@ -9,8 +9,9 @@ from torch import Tensor
 from bequest.engine.layers.codes import Codes
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.gguf_hybrids import HybridGguf
+from bequest.engine.models.gguf_registry import find_gguf_variant
 from bequest.engine.models.hybrid_names import HybridNames
-from bequest.engine.models.registry import HF_ARCHITECTURES, find_gguf_variant
+from bequest.engine.models.registry import HF_ARCHITECTURES
 from bequest.engine.models.rope import pair_halves
 from bequest.engine.models.text_part import text_part
 from bequest.engine.models.weights import SourceOver, WeightSource

@@ -16,6 +16,7 @@ _PREFIXES = {
     "model.language_model.": "model.",
     "model.text_model.": "model.",
 }
+_BARE = ("embed_tokens.", "layers.", "norm.")  # what `model.` begins the names of, in a whole model
 _PARTS = (
     *("vision_tower.", "multi_modal_projector.", "vision_model.", "connector.", "visual."),
     *("audio_tower.", "embed_vision.", "embed_audio."),  # Gemma 4's
@@ -33,6 +34,15 @@ def text_part(source: WeightSource) -> WeightSource:
     """Names as if the text model were all there is. A name that belongs to no part stays, for the error to show."""
     stored = {_name(name): name for name in source.names() if not name.startswith(_OTHER_PARTS)}
     return RenamedSource(source, stored)
+
+
+def with_prefix(source: WeightSource) -> WeightSource:
+    """Names as those of a whole model, where a checkpoint was saved without its head: many that embed are."""
+    names = source.names()
+    bare = [name for name in names if name.startswith(_BARE)]
+    if not bare or any(name.startswith("model.") for name in names):
+        return source
+    return RenamedSource(source, {f"model.{name}" if name.startswith(_BARE) else name: name for name in names})
 
 
 def _name(stored: str) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bequest.engine.kernels import cuda as kernels
 from bequest.engine.kernels.cuda_attention import CudaAttentionWorkspace, WorkCounts
+from bequest.engine.kernels.cuda_capture import captured
 from bequest.engine.kernels.cuda_sampler import CudaSampler
 from bequest.engine.kernels.streams import StreamScope
 from bequest.engine.layers.start import FixedOverlay, Overlay
@@ -312,10 +313,8 @@ class CudaRunner:
                     # Loads kernels and cuBLAS plans, which a capture must not.
                     self._forward(size, self._fixed.of(size))
                 # Not `torch.cuda.graph`: it gives the memory of the forward above back to the driver, each time anew.
-                graph = torch.cuda.CUDAGraph()
-                graph.capture_begin(pool)
-                outputs = self._forward(size, self._fixed.of(size))
-                graph.capture_end()
+                with captured(pool) as graph:
+                    outputs = self._forward(size, self._fixed.of(size))
                 self._graphs[size] = _Graph(graph, outputs)
             if self._drafts is not None:
                 self._drafts.capture(pool)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from bequest.engine.kernels import cuda as kernels
+from bequest.engine.kernels.cuda_capture import Pool
 from bequest.engine.kernels.cuda_sampler import CudaSampler
 from bequest.engine.models.batch import ModelInput
 from bequest.engine.models.decoder import Decoder
-from bequest.engine.models.towers.tower_graphs import Pool
 from bequest.engine.runner.cuda_buffers import StepBuffers
 from bequest.engine.runner.cuda_drafts import DraftCache, QueuedStep, known_ids
 from bequest.engine.runner.cuda_passes import CudaPasses, PassArrays, PassLimits

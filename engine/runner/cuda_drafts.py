@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from bequest.engine.kernels import cuda as kernels
+from bequest.engine.kernels.cuda_capture import Pool
 from bequest.engine.kernels.cuda_sampler import CudaSampler
-from bequest.engine.models.towers.tower_graphs import Pool
 from bequest.engine.runner.cuda_blocks import BlockTransfers
 from bequest.engine.runner.cuda_buffers import StepBuffers
 from bequest.engine.runner.draft_passes import DraftedTokens

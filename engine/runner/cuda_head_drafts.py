@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bequest.engine.kernels.cuda_capture import Pool
 from bequest.engine.kernels.cuda_sampler import CudaSampler
 from bequest.engine.layers.step import LayerStep
-from bequest.engine.models.towers.tower_graphs import Pool
 from bequest.engine.runner.cuda_buffers import StepBuffers
 from bequest.engine.runner.cuda_drafts import DraftCache, QueuedStep, known_ids
 from bequest.engine.runner.cuda_passes import CudaPasses, PassArrays, PassLimits

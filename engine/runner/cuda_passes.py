@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from bequest.engine.kernels.cuda_attention import CudaAttentionWorkspace
+from bequest.engine.kernels.cuda_capture import Pool, captured
 from bequest.engine.models.config import DecoderConfig
-from bequest.engine.models.towers.tower_graphs import Pool
 from bequest.engine.runner.cuda_buffers import StepBuffers
 from bequest.engine.runner.cuda_sizes import StepSize
 from bequest.engine.runner.cuda_times import time_replays
@@ -153,10 +153,8 @@ class CudaPasses:
                     continue
                 size = StepSize(num, num if sampled else 0, prefill=False)
                 compute(size, self.pad(size))  # loads kernels, which a capture must not
-                graph = torch.cuda.CUDAGraph()
-                graph.capture_begin(pool)
-                compute(size, self._buffers_of(num))
-                graph.capture_end()
+                with captured(pool) as graph:
+                    compute(size, self._buffers_of(num))
                 self._graphs[compute, size] = graph
 
     def time(self, compute: Compute) -> float:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bequest.engine.kernels.cuda_capture import Pool
 from bequest.engine.layers.start import Overlay
 from bequest.engine.layers.together import Together, TogetherSpan
 from bequest.engine.models.towers.tensors import sent
 from bequest.engine.models.towers.tower import Tower
-from bequest.engine.models.towers.tower_graphs import Pool
 from bequest.engine.types.image import Image, ImageRows, StepImages, TogetherRows
 from bequest.engine.types.plan import StepBatch
 

@@ -73,8 +73,8 @@ def check_embeds(config: EngineConfig, loaded: LoadedModel) -> None:
     if config.allow_prompt_embeds and not isinstance(loaded.config, DecoderConfig):
         whose = "has an encoder" if isinstance(loaded.config, EncoderDecoderConfig) else "is computed by transformers"
         raise ModelError(f"allow_prompt_embeds= cannot be used: {loaded.architecture} {whose}, its prompts are tokens")
-    gemma4 = loaded.config.gemma4 if isinstance(loaded.config, DecoderConfig) else None
-    if config.allow_prompt_embeds and gemma4 is not None and gemma4.input_size:
+    looks_up = isinstance(loaded.config, DecoderConfig) and loaded.config.looks_tokens_up
+    if config.allow_prompt_embeds and looks_up:
         told = "its layers look tokens up, too (hidden_size_per_layer_input)"
         raise ModelError(f"allow_prompt_embeds= cannot be used: {loaded.architecture}: {told}")
 

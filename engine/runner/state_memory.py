@@ -13,12 +13,13 @@ from bequest.engine.config import EngineConfig
 from bequest.engine.errors import ModelError
 from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
 from bequest.engine.models.load import LoadedModel
-from bequest.engine.runner.memory import CacheWish, gib
+from bequest.engine.runner.memory import GIB, CacheWish, gib
 from bequest.engine.types.recurrent import StateSizes
 
 log = logging.getLogger("bequest.start")
 
-_SHARE = 0.5  # of what the cache may take
+_SHARE = 0.5  # of what the cache may take, at least
+_LEFT_FOR_OTHERS = 8 * GIB  # where it takes more: for the cache, and what a step needs beside it
 _SLOTS_PER_SEQUENCE = 4  # two while it runs, and as many for what finished ones leave and leases hold
 _LEAST_SLOTS = 2 * _SLOTS_PER_SEQUENCE
 _LINE_FLOATS = 16  # of a line of the CPU's caches, where memory of torch begins, too
@@ -34,12 +35,22 @@ class StateWish:
     interval: int | None
     bytes_per_token: int  # of keys and values
     block_size: int
+    longest: int | None  # bytes of keys and values of a longest request; None: the cache has the size that it was given
     num_ranks: int = 1  # that have a part of this shape each
 
     @property
     def num_bytes(self) -> int:
         """Of one state, on all ranks."""
         return 4 * math.prod(self.shape) * self.num_ranks
+
+    def limit(self, most: int) -> int:
+        """Bytes for states, of `most` for all that comes beside the weights: half, or more where the cache then still
+        has room for as many sequences at their longest as there are states for."""
+        half = int(most * _SHARE)
+        if self.longest is None:
+            return half
+        states = _SLOTS_PER_SEQUENCE * self.num_bytes
+        return max(half, min(most // (states + self.longest) * states, most - _LEFT_FOR_OTHERS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +100,22 @@ def state_wish(config: EngineConfig, loaded: LoadedModel, cache: CacheWish, num_
     shape = (0, 0) if isinstance(of, EncoderDecoderConfig) else of.state_shape
     per_token = cache.block_bytes // cache.block_size
     limits = (config.max_num_seqs, config.state_interval)
-    return StateWish(shape, of.architecture, *limits, per_token, config.block_size, num_ranks)
+    is_given = cache.num_blocks is not None or cache.cache_gb is not None
+    longest = None if is_given else cache.blocks_per_sequence * cache.block_bytes
+    return StateWish(shape, of.architecture, *limits, per_token, config.block_size, longest, num_ranks)
 
 
 def plan_states(wish: StateWish, most: int) -> StateMemory:
-    """Takes up to a share of `most` bytes. Where that is too little for as many sequences as were asked for, fewer run
-    at once."""
+    """Takes its share of `most` bytes. Where that is too little for as many sequences as were asked for, fewer run at
+    once."""
     if not wish.num_bytes:
         return StateMemory(None, wish.max_num_seqs)
     wanted = max(_SLOTS_PER_SEQUENCE * wish.max_num_seqs, _LEAST_SLOTS)
-    num_slots = min(wanted, int(most * _SHARE) // wish.num_bytes)
+    num_slots = min(wanted, wish.limit(most) // wish.num_bytes)
     if num_slots < _LEAST_SLOTS:
         raise ModelError(
             f"{wish.architecture}: recurrent layers keep {gib(wish.num_bytes)} for a sequence, and at least "
-            f"{_LEAST_SLOTS} of these are needed, but {gib(int(most * _SHARE))} of memory are free for them"
+            f"{_LEAST_SLOTS} of these are needed, but {gib(wish.limit(most))} of memory are free for them"
         )
     num_seqs = min(wish.max_num_seqs, num_slots // _SLOTS_PER_SEQUENCE)
     if num_seqs < wish.max_num_seqs:

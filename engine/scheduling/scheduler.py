@@ -327,6 +327,8 @@ class Scheduler:
     def _schedule_work(self, draft: Draft, sequence: Sequence) -> bool:
         """Gives the sequence what it wants of the step, preempting others if it must. False: it is not in this step."""
         scheduled = False
+        if self.images.lacks(sequence.group.prompt.images, sequence.num_computed):
+            draft.quota.allow(sequence.num_pending)
         for wish in sequence.work.wishes(sequence, draft):
             scheduled = self._carry_out(draft, sequence, wish) or scheduled
             if sequence.status is not Status.RUNNING and sequence.group.kind.needs_blocks:

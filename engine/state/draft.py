@@ -43,6 +43,9 @@ class Quota(Protocol):
     def most_tokens(self, account: Account, most: int) -> int:
         """Of `most` tokens of a prompt, those that the step may compute."""
 
+    def allow(self, num_tokens: int) -> None:
+        """So many of a prompt at least."""
+
     def spend(self, num_tokens: int) -> None:
         """Of a prompt."""
 

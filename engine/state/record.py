@@ -301,7 +301,10 @@ class Record:
         return None if self.group is None else self.group.holding(index)
 
     def holdings(self) -> list[Holding]:
-        return [held for i in range(self.identity.num_choices) if (held := self.choice(i)) is not None]
+        num = self.identity.num_choices
+        if num > 1 and (first := self.choice(0)) is not None and self.choice(1) is first:
+            return [first] * num  # they have not parted ways
+        return [held for i in range(num) if (held := self.choice(i)) is not None]
 
     def choice_tables(self) -> list[BlockTable]:
         return [kept.table for kept in self.kept.values() if kept.table is not None]
@@ -322,7 +325,8 @@ class Record:
         holdings = self.holdings()
         if not holdings:
             return 0
-        return holdings[0].num_prompt + sum(len(held.tokens) - held.num_prompt for held in holdings)
+        num_prompt = holdings[0].num_prompt
+        return sum(len(held.tokens) for held in holdings) - num_prompt * (len(holdings) - 1)
 
     def grade(self, pool: BlockPool) -> Grade:
         if self.group is not None:
@@ -358,6 +362,7 @@ class Record:
             children=self.children,
             choices=tuple(replace(held.as_entry(pool), index=i) for i, held in enumerate(self.holdings())),
             groups=tuple(self._groups(pool, layout)),
+            adapter=None if self.identity.adapter is None else self.identity.adapter.name,
         )
 
     def _groups(self, pool: BlockPool, layout: BlockLayout) -> Iterator[GroupEntry]:

@@ -76,9 +76,12 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], name: str) -> Tokenizer:
     if model == "gpt2":
         backend, adds_bos = _byte_level_backend(fields)
     elif model == "llama":
-        backend, adds_bos = _sentencepiece_backend(fields), True
+        merges = _merges_from_scores(fields.tokens, fields.types, fields.array("scores"), fields.vocabulary)
+        backend, adds_bos = _sentencepiece_backend(fields, merges), True
+    elif model == "gemma4":  # its files list the merges
+        backend, adds_bos = _sentencepiece_backend(fields, fields.merges()), True
     else:
-        raise ModelError(f"{name}: tokenizer.ggml.model is {model!r}; supported are 'gpt2' and 'llama'")
+        raise ModelError(f"{name}: tokenizer.ggml.model is {model!r}; supported are 'gpt2', 'llama' and 'gemma4'")
     _add_marked_tokens(backend, fields)
     roles = SpecialTokens(
         bos=fields.token_id("bos_token_id"),
@@ -111,6 +114,12 @@ class _Fields:
             raise ModelError(f"{self.name}: the metadata has no array tokenizer.ggml.{field}")
         return value
 
+    def merges(self) -> list[tuple[str, str]]:
+        pairs = [merge.partition(" ") for merge in self.array("merges")]
+        if wrong := next((pair for pair in pairs if not pair[1]), None):
+            raise ModelError(f"{self.name}: {wrong[0]!r} in tokenizer.ggml.merges is not a pair")
+        return [(left, right) for left, _, right in pairs]
+
     def text(self, field: str, default: str | None) -> str | None:
         value = self._metadata.get(f"tokenizer.ggml.{field}", default)
         return None if value is None else str(value)
@@ -129,9 +138,8 @@ def _byte_level_backend(fields: _Fields) -> tuple[Backend, bool]:
     if pre not in SPLITS:
         supported = ", ".join(sorted(SPLITS))
         raise ModelError(f"{fields.name}: tokenizer.ggml.pre is {pre!r}; supported are {supported}")
-    merges = [_pair(merge, fields.name) for merge in fields.array("merges")]
     whole_words_first = pre in WHOLE_WORDS_FIRST
-    backend = Backend(_bpe(fields, merges, ignore_merges=whole_words_first))
+    backend = Backend(_bpe(fields, fields.merges(), ignore_merges=whole_words_first))
     if pre in ("qwen2", "qwen35"):
         backend.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in SPLITS[pre]]
@@ -141,8 +149,7 @@ def _byte_level_backend(fields: _Fields) -> tuple[Backend, bool]:
     return backend, whole_words_first
 
 
-def _sentencepiece_backend(fields: _Fields) -> Backend:
-    merges = _merges_from_scores(fields.tokens, fields.types, fields.array("scores"), fields.vocabulary)
+def _sentencepiece_backend(fields: _Fields, merges: list[tuple[str, str]]) -> Backend:
     unknown = fields.token_id("unknown_token_id")
     unk_token = None if unknown is None else fields.tokens[unknown]
     backend = Backend(_bpe(fields, merges, byte_fallback=True, fuse_unk=True, unk_token=unk_token))
@@ -178,13 +185,6 @@ def _bpe(fields: _Fields, merges: list[tuple[str, str]], **options: Any) -> mode
         return models.BPE(fields.vocabulary, merges, **options)
     except Exception as error:  # the library raises Exception itself
         raise ModelError(f"{fields.name}: the tokens and merges do not fit together: {error}") from error
-
-
-def _pair(merge: str, name: str) -> tuple[str, str]:
-    left, space, right = merge.partition(" ")
-    if not space:
-        raise ModelError(f"{name}: {merge!r} in tokenizer.ggml.merges is not a pair")
-    return left, right
 
 
 def _add_marked_tokens(backend: Backend, fields: _Fields) -> None:

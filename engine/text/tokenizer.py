@@ -74,6 +74,11 @@ class Tokenizer:
         text = b"".join([self.bytes_by_id[i] for i in token_ids if i not in hidden]).decode("utf-8", "replace")
         return text[1:] if self.spelling.strips_first_space and text[:1] == " " else text
 
+    @property
+    def spells_bytes(self) -> bool:
+        """Whether a text is its tokens' bytes put together."""
+        return self.spelling.exact
+
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, its leading space included; b"" for an id of no token."""
         return self.bytes_by_id[token_id]

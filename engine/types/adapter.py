@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +18,7 @@ class AdapterRef:
     name: str
     handle: int  # that it was registered under: each load has another one
     digest: str  # of its files
+    loaded_at: float = field(default=0.0, compare=False)  # seconds since 1970
 
     @property
     def identity(self) -> str:

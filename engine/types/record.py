@@ -68,6 +68,7 @@ class RecordEntry:
     children: int
     choices: tuple[ChoiceEntry, ...]
     groups: tuple[GroupEntry, ...] = ()
+    adapter: str | None = None  # that it was computed with
 
 
 @dataclass(frozen=True, slots=True)

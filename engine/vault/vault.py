@@ -32,6 +32,7 @@ from bequest.engine.types.estate import NO_BLOCK, ChoiceBytes, Estate, Manifest,
 from bequest.engine.vault.manifest import mark_of, new_segment
 from bequest.engine.vault.reading import Reader
 from bequest.engine.vault.shelving import BrokenBlocks, Found, Keep, Shelving, Unwanted
+from bequest.engine.vault.waiting import WaitingLeases
 
 log = logging.getLogger("bequest.estates")
 
@@ -71,11 +72,12 @@ class Vault:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loaded: OrderedDict[_Key, ChoiceBytes] = OrderedDict()  # least recently used first
         self._num_loaded = 0  # bytes
-        self._waiting: dict[tuple[str, str], Manifest] = {}  # of adapters that are not loaded; by tenant, id and name
+        self._waiting = WaitingLeases(desk.adapters.find_identity)
         self._keeps_warm = warm
         self._warm = WarmEstates(desk.block_size, self._withdraw)
         self.find = self._warm.find
         retention.on_discard = self._discard
+        retention.awaited_adapter = self._waiting.adapter_of
         retention.books.give_way = self._warm.give_way
 
     # --- the start -----------------------------------------------------------------------------------------------
@@ -89,9 +91,7 @@ class Vault:
             self._restore(one)
         for manifest in scanned.waiting:
             self._retention.books.enter(manifest)
-            deed = manifest.deed
-            for reference in filter(None, (deed.id, deed.name)):
-                self._waiting[deed.identity.tenant, reference] = manifest
+            self._waiting.add(manifest)
         if scanned.found:
             log.info("%d leases of earlier processes are here", len(scanned.found) - len(self._warm))
 
@@ -100,9 +100,9 @@ class Vault:
         whose adapter was loaded since then."""
         if self._retention.get(tenant, reference) is not None:
             return
-        if (waiting := self._waiting.get((tenant, reference))) is not None:
+        if (waiting := self._waiting.get(tenant, reference)) is not None:
             keep = await self._keep()
-            if keep(waiting) is None and self._waiting.pop((tenant, waiting.deed.id), None) is not None:
+            if keep(waiting) is None and self._waiting.take(waiting):
                 self._adopt(Found(waiting, lost=False))
                 self._retention.books.strike(waiting)  # which the record holds from now on
         if self._shelf.is_shared:

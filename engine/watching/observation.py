@@ -13,6 +13,16 @@ from bequest.engine.types import Grade, GradeLoad, Inheritance
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterLoad:
+    """Adapters that are loaded, and those of them that open requests need, by name."""
+
+    loaded: int
+    at_once: int  # that steps can read
+    running: tuple[str, ...]
+    waiting: tuple[str, ...]  # to run: of other requests
+
+
+@dataclass(frozen=True, slots=True)
 class EngineLoad:
     """How the engine stands at this moment."""
 
@@ -29,6 +39,7 @@ class EngineLoad:
     states_bytes: int = 0  # of hidden states that are collected or being sent
     block_size: int = 0  # tokens
     prefix_caching: bool = True
+    adapters: AdapterLoad = AdapterLoad(0, 0, (), ())
 
 
 @dataclass(frozen=True, slots=True)

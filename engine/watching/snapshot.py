@@ -14,7 +14,7 @@ from bequest.engine.state.sequence import Group
 from bequest.engine.types.blocks import BlockLayout
 from bequest.engine.types.recurrent import StateLoad
 from bequest.engine.watching.block_map import BlockMap, map_blocks
-from bequest.engine.watching.observation import EngineLoad
+from bequest.engine.watching.observation import AdapterLoad, EngineLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def take_snapshot(scheduler: Scheduler, groups: Iterable[Group], now: float, lay
     )
 
 
-def load_of(scheduler: Scheduler) -> EngineLoad:
+def load_of(scheduler: Scheduler, adapters: AdapterLoad) -> EngineLoad:
     pool, host, budget = scheduler.pool, scheduler.cache.host, scheduler.retention.leases.budget
     return EngineLoad(
         running=scheduler.num_running,
@@ -72,6 +72,7 @@ def load_of(scheduler: Scheduler) -> EngineLoad:
         states_bytes=scheduler.extractions.memory.used,
         block_size=pool.block_size,
         prefix_caching=scheduler.cache.prefix_caching,
+        adapters=adapters,
     )
 
 

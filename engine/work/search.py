@@ -333,14 +333,13 @@ class Search(Kind):
     def _estates(self, leader: Sequence, answer: BeamAnswer) -> KeptBeams:
         """What the beams of an answer leave to those who continue from them."""
         assert self.beams is not None
-        prompt = leader.tokens.fork()
+        prompt, before = leader.tokens.fork(), leader.num_prompt - 1
         prompt.truncate(leader.num_prompt)
-        computed = [leader.num_prompt + beam.length - 1 for beam in answer.beams]
         # Those that ended in the last step have no tables of their own, but those of the running ones.
         epochs = self.beams.epochs(
             places=np.asarray([beam.place for beam in answer.beams], np.int32),
             rows=np.asarray([beam.blocks_of for beam in answer.beams], np.int32),
-            num_tokens=np.asarray(computed, np.int32),
+            num_tokens=np.asarray([before + beam.length for beam in answer.beams], np.int32),
         )
         return KeptBeams(prompt, self.group.salt, answer.token_ids, answer.num_shown, epochs)
 

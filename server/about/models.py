@@ -37,16 +37,16 @@ def adapter_object(context: Context, ref: AdapterRef) -> dict[str, Any]:
 
 
 def _model(context: Context, name: str) -> dict[str, Any]:
-    dialect = dialect_of(context)
+    dialect, created = dialect_of(context), context.created(name)
     return {
         "id": name,
         "object": "model",
-        "created": context.started,
+        "created": created,
         "owned_by": "bequest",
         "type": "model",
         "lifecycle": "active",
         "display_name": name,
-        "created_at": datetime.fromtimestamp(context.started, UTC).isoformat(),
+        "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
         "root": context.engine.info.name,
         "parent": None,
         "max_model_len": context.engine.info.max_model_len,

@@ -11,6 +11,7 @@ from bequest.engine.types import TokenLogprob
 from bequest.server.interfaces import TokenizerLike
 
 VERY_UNLIKELY = -9999.0  # stands for -inf, which JSON cannot say
+_MOST_BLANKS = 64  # that are looked for before a token: a text whose tokens are spelt otherwise is not searched whole
 
 
 class Spelling:
@@ -31,32 +32,69 @@ class Offsets:
     """Where tokens begin in the text of a choice, in characters. The bytes of a character may be many tokens, which all
     begin where it does; special tokens that are not shown begin where the next one does."""
 
-    def __init__(self, tokenizer: TokenizerLike, shows_special: bool) -> None:
+    def __init__(self, tokenizer: TokenizerLike, shows_special: bool, prompt: Sequence[int] = ()) -> None:
+        """`prompt`: the tokens that come before, some of which may decide how the first ones are shown."""
         self._tokenizer = tokenizer
-        self._shows_special = shows_special
+        self._hidden: Collection[int] = () if shows_special else tokenizer.special_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._next = 0
+        self._last = next(([token] for token in reversed(prompt) if token not in self._hidden), list[int]())
 
     def of_prompt(self, token_ids: Sequence[int], text: str) -> list[int]:
         """Those of an echoed prompt. It shows the special tokens that were sent, but none that were put around it, nor
         the space that some tokenizers put before it."""
-        offsets = []
-        for token_id in token_ids:
-            data = self._tokenizer.token_bytes(token_id)
-            if token_id in self._tokenizer.special_ids and not text.startswith(data.decode(), self._next):
-                data = b""
-            if self._next == 0 and data.startswith(b" ") and not text.startswith(" "):
-                data = data[1:]
-            offsets.append(self._step(data))
+        place = self._place_of_bytes if self._tokenizer.spells_bytes else self._place_of_word
+        self._last = []
+        offsets = [place(token_id, text) for token_id in token_ids]
         self._decoder.reset()
         self._next = len(text)
         return offsets
 
     def of_answer(self, token_ids: Sequence[int]) -> list[int]:
-        hidden: Collection[int] = () if self._shows_special else self._tokenizer.special_ids
+        if not self._tokenizer.spells_bytes:
+            return [self._next if token_id in self._hidden else self._word(token_id) for token_id in token_ids]
         return [
-            self._step(b"" if token_id in hidden else self._tokenizer.token_bytes(token_id)) for token_id in token_ids
+            self._step(b"" if token_id in self._hidden else self._tokenizer.token_bytes(token_id))
+            for token_id in token_ids
         ]
+
+    def _place_of_bytes(self, token_id: int, text: str) -> int:
+        data = self._tokenizer.token_bytes(token_id)
+        if token_id in self._tokenizer.special_ids and not text.startswith(data.decode(), self._next):
+            data = b""
+        if self._next == 0 and data.startswith(b" ") and not text.startswith(" "):
+            data = data[1:]
+        return self._step(data)
+
+    def _place_of_word(self, token_id: int, text: str) -> int:
+        """Found in the text, whose blanks the tokenizer may have dropped."""
+        if token_id in self._tokenizer.special_ids:
+            return self._next
+        piece = self._piece(token_id)
+        shown = piece if text.startswith(piece, self._next) else piece.strip()
+        begin = text.find(shown, self._next, self._next + len(shown) + _MOST_BLANKS)
+        if begin < 0:
+            return self._next
+        self._next = begin + len(shown)
+        return begin + self._blanks_before(token_id, shown)
+
+    def _word(self, token_id: int) -> int:
+        """Of a tokenizer whose tokens are shown by what stands before them."""
+        piece = self._piece(token_id)
+        begin = self._next + self._blanks_before(token_id, piece)
+        self._next += len(piece)
+        return begin
+
+    def _piece(self, token_id: int) -> str:
+        """What a token adds to the text."""
+        before = self._tokenizer.decode(self._last, skip_special_tokens=False)
+        whole = self._tokenizer.decode([*self._last, token_id], skip_special_tokens=False)
+        self._last = [token_id]
+        return whole[len(before) :]
+
+    def _blanks_before(self, token_id: int, piece: str) -> int:
+        """Those that are not the token's own, but part it from the one before."""
+        return 0 if self._tokenizer.token_text(token_id).startswith(" ") else len(piece) - len(piece.lstrip(" "))
 
     def _step(self, data: bytes) -> int:
         begun, _ = self._decoder.getstate()

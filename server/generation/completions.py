@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from math import isfinite
 from typing import Any
@@ -92,7 +93,8 @@ class CompletionChunks(Chunks):
         self._spelling = Spelling(self._tokenizer, body.return_tokens_as_token_ids)
         shows_special = body.catalogue is not None if body.skip_special_tokens is None else not body.skip_special_tokens
         self._prompt_logprobs: orjson.Fragment | None = None  # all choices have the same
-        self._offsets = [Offsets(self._tokenizer, shows_special) for _ in indices]
+        # By choice.
+        self._offsets = defaultdict[int, Offsets](lambda: Offsets(self._tokenizer, shows_special, prompt.said_ids))
 
     def whole_choices(self, result: Collector) -> list[dict[str, Any]]:
         """All choices of a whole answer. A search has many that tell little: these cost one dict each."""

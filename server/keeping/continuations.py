@@ -92,6 +92,7 @@ def entry_object(entry: RecordEntry) -> dict[str, Any]:
         "created_at": int(entry.created_at),
         "expires_at": None if entry.expires_at is None else int(entry.expires_at),
         "grade": entry.grade,
+        "adapter": entry.adapter,
         "parent": entry.parent,
         "at": entry.at,
         "children": entry.children,

@@ -5,6 +5,7 @@ must not cost 64 calls into a client library."""
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from bequest.engine.types import Grade, GradeLoad, Source
 from bequest.engine.types.states import ExtractedStates
-from bequest.engine.watching.observation import EngineLoad, RequestStats, StepStats
+from bequest.engine.watching.observation import AdapterLoad, EngineLoad, RequestStats, StepStats
 from bequest.server.operation.batch_figures import BatchFigures
 from bequest.server.operation.spending import Spending
 from bequest.server.operation.traffic import Traffic
@@ -193,6 +194,7 @@ class Metrics(Collector):
         yield from self._gauges(load)
         yield self._waiting_by_reason(load)
         yield self._cache_config(load)
+        yield from self._adapters(load.adapters)
         yield from self._retained(load)
         yield from self._counters()
         yield from self._histograms()
@@ -240,6 +242,23 @@ class Metrics(Collector):
         info = GaugeMetricFamily("vllm:cache_config_info", "The cache, in its labels.", labels=["model_name", *labels])
         info.add_metric([self.model_name, *labels.values()], 1)
         return info
+
+    def _adapters(self, load: AdapterLoad) -> Iterator[Metric]:
+        """vLLM's gauge has what routers of adapters read in its labels, and the time as its value."""
+        loaded = GaugeMetricFamily("bequest:adapters", "Adapters that are loaded.", labels=["model_name"])
+        loaded.add_metric([self.model_name], load.loaded)
+        yield loaded
+        if not load.loaded:
+            return
+        labels = {
+            "max_lora": str(load.at_once),
+            "running_lora_adapters": ",".join(load.running),
+            "waiting_lora_adapters": ",".join(load.waiting),
+        }
+        text = "Adapters of open requests, in its labels, and when."
+        info = GaugeMetricFamily("vllm:lora_requests_info", text, labels=["model_name", *labels])
+        info.add_metric([self.model_name, *labels.values()], time.time())
+        yield info
 
     def _retained(self, load: EngineLoad) -> Iterator[Metric]:
         """What can be continued from, by grade."""

@@ -192,6 +192,7 @@ class Continuation(msgspec.Struct, kw_only=True):
     created_at: int
     expires_at: int | None
     grade: Literal["running", "leased", "stored", "warm", "tokens"]
+    adapter: str | None
     parent: str | None
     at: int | None
     children: int

@@ -98,6 +98,8 @@ SENTENCES = {
     # parents, leases, names
     "parent_unknown": "There is no request '{reference}' to continue from: it was never here, was deleted, or was lost "
     "in a restart. Send the whole prompt.",
+    "parent_of_adapter": "'{reference}' is a lease in files of the adapter '{adapter}', which is not loaded, or in "
+    "another version. Load it (--lora, POST /v1/load_lora_adapter), or send the whole prompt.",
     "parent_expired": "The request '{reference}' was retained here, but its time is up, it made room for others, "
     "or its adapter was unloaded; send the whole prompt, and lease it longer next time with `retain`.",
     "parent_elsewhere": "'{reference}' belongs to the replica '{replica}': send the request there.",

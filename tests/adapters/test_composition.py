@@ -143,8 +143,10 @@ async def test_a_durable_lease_comes_back_where_its_adapter_is(
     engine = (await build_engine(config(("a0",), **kept))).engine
     try:
         await engine.seek("t", parent.id)
-        with pytest.raises(ParentNotFound):
+        with pytest.raises(ParentNotFound, match="of the adapter 'a1', which is not loaded"):
             engine.parent("t", parent.id)
+        with pytest.raises(ParentNotFound, match="There is no request"):
+            engine.parent("another", parent.id)
         assert engine.retention.books.used > 0, "it waits for its adapter, and takes room"
         path = next(Path(entry.partition("=")[2]) for entry in config(("a1",)).lora)
         await engine.adapters.load("a1", path)
@@ -155,6 +157,9 @@ async def test_a_durable_lease_comes_back_where_its_adapter_is(
         assert child.inheritance is not None and child.inheritance.source == "file"
         engine.forget("t", parent.id)
         assert used > 0 == engine.retention.books.used
+        engine.adapters.unload("a1")
+        with pytest.raises(ParentNotFound, match="There is no request"):
+            engine.parent("t", parent.id)
     finally:
         await engine.stop()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,8 +26,9 @@ from bequest.engine.errors import (
 from bequest.engine.types import BeamParams, Lineage, OutputMode, Request, Retain, SamplingParams
 from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.types.hidden import HiddenStatesParams
+from bequest.engine.watching.observation import AdapterLoad
 from tests.adapters.tiny_adapters import make_adapter, save_adapter
-from tests.engine.harness import Answer, ask, ask_all, request
+from tests.engine.harness import Answer, ask, ask_all, request, until
 from tests.tiny_models import VOCAB_SIZE, make_reference
 
 NUM_ADAPTERS = 16
@@ -215,6 +218,28 @@ async def test_loads_come_and_go_beside_running_requests(
         await closed(engine)
 
 
+async def test_whoever_watches_sees_which_ones_are_needed(
+    config: Callable[..., EngineConfig], adapters: dict[str, Path]
+) -> None:
+    """One sequence runs at a time."""
+    before = time.time()
+    engine = (await build_engine(config(["a1", "a2"], max_loras=3, max_num_seqs=1))).engine
+    try:
+        long = replace(GREEDY, max_tokens=40)
+        asks = [asyncio.ensure_future(ask(engine, asked(engine, name, long))) for name in ("a1", "", "a2")]
+        await until(lambda: engine.load().adapters.running)
+        seen = engine.load().adapters
+        assert (seen.loaded, seen.at_once, seen.running, seen.waiting) == (2, 3, ("a1",), ("a2",))
+        await asyncio.gather(*asks)
+        assert engine.load().adapters == AdapterLoad(2, 3, (), ())
+        assert before <= _ref(engine, "a1").loaded_at <= _ref(engine, "a2").loaded_at <= time.time()
+        engine.adapters.unload("a1")
+        later = await engine.adapters.load("a1", adapters["a1"])
+        assert later.loaded_at > _ref(engine, "a2").loaded_at
+    finally:
+        await closed(engine)
+
+
 async def test_what_cannot_be_loaded_changes_nothing(
     config: Callable[..., EngineConfig], adapters: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -289,6 +314,7 @@ async def test_an_estate_moves_to_where_its_adapter_is(
         children = [await ask(e, asked(e, "a1", prompt=tokens, lineage=lineage)) for e in (here, there)]
         assert children[0].token_ids == children[1].token_ids
         assert children[1].inheritance is not None and children[1].inheritance.computed_tokens == 1
+        assert there.record("t", parent.id).adapter == "a1"
     finally:
         await closed(here)
         await closed(there)

@@ -15,6 +15,8 @@ cross table and hashes it before its own history.
 
 from __future__ import annotations
 
+import bisect
+import functools
 import itertools
 import threading
 from collections.abc import Sequence
@@ -54,8 +56,11 @@ _NOT_SAMPLED = -3  # what a sample holds that means nothing
 CROSS = 1 << 20  # marks what an encoder wrote: a cross table must read nothing else, and a self table none of it
 
 
+_WEIGHT, _MASK, _ONE = 0x9E3779B97F4A7C15, 2**64 - 1, np.uint64(1)
+
+
 def _weights(count: int) -> np.ndarray:
-    return np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_WEIGHT)
 
 
 _WEIGHTS = _weights(1024)  # of histories as most are
@@ -63,20 +68,34 @@ _WEIGHTS = _weights(1024)  # of histories as most are
 
 def next_token(history: Sequence[int] | np.ndarray, seed: int, choice: int, greedy: bool) -> int:
     """The token after `history`. Like a model's, it depends on every token before it, and if sampled on the seed."""
+    return _token_behind(_mix(history), seed, choice, greedy)
+
+
+def _mix(history: Sequence[int] | np.ndarray) -> int:
+    """Of all its tokens, each in its place."""
     values = np.asarray(history, dtype=np.uint64)
     weights = _WEIGHTS[: len(values)] if len(values) <= len(_WEIGHTS) else _weights(len(values))
-    mixed = np.bitwise_xor.reduce((values + np.uint64(1)) * weights)
-    key = 0 if greedy else (seed * 31 + choice + 1) & (2**64 - 1)
-    state = (int(mixed) ^ key) & (2**64 - 1)
-    state = (state ^ (state >> 31)) * 0xBF58476D1CE4E5B9 & (2**64 - 1)
+    return int(np.bitwise_xor.reduce((values + _ONE) * weights))
+
+
+def _token_behind(mixed: int, seed: int, choice: int, greedy: bool) -> int:
+    state = mixed if greedy else mixed ^ (seed * 31 + choice + 1) & _MASK
+    state = (state ^ (state >> 31)) * 0xBF58476D1CE4E5B9 & _MASK
     return (state ^ (state >> 29)) % VOCAB
 
 
 def next_logprobs(history: Sequence[int] | np.ndarray) -> np.ndarray:
     """Log-probabilities of the beams' vocabulary after `history`: like a model's, and without ties."""
-    seed = next_token(history, 0, 0, greedy=True)
-    values = np.random.default_rng([seed, len(history)]).normal(size=BEAM_VOCAB)
-    return (values - np.log(np.exp(values).sum())).astype(np.float32)
+    return _drawn_logprobs(next_token(history, 0, 0, greedy=True), len(history))
+
+
+@functools.lru_cache(20_000)
+def _drawn_logprobs(seed: int, length: int) -> np.ndarray:
+    """The runner and the oracle ask for the same, and making a generator of random numbers takes longest."""
+    values = np.random.default_rng([seed, length]).normal(size=BEAM_VOCAB)
+    values = (values - np.log(np.exp(values).sum())).astype(np.float32)
+    values.setflags(write=False)
+    return values
 
 
 def best_continuations(
@@ -104,7 +123,11 @@ NUM_ENCODER_LAYERS = 4
 
 def hidden_state(history: Sequence[int] | np.ndarray, layer: int) -> np.ndarray:
     """[HIDDEN] what a layer makes of the last token of `history`: it depends on every token before it."""
-    return np.asarray([next_token(history, layer, i, greedy=False) for i in range(HIDDEN)], np.float32)
+    return _state_behind(_mix(history), layer)
+
+
+def _state_behind(mixed: int, layer: int) -> np.ndarray:
+    return np.asarray([_token_behind(mixed, layer, i, greedy=False) for i in range(HIDDEN)], np.float32)
 
 
 def expected_states(
@@ -112,12 +135,14 @@ def expected_states(
 ) -> np.ndarray:
     """[K, P, HIDDEN]"""
     before = [CROSS + token for token in encoder]
-    return np.asarray([[hidden_state([*before, *tokens[: p + 1]], layer) for p in positions] for layer in layers])
+    mixed = [_mix([*before, *tokens[: p + 1]]) for p in positions]
+    return np.asarray([[_state_behind(one, layer) for one in mixed] for layer in layers])
 
 
 def expected_encoder_states(encoder: Sequence[int], positions: Sequence[int], layers: Sequence[int]) -> np.ndarray:
     """[K, P, HIDDEN] of an encoder's layers: each depends on the whole input."""
-    return np.asarray([[hidden_state([*encoder, CROSS + p], layer) for p in positions] for layer in layers])
+    mixed = [_mix([*encoder, CROSS + p]) for p in positions]
+    return np.asarray([[_state_behind(one, layer) for one in mixed] for layer in layers])
 
 
 def expected_tokens(
@@ -131,13 +156,16 @@ def expected_tokens(
     encoder: Sequence[int] = (),
 ) -> list[int]:
     """What a request must get: `count` tokens, or fewer when `eos` comes."""
-    before = [CROSS + token for token in encoder]
-    history = list(prompt)
-    for _ in range(count):
-        history.append(next_token(before + history, seed, choice, greedy))
-        if history[-1] == eos:
+    before = [CROSS + token for token in encoder] + list(prompt)
+    mixed = _mix(before)
+    tokens: list[int] = []
+    for place in range(len(before) + 1, len(before) + 1 + count):
+        token = _token_behind(mixed, seed, choice, greedy)
+        tokens.append(token)
+        if token == eos:
             break
-    return history[len(prompt) :]
+        mixed ^= (token + 1) * (place * _WEIGHT) & _MASK
+    return tokens
 
 
 _HISTORY = 1 << 40  # marks the number of a history, in slots of windows
@@ -171,6 +199,8 @@ class PagedFakeRunner:
         self.rows: dict[int, RowSpec] = {}
         self.catalogues: dict[int, Catalogue] = {}  # registered ones by their handles
         self.last_tokens: dict[int, int] = {}
+        self._starts: list[int] = []  # of the step that runs: where sequences begin, and the positions of tokens
+        self._positions: list[int] = []
         self.num_steps = 0
         self.num_copies = 0
         self.num_swapped_out = 0
@@ -222,19 +252,14 @@ class PagedFakeRunner:
         inputs = zip(batch.input_ids.tolist(), batch.input_rows.tolist(), strict=True)
         input_ids = [token if row == NO_ROW else self.last_tokens[row] for token, row in inputs]
         assert not plan.num_tokens or len(batch.slot_mapping) == len(batch.block_tables) == len(self.windows)
-        written = batch.slot_mapping[0] != NO_SLOT
-        assert ((batch.slot_mapping != NO_SLOT) == written).all(), "a token is written in some strips only"
-        slots = batch.slot_mapping[:, written].ravel()
-        assert len(set(slots.tolist())) == len(slots), "two tokens of a step share a slot"
-        assert (slots >= self.block_size).all(), "a token was written to the null block"
-        self._encode(plan, slots)
-        for strip in self._whole:
-            self.slots[batch.slot_mapping[strip, written]] = np.asarray(input_ids)[written]
+        self._starts, self._positions = batch.query_start.tolist(), batch.positions.tolist()
+        written = self._write(plan, input_ids)
         if self._sliding:
-            for index in np.flatnonzero(written).tolist():
+            for index in written:
                 self._write_history(plan, index, input_ids[index])
-        for index in np.flatnonzero(~written).tolist():
-            assert self._history(plan, index)[-1] == input_ids[index], "a row that is only read is another token's"
+        if len(written) < len(input_ids):
+            for index in sorted({*range(len(input_ids))} - {*written}):
+                assert self._history(plan, index)[-1] == input_ids[index], "a row that is only read is another token's"
         if self.states:
             self._recur(plan, input_ids)
         tokens, bad = self._sample(plan)
@@ -312,13 +337,29 @@ class PagedFakeRunner:
     def close(self) -> None:
         self.closed = True
 
-    def _encode(self, plan: StepPlan, written: np.ndarray) -> None:
+    def _write(self, plan: StepPlan, input_ids: list[int]) -> list[int]:
+        """What encoders read, and the tokens to strips that keep all: those that have slots, which it returns."""
+        mapping = plan.batch.slot_mapping.tolist()  # of most steps a few numbers, and lists are quicker there
+        written = [index for index, slot in enumerate(mapping[0]) if slot != NO_SLOT]
+        slots = [slot for strip in mapping for slot in strip if slot != NO_SLOT]
+        everywhere = all(strip[index] != NO_SLOT for strip in mapping[1:] for index in written)
+        assert everywhere and len(slots) == len(written) * len(mapping), "a token is written in some strips only"
+        assert len(set(slots)) == len(slots), "two tokens of a step share a slot"
+        assert min(slots, default=self.block_size) >= self.block_size, "a token was written to the null block"
+        self._encode(plan, slots)
+        if written:
+            tokens = input_ids if len(written) == len(input_ids) else [input_ids[index] for index in written]
+            for strip in self._whole:
+                self.slots[[mapping[strip][index] for index in written]] = tokens
+        return written
+
+    def _encode(self, plan: StepPlan, written: list[int]) -> None:
         if not plan.encoders:
             return
         filling = [(spec, spec.slots) for spec in plan.encoders if spec.slots is not None]
         assert all(spec.slots is None for spec in plan.encoders[len(filling) :]), "those without slots are the last"
         slots = [slot for _, filled in filling for slot in filled.tolist()]
-        assert len({*slots, *written.tolist()}) == len(slots) + len(written), "two writes to one slot"
+        assert len({*slots, *written}) == len(slots) + len(written), "two writes to one slot"
         for spec, filled in filling:
             assert len(filled) == spec.input.length and (filled >= self.block_size).all()
             self.slots[filled] = CROSS + np.asarray(spec.input.token_ids)
@@ -387,7 +428,7 @@ class PagedFakeRunner:
                 bad.append(False)
                 continue
             history = self._history(plan, index)
-            before = int((history < CROSS).sum())
+            before = self._positions[index] + 1  # as many tokens as were read of the cache, beside those of an encoder
             assert position == before, "a sampled token's position is the number of tokens before it"
             spec = self.rows[row]
             token = next_token(history, spec.draw.seed, spec.draw.choice, spec.draw.greedy)
@@ -403,13 +444,15 @@ class PagedFakeRunner:
 
     def _states(self, plan: StepPlan, taps: StepTaps) -> tuple[np.ndarray, ...]:
         ring = np.full((taps.num_rows, HIDDEN), np.nan, np.float32)
+        tapped = [frozenset(taps.tokens_of_layer(layer).tolist()) for layer in range(NUM_LAYERS + 1)]
         for token in np.flatnonzero(taps.rows != NOT_TAPPED).tolist():
             history = self._history(plan, token)
-            wanted = [layer for layer in range(NUM_LAYERS + 1) if token in taps.tokens_of_layer(layer)]
+            mixed = _mix(history)
+            wanted = [layer for layer, tokens in enumerate(tapped) if token in tokens]
             for number, layer in enumerate(wanted):
                 row = int(taps.rows[token]) + number
                 assert np.isnan(ring[row]).all(), "two states share a row"
-                ring[row] = hidden_state(history, layer)
+                ring[row] = _state_behind(mixed, layer)
         inputs = [(spec.input.token_ids, p) for spec in plan.encoders for p in range(spec.input.length)]
         for tap in taps.encoders:
             for number, (token, layer) in enumerate(itertools.product(tap.tokens.tolist(), tap.layers)):
@@ -433,22 +476,22 @@ class PagedFakeRunner:
     def _history(self, plan: StepPlan, token_index: int) -> np.ndarray:
         """What the encoder wrote for the token's sequence, then the tokens up to it."""
         batch = plan.batch
-        sequence, end = self._place(plan, token_index)
+        sequence, end = self._place(token_index)
         history = self._tokens(plan, sequence, end)
-        assert (history != _EMPTY).all(), "read a slot that nothing was written to"
+        assert len(history) == end, "a table is too short"
+        assert np.minimum.reduce(history) >= 0, "read a slot that nothing was written to"
         for strip in self._sliding:
             self._check_window(plan, sequence, strip, history)
-        assert (history < CROSS).all(), "a self table holds what an encoder wrote"
+        assert np.maximum.reduce(history) < CROSS, "a self table holds what an encoder wrote"
         if batch.cross_tables is None or batch.cross_lens is None:
             return history
         cross = self._read(batch.cross_tables[sequence], int(batch.cross_lens[sequence]))
         assert (cross >= CROSS).all(), "a cross table holds what no encoder wrote"
         return np.concatenate([cross, history])
 
-    def _place(self, plan: StepPlan, token_index: int) -> tuple[int, int]:
+    def _place(self, token_index: int) -> tuple[int, int]:
         """The sequence of a token, and how many tokens it has with this one."""
-        sequence = int(np.searchsorted(plan.batch.query_start, token_index, side="right")) - 1
-        return sequence, int(plan.batch.positions[token_index]) + 1
+        return bisect.bisect_right(self._starts, token_index) - 1, self._positions[token_index] + 1
 
     def _tokens(self, plan: StepPlan, sequence: int, end: int) -> np.ndarray:
         """Its first `end` tokens, as the strips have them."""
@@ -468,7 +511,7 @@ class PagedFakeRunner:
         return np.asarray(known.pop(), np.int64)
 
     def _write_history(self, plan: StepPlan, token_index: int, token: int) -> None:
-        sequence, end = self._place(plan, token_index)
+        sequence, end = self._place(token_index)
         if self._whole:
             history = tuple(self._tokens(plan, sequence, end).tolist())
         else:

@@ -1,7 +1,8 @@
 """Whole engine, real kernels: greedy tokens and log-probabilities are those of transformers, however the work is cut.
 
 Scenarios: alone, a crowd of 16 with mixed lengths, chunks of 1, 7 and 64, a second round of prefix hits, and a
-cache so small that it preempts. All in float32, where our own results must not differ between scenarios by one bit.
+cache so small that it preempts, on one thread and on two. All in float32, where our own results must not differ between
+scenarios by one bit.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PARAMS = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, logprobs=3, ignore
 LENGTHS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 30, 31, 33, 60, 64)
 
 SCENARIOS = {
-    "whole": EngineConfig(block_size=4, max_num_batched_tokens=4096, max_model_len=96, num_blocks=1000),
+    "whole": EngineConfig(block_size=4, max_num_batched_tokens=4096, max_model_len=96, num_blocks=1000, threads=2),
     "chunk-1": EngineConfig(block_size=4, max_num_batched_tokens=1, max_model_len=96, num_blocks=1000),
     "chunk-7": EngineConfig(block_size=16, max_num_batched_tokens=7, max_model_len=96, num_blocks=1000),
     "chunk-64-plain": EngineConfig(
@@ -39,7 +40,7 @@ class Expected:
     """What transformers says behind each prefix of an answer: the best token, and the log-probabilities of all."""
 
     tokens: list[int]
-    logprobs: torch.Tensor  # [NUM_TOKENS, V]
+    logprobs: torch.Tensor  # [tokens, V]
 
 
 def prompts() -> list[list[int]]:
@@ -65,9 +66,10 @@ class Judge:
 
     If each token of an answer is the best one behind those before, then it is what the model generates."""
 
-    def __init__(self, model: torch.nn.Module, prompts: list[list[int]]) -> None:
+    def __init__(self, model: torch.nn.Module, prompts: list[list[int]], num_tokens: int = NUM_TOKENS) -> None:
         self._model = model
         self._prompts = prompts
+        self._num_tokens = num_tokens
         self._seen: dict[tuple[int, ...], Expected] = {}
 
     def __call__(self, answers: Sequence[Completion]) -> list[Expected]:
@@ -76,7 +78,7 @@ class Judge:
 
     @torch.no_grad()
     def _expect(self, prompt: list[int], answer: Sequence[int]) -> Expected:
-        assert len(answer) == NUM_TOKENS
+        assert len(answer) == self._num_tokens
         whole = (*prompt, *answer)
         if whole not in self._seen:
             logits = self._model(torch.tensor([whole])).logits[0, len(prompt) - 1 : -1].double()
@@ -126,6 +128,7 @@ def test_tokens_and_logprobs_equal_transformers(name: str, tiny_model: Callable[
             max_model_len=config.max_model_len,
             num_blocks=config.num_blocks,
             pipelined=config.pipelined,
+            threads=config.threads,
         )
         with LLM(config) as llm:
             (alone,) = llm.generate([asked[-1]], PARAMS, progress=False)

@@ -6,11 +6,11 @@ import random
 from typing import Literal
 
 import pytest
-import torch
 
 from bequest.engine.config import EngineConfig
 from bequest.engine.types import SamplingParams
 from tests.engine.direct import LLM
+from tests.engine.test_against_transformers import Judge
 from tests.models.embedded_reference import embedded_reference
 
 NUM_TOKENS = 3
@@ -27,29 +27,13 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def expected() -> list[tuple[list[int], list[float]]]:
-    model = embedded_reference()
-    answers = []
-    with torch.no_grad():
-        for prompt in prompts():
-            given, past = prompt, None  # only what is new: the same numbers in half of the time
-            tokens: list[int] = []
-            logprobs: list[float] = []
-            for _ in range(NUM_TOKENS):
-                told = model(torch.tensor([given]), past_key_values=past, use_cache=True, logits_to_keep=1)
-                row = told.logits[0, -1].double().log_softmax(-1)
-                given, past = [int(row.argmax())], told.past_key_values
-                tokens += given
-                logprobs.append(float(row.max()))
-            answers.append((tokens, logprobs))
-    return answers
+def judge() -> Judge:
+    return Judge(embedded_reference(), prompts(), NUM_TOKENS)
 
 
 @pytest.mark.parametrize(("matmul", "tolerance"), [("exact", 1e-4), ("fast", 5e-3)])
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_equals_transformers(
-    scenario: str, matmul: Literal["exact", "fast"], tolerance: float, expected: list[tuple[list[int], list[float]]]
-) -> None:
+def test_equals_transformers(scenario: str, matmul: Literal["exact", "fast"], tolerance: float, judge: Judge) -> None:
     step_tokens, num_blocks = SCENARIOS[scenario]
     config = EngineConfig(
         block_size=4,
@@ -62,9 +46,10 @@ def test_equals_transformers(
     with LLM(config) as llm:
         for _ in range(2 if scenario == "chunk-64" else 1):  # the second round finds its prompts in the prefix cache
             answers = llm.generate(prompts(), PARAMS, progress=False)
-            for answer, (tokens, logprobs) in zip(answers, expected, strict=True):
+            for answer, expected in zip(answers, judge(answers), strict=True):
                 [choice] = answer.choices
-                assert list(choice.token_ids) == tokens and choice.logprobs is not None
-                assert [one.logprob for one in choice.logprobs] == pytest.approx(logprobs, rel=1e-3, abs=tolerance)
+                assert list(choice.token_ids) == expected.tokens and choice.logprobs is not None
+                best = expected.logprobs.max(-1).values.tolist()
+                assert [one.logprob for one in choice.logprobs] == pytest.approx(best, rel=1e-3, abs=tolerance)
         if scenario == "chunk-64":
             assert sum(answer.usage.cached_tokens for answer in answers) > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from bequest.engine.config import EngineConfig
 from bequest.engine.errors import ModelError
 from bequest.engine.models.load import load_model
-from bequest.engine.runner.memory import CacheWish
+from bequest.engine.runner.memory import GIB, CacheWish
 from bequest.engine.runner.state_memory import StateWish, plan_states, state_wish
 from tests.engine.test_encoder_decoder_models import save_model
 
@@ -38,6 +39,7 @@ def wish(**changes: object) -> StateWish:
         "interval": None,
         "bytes_per_token": 100,
         "block_size": 16,
+        "longest": 6400,
     }
     return StateWish(**(fields | changes))  # type: ignore[arg-type]
 
@@ -68,6 +70,34 @@ def test_fewer_sequences_where_memory_is_short() -> None:
     memory = plan_states(wish(interval=5), 2 * 400 * 17)
     assert memory.sizes is not None and memory.sizes.num_slots == 17
     assert memory.max_num_seqs == 4 and memory.sizes.interval == 5
+
+
+def large(**changes: object) -> StateWish:
+    """A GiB of states for each sequence."""
+    return wish(shape=(1 << 20, 64), max_num_seqs=64, **changes)
+
+
+@pytest.mark.parametrize(
+    ("longest", "most", "sequences"),
+    [
+        (GIB // 4, 50 * GIB, 40),  # and 10 GiB for keys and values of 40
+        (4 * GIB, 50 * GIB, 25),  # ten at their longest: half
+        (GIB // 64, 50 * GIB, 42),  # others keep 8 GiB
+        (GIB // 64, 12 * GIB, 6),
+        (GIB // 64, 100 * GIB, 64),
+        (None, 50 * GIB, 25),
+    ],
+)
+def test_short_sequences_leave_states_more_than_half(longest: int | None, most: int, sequences: int) -> None:
+    memory = plan_states(large(longest=longest), most)
+    assert memory.max_num_seqs == sequences and memory.num_bytes == sequences * GIB
+
+
+def test_a_cache_of_a_given_size_keeps_its_half(tiny_model: Callable[[str], Path]) -> None:
+    loaded = load_model(tiny_model("llama"))
+    assert state_wish(EngineConfig(), loaded, cache_wish()).longest == 4 * 1600
+    assert state_wish(EngineConfig(), loaded, replace(cache_wish(), cache_gb=1.0)).longest is None
+    assert state_wish(EngineConfig(), loaded, replace(cache_wish(), num_blocks=9)).longest is None
 
 
 def test_too_little_memory() -> None:

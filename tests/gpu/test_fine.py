@@ -15,8 +15,11 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from bequest.engine.backends.cuda import fine
 from bequest.engine.backends.cuda.backend import CudaBackend
-from bequest.engine.backends.cuda.fine import FineWeight
+from bequest.engine.backends.cuda.experts import PlannedChoice
+from bequest.engine.backends.cuda.fine import FineExperts, FineWeight
+from bequest.engine.backends.cuda.ops import CudaOps
 from bequest.engine.kernels import cuda_chain, cuda_experts, cuda_fine
 from bequest.engine.kernels.cpu_weights import QuantisedRows, StoredType
 from bequest.engine.kernels.cuda_chain import Head, Product, Tail
@@ -211,6 +214,27 @@ def test_experts(codec: Codec, shape: tuple[int, int, int, int]) -> None:
             alone = choose(num_tokens, num_experts, top_k)
             few = cuda_fine.expert_linear(x[:1], up.rows, up.numbers.bias, _first(alone), shared=True)
             assert torch.equal(few, both[:top_k]), "a row depends on others"
+
+
+@pytest.mark.parametrize("most_bytes", [0, 1 << 30])
+@pytest.mark.parametrize("codec", CODECS)
+def test_many_rows_of_experts(codec: Codec, most_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They become bfloat16 on their way, if there is room. One layer's follow another's in the same memory, several
+    times, so that a product which begins too early meets what was there before."""
+    monkeypatch.setattr(fine, "_MOST_WIDENED_BYTES", most_bytes)
+    num_tokens, num_experts, top_k, hidden, inner = 900, 8, 2, 576, 736
+    ops, x = CudaOps(), randn(num_tokens, hidden, dtype=BF16, seed=13)
+    choice = choose(num_tokens, num_experts, top_k)
+    chosen = PlannedChoice(choice.ids, choice.weights, choice)
+    for seed in range(3):
+        up = draw_experts(codec, num_experts, 2 * inner, hidden, 20 + 9 * seed)
+        down = draw_experts(codec, num_experts, hidden, inner, 70 + 9 * seed)
+        made = FineExperts(up.rows, up.numbers.bias, ops).gated(x, chosen, "clamped_swish")
+        gate, high = products(x, up.numbers, choice, top_k).to(BF16).double().chunk(2, dim=1)
+        assert_near_rows(made, gated_by("clamped_swish", gate, high))
+        summed = FineExperts(down.rows, down.numbers.bias, ops).summed(made, chosen)
+        each = products(made, down.numbers, choice, 1).view(num_tokens, top_k, hidden)
+        assert_near_rows(summed, (each * choice.weights.double()[:, :, None]).sum(1))
 
 
 def _first(choice: ExpertChoice) -> ExpertChoice:

@@ -277,6 +277,29 @@ def test_random_batches(seed: int) -> None:
     check_cover(shape, lens, build(shape, lens))
 
 
+@pytest.mark.parametrize(
+    ("lens", "prefill"),
+    [
+        ([(8, 65536)], False),  # a graph of so few tokens has no kernel for it
+        ([(5, 16384), (1, 100), (1, 100), (1, 100)], False),
+        ([(5, 16384)] * 2, False),
+        ([(5, 16384)] * 4, True),
+        ([(4, 16384)] * 4, False),  # one tile each
+        ([(8, 2000)] * 4, False),
+        ([(9, 10)], True),
+    ],
+)
+def test_a_few_queries_have_prefill_tiles_where_there_are_many_keys(lens: list[tuple[int, int]], prefill: bool) -> None:
+    built = build(Shape(), lens)
+    check_cover(Shape(), lens, built)
+    assert bool(built.prefill) == prefill
+
+
+def test_a_window_bounds_the_keys_of_a_few_queries() -> None:
+    lens = [(5, 16384)] * 4
+    assert not build(Shape(window=1024), lens).prefill
+
+
 def shared_tables(rng: np.random.Generator, lens: list[tuple[int, int]], common: list[int]) -> np.ndarray:
     """Block tables in which sequence s has its first common[s] keys in common with the one before it."""
     width = max(-(-seq_len // BLOCK_SIZE) for _, seq_len in lens)

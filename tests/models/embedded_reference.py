@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from bequest.engine.formats.gguf_file import GGUFFile
 from bequest.engine.models.embedded import embedded_model_path
 from bequest.engine.models.gguf_loader import hf_name, layer_names
-from bequest.engine.models.registry import GGUF_ARCHITECTURES
+from bequest.engine.models.gguf_registry import GGUF_ARCHITECTURES
 from bequest.engine.models.style import LLAMA
 
 

@@ -105,6 +105,8 @@ def test_mt5_is_version_1_1_whatever_its_file_leaves_out(tmp_path: Path) -> None
         ("whisper", {"num_key_value_heads": 1}, "do not have: num_key_value_heads = 1"),
         ("whisper", {"tie_word_embeddings": False}, "tie_word_embeddings must be true"),
         ("t5", {"d_kv": 0}, "head_dim must be positive"),
+        ("t5", {"relative_attention_num_buckets": 3}, "relative_attention_num_buckets must be at least 4, not 3"),
+        ("t5", {"relative_attention_max_distance": 4}, "relative_attention_max_distance must be above 4, half of"),
         ("t5", {"d_model": None}, "config.json lacks d_model"),
         ("t5", {"feed_forward_proj": "gated-tanh"}, "activation 'tanh' is not supported"),
         ("bart", {"decoder_attention_heads": 5}, "d_model 48 cannot be divided into decoder_attention_heads 5"),

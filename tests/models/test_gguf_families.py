@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -15,6 +17,10 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     Olmo3Config,
     Olmo3ForCausalLM,
     PreTrainedModel,
@@ -34,17 +40,28 @@ from bequest.engine.models.fields import Fields
 from bequest.engine.models.gguf_config import parse_gguf_config
 from bequest.engine.models.gguf_hybrids import parse_gguf_recurrent
 from bequest.engine.models.gguf_loader import layer_names
+from bequest.engine.models.gguf_registry import GGUF_ARCHITECTURES
 from bequest.engine.models.load import load_model, open_checkpoint
-from bequest.engine.models.registry import GGUF_ARCHITECTURES
 from tests.models.test_gguf_loader import assert_same_logits
 from tests.models.tiny_gguf import write_tiny_gguf
-from tests.tiny_models import SHAPE, YARN, make_reference, randomised
+from tests.tiny_models import (
+    GEMMA4,
+    GEMMA4_EXPERTS,
+    GEMMA4_KEYS,
+    GEMMA4_SHARED,
+    SHAPE,
+    TINY_MODELS,
+    YARN,
+    make_reference,
+    randomised,
+)
 
 FOUR, SIX = SHAPE | {"num_hidden_layers": 4}, SHAPE | {"num_hidden_layers": 6}
 F32, Q8_0 = GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0
 
 NAMES = ["olmo2", "gemma2", "gemma3", "granite", "smollm3", "cohere", "cohere2", "phi3", "phi3-long", "glm4"]
 NAMES += ["gemma", "olmo3", "gpt-oss", "qwen3-next", "qwen3.5", "qwen3.5-moe"]
+NAMES += ["gemma4", "gemma4-keys", "gemma4-shared", "gemma4-experts", "glm4-moe", "cohere-plus"]
 # Every other layer is recurrent, and groups of codes are of one head.
 HYBRID = FOUR | {
     "layer_types": ["linear_attention", "full_attention"] * 2,
@@ -77,6 +94,16 @@ def make(name: str) -> PreTrainedModel:
             }
             config = Gemma3TextConfig(**SIX, **heads, sliding_window=7, rope_parameters=rope)
             return randomised(Gemma3ForCausalLM(config), name)
+        case "glm4-moe":  # files have no groups of experts
+            _, config = TINY_MODELS[name]
+            own = Glm4MoeConfig(**config.to_dict() | {"n_group": 1, "topk_group": 1})
+            return randomised(Glm4MoeForCausalLM(own), name)
+        case "gemma4-shared":  # codes come in blocks of 32
+            shared = GEMMA4 | GEMMA4_SHARED | {"hidden_size_per_layer_input": 32}
+            return randomised(Gemma4ForCausalLM(Gemma4TextConfig(**shared)), name)
+        case "gemma4-experts":
+            experts = GEMMA4 | GEMMA4_KEYS | GEMMA4_EXPERTS | {"moe_intermediate_size": 32}
+            return randomised(Gemma4ForCausalLM(Gemma4TextConfig(**experts)), name)
         case "olmo3":  # files have one theta for all layers
             plain = {"rope_type": "default", "rope_theta": YARN["rope_theta"]}
             kinds = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
@@ -148,6 +175,32 @@ def test_a_pattern_that_does_not_fit_the_layers(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "model.gguf")
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("attention.shared_kv_layers", 3, "attention.shared_kv_layers = 3 leaves no layer to share with"),
+        ("rope.dimension_count", 16, "rope.dimension_count other than attention.key_length is not supported"),
+        ("rope.scaling.type", "yarn", "rope.scaling.type = 'yarn' is not supported"),
+        ("attention.value_length", 16, "attention.value_length other than attention.key_length"),
+        ("attention.head_count_kv", 0, "must be positive"),
+        ("attention.head_count_kv", 1.5, "attention.head_count_kv must be a whole number, or one for each of 3 layers"),
+    ],
+)
+def test_a_gemma4_that_is_not_supported(key: str, value: object, message: str, tmp_path: Path) -> None:
+    write_tiny_gguf(make("gemma4"), tmp_path / "model.gguf", metadata={key: value})
+    with pytest.raises(ModelError, match=re.escape(message)):
+        open_checkpoint(tmp_path / "model.gguf")
+
+
+def test_frequencies_of_gemma4_that_are_not_supported(tmp_path: Path) -> None:
+    write_tiny_gguf(make("gemma4"), tmp_path / "model.gguf")
+    file = GGUFFile(tmp_path / "model.gguf")
+    stored = np.array([1.0, 2.0, *[1e30] * 14], dtype=np.float32)
+    file.tensors["rope_freqs.weight"] = replace(file.tensors["rope_freqs.weight"], data=stored.view(np.uint8))
+    with pytest.raises(ModelError, match=r"rope_freqs.weight must have 16 values: ones, then huge ones"):
+        parse_gguf_config(file)
+
+
 def test_the_largest_gemma_scales_scores_by_its_hidden_size(tmp_path: Path) -> None:
     reference = make("gemma2")
     reference.config.num_hidden_layers = 46  # in the description alone
@@ -165,7 +218,19 @@ def test_scales_of_other_families_are_refused(tmp_path: Path) -> None:
 def test_names_are_those_of_the_gguf_package() -> None:
     """Every tensor that we read is one that the package lists for the architecture."""
     kinds = {gguf.MODEL_ARCH_NAMES[arch]: tensors for arch, tensors in gguf.MODEL_TENSORS.items()}
-    for name in ("phi3", "glm4", "olmo2", "gemma", "gemma2", "gemma3", "granite", "smollm3", "cohere2", "gpt-oss"):
+    for name in (
+        "phi3",
+        "glm4",
+        "olmo2",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "gemma4",
+        "granite",
+        "smollm3",
+        "cohere2",
+        "gpt-oss",
+    ):
         listed = {gguf.TENSOR_NAMES[kind].format(bid=0) for kind in kinds[name]}
         variant = GGUF_ARCHITECTURES[name]
         read = [part for part in layer_names(variant.style, variant) if part.endswith("norm")]

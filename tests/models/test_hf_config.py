@@ -61,6 +61,8 @@ def test_biases(architecture: str, biases: tuple[bool, bool, bool]) -> None:
         (MINIMAL | {"architectures": ["MistralForCausalLM"], "sliding_window": 16}, (16, 16, 16)),
         (MINIMAL | {"architectures": ["MistralForCausalLM"], "sliding_window": None}, (0, 0, 0)),
         (QWEN2 | SLIDING | {"use_sliding_window": False}, (0, 0, 0)),
+        # As the transformers library saves a model that uses none.
+        (QWEN2 | {"architectures": ["Qwen2MoeForCausalLM"], "sliding_window": 0}, (0, 0, 0)),
         (QWEN2 | SLIDING, (0, 0, 16)),
         (QWEN2 | SLIDING | {"layer_types": ["sliding_attention", "full_attention", "full_attention"]}, (16, 0, 0)),
     ],

@@ -11,7 +11,7 @@ import torch
 from bequest.engine.backends.cpu.backend import CpuBackend
 from bequest.engine.errors import ModelError
 from bequest.engine.models.decoder import Decoder
-from bequest.engine.models.families import dense
+from bequest.engine.models.families import decoders
 from bequest.engine.models.load import open_checkpoint
 from bequest.engine.models.padding import pad_heads
 from bequest.engine.models.reader import Loader
@@ -24,7 +24,7 @@ def logits(directory: Path, sizes: tuple[int, ...]) -> torch.Tensor:
     checkpoint = open_checkpoint(directory)
     config, source = pad_heads(checkpoint.config, checkpoint.source, sizes)
     backend = CpuBackend()
-    parts = dense.describe(config, Loader(source, backend, torch.float32), config.max_position)
+    parts = decoders.describe(config, Loader(source, backend, torch.float32), config.max_position)
     model = Decoder(config, parts, backend)
     return PagedSequences(model, 1, len(TOKENS)).run(0, TOKENS, chunk=len(TOKENS))
 

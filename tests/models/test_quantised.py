@@ -13,7 +13,7 @@ from compressed_tensors.compressors import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from bequest.engine.errors import ModelError
 from bequest.engine.layers.codes import Float8Rows, IntegerRows
@@ -24,7 +24,7 @@ from bequest.engine.models.quantised.described import Quantisation
 from bequest.engine.models.quantised.made import MadeFloat8, check_fp8, float8_rows
 from tests.models import tiny_quantised as tiny
 from tests.models.paged import PagedSequences
-from tests.tiny_models import VOCAB_SIZE
+from tests.tiny_models import SHAPE, TINY_MODELS, VOCAB_SIZE
 
 TOKENS = [(7 * i + 3) % VOCAB_SIZE for i in range(23)]
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
@@ -93,6 +93,16 @@ def test_integers_stay_in_codes_on_a_cpu(tool: str, tmp_path: Path) -> None:
     assert in_codes.formats == (f"codes of {IN_CODES[tool]} bits", "float32")  # the head is in numbers
     in_bfloat16 = load_model(tmp_path, dtype="bfloat16")
     assert in_bfloat16.formats == ("bfloat16",)
+
+
+@pytest.mark.parametrize("tool", ["awq-in-codes", "gptq-asymmetric", "gptq-8-bits", "packed"])
+def test_rows_of_one_group(tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scales are columns then, and those of some tools are stored transposed."""
+    narrow = LlamaConfig(**SHAPE | {"intermediate_size": 32})
+    monkeypatch.setitem(TINY_MODELS, "narrow", (LlamaForCausalLM, narrow))
+    reference = tiny.write("narrow", tmp_path, TOOLS[tool])
+    assert load_model(tmp_path).formats == (f"codes of {IN_CODES[tool]} bits", "float32")
+    assert_same(logits_of(tmp_path), expected_of(reference), ROUNDED)
 
 
 def test_symmetric_codes_have_the_bits_of_their_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,3 +45,18 @@ def test_a_tensor_of_no_part_is_named(tiny_model: Callable[[str], Path], tmp_pat
     directory = write(tiny_model("gemma3"), tmp_path, "old", **{"adapter.weight": torch.ones(2)})
     with pytest.raises(ModelError, match=r"adapter\.weight is not a tensor of this architecture"):
         load_model(directory)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen2-moe", "qwen3.5"])
+def test_a_model_that_was_saved_without_its_head(name: str, tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    """As most that embed are published: transformers' inner model, whose names have no prefix."""
+    source = tiny_model(name)
+    config = json.loads((source / "config.json").read_text())
+    inner = [architecture.replace("ForCausalLM", "Model") for architecture in config["architectures"]]
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": inner}))
+    tensors = load_file(source / "model.safetensors")
+    save_file({key.removeprefix("model."): tensor for key, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    one, other = (
+        PagedSequences(load_model(directory).model, 1, 16).run(0, TOKENS, chunk=16) for directory in (source, tmp_path)
+    )
+    assert torch.equal(one, other)

@@ -12,10 +12,11 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 from transformers import PreTrainedModel
 
+from bequest.engine.models import gguf_gemma4
 from bequest.engine.models.gguf_experts import LAYER_NAMES as EXPERT_LAYER_NAMES
 from bequest.engine.models.gguf_hybrids import LAYER_NAMES as RECURRENT_NAMES
 from bequest.engine.models.gguf_loader import GLOBAL_NAMES, layer_names
-from bequest.engine.models.registry import GGUF_ARCHITECTURES
+from bequest.engine.models.gguf_registry import GGUF_ARCHITECTURES
 from tests.models.k_quants import quantise
 from tests.tiny_models import make_reference
 
@@ -30,12 +31,14 @@ ARCHITECTURES = {
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "granite": "granite",
     "smollm3": "smollm3",
     "cohere": "command-r",
     "cohere2": "cohere2",
     "phi3": "phi3",
     "glm4": "glm4",
+    "glm4_moe": "glm4moe",
     "gpt_oss": "gpt-oss",
     "qwen3_next": "qwen3next",
     "qwen3_5_text": "qwen35",
@@ -71,7 +74,7 @@ def write_tiny_gguf(
     for tensor_name, parameter in reference.named_parameters():
         own = kind if isinstance(kind, GGMLQuantizationType) else kind(tensor_name)
         values = parameter.detach().numpy()
-        vectors = ("shared_expert_gate.weight", "_bias", "conv1d.weight")
+        vectors = ("shared_expert_gate.weight", "_bias", "conv1d.weight", "norm.weight")
         is_matrix = values.ndim > 1 and not tensor_name.endswith(vectors)
         if is_matrix:
             # Files have rows of what is summed, gpt-oss' parameters columns.
@@ -86,6 +89,11 @@ def write_tiny_gguf(
         for stored_name, part in _stored(tensor_name, values, architecture, reference.config):
             stored = quantise(np.ascontiguousarray(part), own) if is_matrix else part
             writer.add_tensor(stored_name, stored, raw_dtype=own if is_matrix else None)
+    if architecture == "gemma4":
+        _add_gemma4_tensors(writer, reference)
+    for tensor_name, buffer in reference.named_buffers():
+        if tensor_name.endswith("e_score_correction_bias"):
+            writer.add_tensor(f"blk.{tensor_name.split('.')[2]}.exp_probs_b.bias", buffer.numpy())
     for tensor_name, values in (extra_tensors or {}).items():
         writer.add_tensor(tensor_name, values)
     writer.write_header_to_file()
@@ -100,6 +108,8 @@ def _stored(name: str, values: np.ndarray, architecture: str, config: Any) -> li
     layer = name.split(".")[2] if name.startswith("model.layers.") else ""
     if architecture == "gpt-oss" and ("experts" in name or name.endswith((".sinks", "router.weight", "router.bias"))):
         return [(f"blk.{layer}.{part}", part_values) for part, part_values in _stored_by_gpt_oss(name, values)]
+    if architecture == "gemma4" and (stored := _stored_by_gemma4(name)):
+        return [(f"blk.{layer}.{stored}", values)]
     if "linear_attn" in name:
         return [(f"blk.{layer}.{part}", values) for part, values in _stored_recurrent(name, values, config)]
     if name.endswith("experts.gate_up_proj"):
@@ -120,6 +130,27 @@ def _stored_by_gpt_oss(name: str, values: np.ndarray) -> list[tuple[str, np.ndar
     if name.endswith(".sinks"):
         return [("attn_sinks.weight", values)]
     return [(f"ffn_gate_inp.{name.rsplit('.', 1)[1]}", values)]
+
+
+def _stored_by_gemma4(name: str) -> str | None:
+    """What its files alone have; gates and ups of experts are in one tensor."""
+    part = name.split(".", 3)[3] if name.startswith("model.layers.") else ""
+    if part.startswith("experts."):
+        return {"gate_up_proj": "ffn_gate_up_exps", "down_proj": "ffn_down_exps"}[part.split(".")[1]] + ".weight"
+    vectors = {ours: stored for stored, ours in gguf_gemma4.VECTORS.items()}
+    matrices = {f"{ours}.weight": f"{stored}.weight" for stored, ours in gguf_gemma4.LAYER_NAMES.items()}
+    return (vectors | matrices).get(part)
+
+
+def _add_gemma4_tensors(writer: GGUFWriter, reference: PreTrainedModel) -> None:
+    for name, buffer in reference.named_buffers():
+        if name.endswith("layer_scalar"):
+            writer.add_tensor(f"blk.{name.split('.')[2]}.layer_output_scale.weight", buffer.numpy())
+    config = reference.config
+    pairs = config.per_layer_config[config.num_hidden_layers - 1].head_dim // 2
+    turned = int(pairs * config.rope_parameters["full_attention"]["partial_rotary_factor"])
+    divisors = np.array([1.0] * turned + [1e30] * (pairs - turned), dtype=np.float32)
+    writer.add_tensor("rope_freqs.weight", divisors)
 
 
 def _stored_recurrent(name: str, values: np.ndarray, config: Any) -> list[tuple[str, np.ndarray]]:
@@ -166,7 +197,7 @@ def gguf_name(name: str, architecture: str) -> str:
     for ours, theirs in GLOBAL_NAMES.items():
         if stem == theirs:
             return f"{ours}.{kind}"
-    _, _, layer, part = stem.split(".", 3)
+    _, _, layer, part = stem.replace(".shared_experts.", ".shared_expert.").split(".", 3)
     variant = GGUF_ARCHITECTURES[architecture]
     names = layer_names(variant.style, variant)
     ours = EXPERT_NAMES.get(part) or next(ours for ours, theirs in names.items() if theirs == part)
@@ -181,6 +212,7 @@ def _interleave(rows: np.ndarray, head_dim: int) -> np.ndarray:
 
 def _add_metadata(writer: GGUFWriter, reference: PreTrainedModel) -> None:
     config = reference.config
+    config.allow_global_per_layer_attribute_access = True  # of Gemma 4: what its layers with a window have
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -199,12 +231,38 @@ def _add_metadata(writer: GGUFWriter, reference: PreTrainedModel) -> None:
     writer.add_rope_dimension_count(int(head_dim * partial))
     if config.model_type not in (*WITHOUT_WINDOWS, "mistral") and getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
-    if config.model_type == "olmo3":
+    if config.model_type in ("olmo3", "gemma4_text"):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     if hasattr(config, "num_experts_per_tok"):
         _add_experts(writer, config)
     if hasattr(config, "linear_num_key_heads"):
         _add_recurrent(writer, config)
+    if config.model_type == "gemma4_text":
+        _add_gemma4(writer, config)
+
+
+def _add_gemma4(writer: GGUFWriter, config: Any) -> None:
+    """Over what is written of all models: the last value of a key counts."""
+    layers = [config.per_layer_config[layer] for layer in range(config.num_hidden_layers)]
+    full, window = (layers[config.layer_types.index(kind)] for kind in ("full_attention", "sliding_attention"))
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input or 0)
+    writer.add_key_length(full.head_dim)
+    writer.add_value_length(full.head_dim)
+    writer.add_rope_dimension_count(full.head_dim)
+    writer.add_key_length_swa(window.head_dim)
+    writer.add_value_length_swa(window.head_dim)
+    writer.add_rope_dimension_count_swa(window.head_dim)
+    writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+    if config.use_double_wide_mlp:
+        own, inner = len(layers) - config.num_kv_shared_layers, config.intermediate_size
+        writer.add_feed_forward_length([inner if layer < own else 2 * inner for layer in range(len(layers))])
+    if config.attention_k_eq_v:
+        writer.add_head_count_kv([layer.num_key_value_heads for layer in layers])
+    if config.enable_moe_block:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 
 
 def _add_recurrent(writer: GGUFWriter, config: Any) -> None:
@@ -219,7 +277,11 @@ def _add_recurrent(writer: GGUFWriter, config: Any) -> None:
 
 
 def _add_experts(writer: GGUFWriter, config: Any) -> None:
-    writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
+    counts = (getattr(config, name, None) for name in ("num_local_experts", "n_routed_experts", "num_experts"))
+    writer.add_expert_count(next(count for count in counts if count))
+    if hasattr(config, "routed_scaling_factor"):
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
     writer.add_expert_used_count(config.num_experts_per_tok)
     if hasattr(config, "moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)

@@ -72,6 +72,7 @@ class Record:
             self.children,
             tuple(ChoiceEntry(i, tokens, -(-tokens // BLOCK), 0) for i, tokens in enumerate(lengths)),
             (GroupEntry("full", None, 2, 64), GroupEntry("window", 8, 1, 32), GroupEntry("state", None, 3, 30)),
+            None if self.request.adapter is None else self.request.adapter.name,
         )
 
 

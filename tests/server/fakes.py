@@ -43,6 +43,7 @@ class ByteTokenizer:
 
     max_chars_per_token = 4
     special_ids = frozenset({BOS, EOS})
+    spells_bytes = True
 
     def __init__(self) -> None:
         self.added: dict[str, int] = {}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from bequest.engine.config import ServerConfig
 from bequest.engine.errors import ContinuationMismatch, ModelError, ParentNotFound
 from bequest.engine.types.adapter import AdapterRef
+from bequest.engine.watching.observation import AdapterLoad, EngineLoad
 from tests.server.conftest import Starter
 from tests.server.fakes import FakeEngine
 from tests.server.front import Front
@@ -23,7 +26,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/hidden_states": {"input": "a"},
     "/v1/embeddings": {"input": "a"},
 }
-LEGAL, MEDICAL = AdapterRef("legal", 7, "d7"), AdapterRef("medical", 8, "d8")
+LEGAL, MEDICAL = AdapterRef("legal", 7, "d7", 1.7e9), AdapterRef("medical", 8, "d8")
 
 
 @pytest.fixture
@@ -51,8 +54,33 @@ async def test_the_list_of_models_has_their_parents(front: Front) -> None:
     ]
     _, content = await front.get("/v1/models/legal")
     assert content["parent"] == "fake/model"
+    assert (content["created"], content["created_at"]) == (1_700_000_000, "2023-11-14T22:13:20+00:00")
+    _, content = await front.get("/v1/models/fake/model")
+    assert content["created"] == front.context.started
     answer, content = await front.get("/v1/models/other")
     assert (answer.status, content["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_metrics_say_which_adapters_requests_need(front: Front) -> None:
+    async def gauges() -> dict[str, float]:
+        async with front.http.get(front.url + "/metrics") as answer:
+            lines = (await answer.text()).splitlines()
+        told = (line.rsplit(" ", 1) for line in lines if line.startswith(("vllm:lora", "bequest:adapters")))
+        return {name: float(value) for name, value in told}
+
+    front.metrics.load = lambda: EngineLoad(0, 0, 0, 0, adapters=AdapterLoad(0, 64, (), ()))
+    assert await gauges() == {'bequest:adapters{model_name="fake/model"}': 0}
+    busy = AdapterLoad(loaded=3, at_once=2, running=("legal", "medical"), waiting=("legal",))
+    front.metrics.load = lambda: EngineLoad(0, 0, 0, 0, adapters=busy)
+    before = time.time()
+    found = await gauges()
+    assert found.pop('bequest:adapters{model_name="fake/model"}') == 3
+    [(name, when)] = found.items()
+    assert name == (
+        'vllm:lora_requests_info{max_lora="2",model_name="fake/model",running_lora_adapters="legal,medical",'
+        'waiting_lora_adapters="legal"}'
+    )
+    assert before <= when <= time.time()
 
 
 async def test_a_model_that_is_not_there(front: Front) -> None:
@@ -102,6 +130,12 @@ async def test_a_child_of_another_one_is_refused(front: Front, first: str, secon
     error = content["error"]
     assert (answer.status, error["code"], error["param"]) == (400, "continuation_mismatch", "model")
     assert second in error["message"] or "the model itself" in error["message"]
+
+
+async def test_what_is_retained_names_its_adapter(front: Front) -> None:
+    reference = await parent(front, model="legal", retain=True)
+    _, entry = await front.get(f"/v1/continuations/{reference}")
+    assert entry["adapter"] == "legal"
 
 
 async def test_a_response_has_its_parents_adapter(front: Front) -> None:
@@ -191,6 +225,11 @@ async def test_without_the_flag_nothing_is_loaded(front: Front) -> None:
         answer, content = await front.post(path, {"lora_name": "legal", "lora_path": "x"})
         assert (answer.status, content["error"]["code"]) == (403, "permission_denied")
         assert "--allow-lora-loading" in content["error"]["message"]
+
+
+def test_the_folder_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"allow_lora_loading must be a folder that exists, not '.*nowhere'"):
+        ServerConfig(allow_lora_loading=str(tmp_path / "nowhere"))
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------

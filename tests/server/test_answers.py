@@ -8,7 +8,10 @@ from typing import Any
 
 import openai
 import pytest
+import tokenizers
+from tokenizers.models import WordLevel
 
+from bequest.engine.text.tokenizer import SpecialTokens, Tokenizer
 from bequest.server.answers.logprobs import Offsets, Spelling
 from tests.server.fakes import BOS, EOS, PIECES, ByteTokenizer
 from tests.server.front import Front
@@ -125,6 +128,20 @@ def test_offsets_are_those_of_characters_in_the_shown_text() -> None:
     assert offsets.of_answer([euro[2], EOS, *broken]) == [shown + 1, shown + 2, shown + 2, shown + 2]
     assert offsets.of_answer([ord("y"), ord("z")]) == [shown + 3, shown + 4], "behind U+FFFD"
     assert Offsets(tokenizer, shows_special=True).of_answer([EOS, ord("y")]) == [0, 4]
+
+
+def test_offsets_of_words_that_blanks_part() -> None:
+    """No token has the blank: it depends on what stands before."""
+    backend = tokenizers.Tokenizer(WordLevel({"<s>": 0, "the": 1, "fox": 2}, unk_token="<s>"))
+    backend.add_special_tokens(["<s>"])
+    tokenizer = Tokenizer(backend, SpecialTokens(bos=0), "words")
+    text = "fox  the fox"
+    offsets = Offsets(tokenizer, shows_special=False, prompt=[0, 2, 1, 2])
+    assert offsets.of_prompt([0, 2, 1, 2], text) == [0, 0, 5, 9]
+    assert tokenizer.decode([2, 1, 2, 0, 2, 1]) == "fox the fox fox the"
+    assert offsets.of_answer([1, 0]) == [len(text) + 1, len(text) + 4]
+    assert offsets.of_answer([2]) == [len(text) + 5]
+    assert Offsets(tokenizer, shows_special=False, prompt=[0]).of_answer([1, 2]) == [0, 4], "the first one has no blank"
 
 
 async def test_streamed_completion_logprobs_are_the_whole_ones(front: Front) -> None:

@@ -283,12 +283,14 @@ async def test_vectors(front: Front, client: ollama.AsyncClient) -> None:
 
 
 async def test_adapters_are_models(front: Front, client: ollama.AsyncClient) -> None:
-    front.engine.adapters.loaded = {"legal": AdapterRef("legal", 7, "d7")}
+    front.engine.adapters.loaded = {"legal": AdapterRef("legal", 7, "d7", 1.7e9)}
     for found in ((await client.list()).models, (await client.ps()).models):
         assert [(one.model, one.details and one.details.parent_model) for one in found] == [
             ("fake/model", ""),
             ("legal", "fake/model"),
         ]
+    listed = {one.model: one.modified_at for one in (await client.list()).models}
+    assert listed["legal"] is not None and listed["legal"].timestamp() == 1.7e9
     shown = await client.show("legal:latest")
     assert shown.details is not None and shown.details.parent_model == "fake/model"
     assert (await client.chat("legal", MESSAGES)).model == "legal"

@@ -39,6 +39,7 @@ async def test_an_entry(front: Front) -> None:
         "created_at": 1000,
         "expires_at": None,
         "grade": "warm",
+        "adapter": None,
         "parent": None,
         "at": None,
         "children": 1,

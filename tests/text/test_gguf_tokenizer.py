@@ -101,7 +101,7 @@ def test_the_pre_tokenizer_decides_how_digits_split(pre: str | None, ids: list[i
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "bert"}, "'bert'; supported are 'gpt2' and 'llama'"),
+        ({"model": "bert"}, "'bert'; supported are 'gpt2', 'llama' and 'gemma4'"),
         ({"model": None}, "supported are"),
         ({"pre": "tekken"}, "'tekken'; supported are .*qwen2.*smollm"),
         ({"tokens": None}, "no array tokenizer.ggml.tokens"),
@@ -170,3 +170,28 @@ def test_sentencepiece_without_a_leading_space() -> None:
     tokenizer = tokenizer_from_gguf(sentencepiece_metadata(add_space_prefix=False, add_bos_token=False), "m")
     assert [tokenizer.token_string(i) for i in tokenizer.encode("ab")] == ["ab"]
     assert tokenizer.decode(tokenizer.encode(" a")) == " a"
+
+
+def test_gemma4_merges_as_transformers_does() -> None:
+    transformers = pytest.importorskip("transformers")
+    merges = ["a b", "▁ ab", "ab ab", "\n \n", "▁ ▁", "▁▁ ▁"]
+    extra = ["\n", "ab▁", "abab", "\n\n", "▁▁", "▁▁▁", "<turn|>"]
+    plain = sentencepiece_metadata(model="gemma4", scores=None, merges=merges, add_space_prefix=False)
+    tokens = [*plain["tokenizer.ggml.tokens"], *extra]
+    types = np.concatenate([plain["tokenizer.ggml.token_type"], [1] * (len(extra) - 1), [3]])
+    changes = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    tokenizer = tokenizer_from_gguf({**plain, **changes}, "m")
+    reference = transformers.GemmaTokenizer(
+        vocab={token: index for index, token in enumerate(tokens)},
+        merges=[tuple(merge.split(" ")) for merge in merges],
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        pad_token="</s>",
+        additional_special_tokens=["<turn|>"],
+    )
+    for text in ("ab", " ab", "abab ab", "a\n\n\nb", "   a    b", "é ab<turn|>\nab", "\n \n", "aba"):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert ids == reference.encode(text, add_special_tokens=False), text
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text.replace("<turn|>", "")
+    assert tokenizer.encode("a")[0] == 1

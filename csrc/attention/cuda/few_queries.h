@@ -2,7 +2,9 @@
 //
 // Such tiles read their keys once for each of them, but are cut finely enough for all workers to have a part.
 // A prefill tile of few rows would leave most of the chip idle, and its kernel would be one more in each
-// layer.
+// layer. Where there are so many keys that reading them again takes longer, the work list has prefill tiles
+// for more queries than one decode tile has. But a step of no more tokens than these has none: its graph has
+// no kernel for them.
 #pragma once
 
 #include <algorithm>

@@ -115,7 +115,7 @@ class SingleHeads {
 
  private:
   static constexpr int E = SingleShape<D, Cache>::kLaneElements;
-  static constexpr int kAtOnce = 2;
+  static constexpr int kAtOnce = 3;  // of eight queries, key and value: no warp has more
 
   __device__ static Head head_of(int index, int head, int group) {
     if (index < group) return {HeadKind::kQuery, head * group + index};
@@ -216,9 +216,9 @@ class StateExchange {
   template <class F>
   __device__ void for_each_merged(F&& f) const {
     barrier_.wait(0);
-    // Neighbouring lanes have the parts of a vector, in the order of the blocks.
-    for (int first = static_cast<int>(threadIdx.x) / 32 * 32; first < vectors_; first += kDecodeWarps * 32) {
-      const int place = first + static_cast<int>(threadIdx.x) % 32;
+    // Neighbouring lanes have the parts of a vector, in the order of the blocks, each of them two.
+    for (int first = static_cast<int>(threadIdx.x) / 32 * 64; first < vectors_; first += kDecodeWarps * 64) {
+      const int place = first + static_cast<int>(threadIdx.x) % 32 * 2;
       const MergedVector merged = merge_parts(place);
       if (place < vectors_ && (place & (parts() - 1)) == 0)
         f((place >> log2_parts_) * parts() + rank(), merged);
@@ -230,14 +230,22 @@ class StateExchange {
   __device__ static int rank() { return static_cast<int>(blockIdx.x); }
 
   __device__ MergedVector merge_parts(int place) const {
-    MergedVector own{{}, {-INFINITY, 0.0f}};
-    if (place < vectors_) own = {values_[place], scales_[place]};
-    float m = own.scale.x;
-    for (int step = 1; step < parts(); step *= 2) m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, step));
-    const float factor = exp2f(own.scale.x - finite_or_zero(m));
-    float sums[5] = {own.o.x * factor, own.o.y * factor, own.o.z * factor, own.o.w * factor,
-                     own.scale.y * factor};
-    for (int step = 1; step < parts(); step *= 2)
+    MergedVector own[2] = {{{}, {-INFINITY, 0.0f}}, {{}, {-INFINITY, 0.0f}}};
+    if (place < vectors_)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) own[i] = {values_[place + i], scales_[place + i]};
+    const int lanes = parts() / 2;
+    float m = fmaxf(own[0].scale.x, own[1].scale.x);
+    for (int step = 1; step < lanes; step *= 2) m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, step));
+    float sums[5] = {};
+#pragma unroll
+    for (const MergedVector& part : own) {
+      const float factor = exp2f(part.scale.x - finite_or_zero(m));
+      const float values[5] = {part.o.x, part.o.y, part.o.z, part.o.w, part.scale.y};
+#pragma unroll
+      for (int i = 0; i < 5; ++i) sums[i] += values[i] * factor;
+    }
+    for (int step = 1; step < lanes; step *= 2)
 #pragma unroll
       for (float& sum : sums) sum += __shfl_xor_sync(kAllLanes, sum, step);
     return {{sums[0], sums[1], sums[2], sums[3]}, {m, sums[4]}};
@@ -317,7 +325,9 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
   __shared__ typename SingleHeads<D, Cache>::Memory memory;
   __shared__ PhaseBarrier received;
   let_next_start();
-  if (__ldg(a.num_items) == 0) return wait_for_previous();  // padding
+  const int num_items = __ldg(a.num_items);
+  const SingleRange<D, Cache> range(a, p);         // on its way beside the number: both come from far
+  if (num_items == 0) return wait_for_previous();  // padding
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y;
   const auto cluster = cooperative_groups::this_cluster();
   const int vectors = a.group * S::kRowVectors;
@@ -325,7 +335,6 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
   if (threadIdx.x == 0) exchange.expect();
   auto begun = cluster.barrier_arrive();  // before a block sends, all have begun
 
-  const SingleRange<D, Cache> range(a, p);
   const int end = range.position + 1;
   uint8_t* const ring = shared + warp * S::kWarpBytes;
   const uint32_t ring_address = shared_address(ring);

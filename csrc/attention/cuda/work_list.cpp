@@ -397,6 +397,7 @@ WorkListHeader build_work_list(const WorkShape& shape, const WorkListLayout& lay
                                const BlockTableRows& batch, int32_t* buffer) {
   check_batch(shape, batch);
   Step step{shape, layout, batch};
+  divide_sequences(step);
   find_shares(step);
   WorkListHeader header{};
   auto* merges = reinterpret_cast<MergeEntry*>(buffer + layout.merges);

@@ -12,6 +12,8 @@ constexpr int32_t kLeastWideRows = 64;  // of a wide tile
 // From so many units each on, reading shared keys again for every 16 rows costs more than a kernel of its
 // own.
 constexpr int64_t kPrefillShare = 8;
+// The same of the keys of sequences with a few queries: these fill less of a prefill tile.
+constexpr int64_t kFewShare = 16;
 
 // Whether a run's keys are read by prefill tiles.
 bool is_for_prefill(const Step& step, const SharedRun& run) {
@@ -56,8 +58,24 @@ void choose_wide_tiles(Step& step) {
 
 }  // namespace
 
+void divide_sequences(Step& step) {
+  const BlockTableRows& batch = step.batch;
+  const int32_t one_tile = step.layout.decode_tokens;
+  step.most_decode = few_tokens(one_tile);
+  if (one_tile == 0 || batch.num_sequences == 0) return;
+  if (batch.query_start[batch.num_sequences] <= step.most_decode) return;
+  int64_t keys_again = 0;  // that decode tiles read beside those that a prefill tile would
+  for (int64_t s = 0; s < batch.num_sequences; ++s) {
+    const int32_t query_len = batch.query_start[s + 1] - batch.query_start[s];
+    const int32_t window = step.shape.window > 0 ? step.shape.window + query_len : batch.seq_lens[s];
+    if (query_len <= step.most_decode)
+      keys_again += int64_t{(query_len - 1) / one_tile} * std::min(batch.seq_lens[s], window);
+  }
+  if (keys_again >= kFewShare * step.layout.workers * kUnitKeys) step.most_decode = one_tile;
+}
+
 bool is_decode(const Step& step, int32_t query_len) {
-  return step.shape.dtype == DType::kF32 || query_len <= few_tokens(step.layout.decode_tokens);
+  return step.shape.dtype == DType::kF32 || query_len <= step.most_decode;
 }
 
 Section reader_of(const Step& step, const SharedRun& run) {

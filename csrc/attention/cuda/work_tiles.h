@@ -54,9 +54,12 @@ struct Step {
   std::vector<Share> shares{};  // [S], or none if there are no runs
   int64_t wide_units = 0;       // of the wide tiles that take the place of shared decode tiles, if they do
   int32_t wide_tokens = 0;      // of such a tile, at most
+  int32_t most_decode = 0;      // queries of a sequence, that are decode tiles
 };
 
-// Decides what is shared, and by which kind of tile.
+// Decides who has decode tiles.
+void divide_sequences(Step& step);
+// Decides what is shared, and by which kind of tile. REQUIRES: divide_sequences(step)
 void find_shares(Step& step);
 
 bool is_decode(const Step& step, int32_t query_len);

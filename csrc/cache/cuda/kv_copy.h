@@ -36,6 +36,7 @@ struct BlockSwapParams {
 void swap_blocks(const BlockSwapParams& p, Stream stream);
 
 // Any bytes, between pinned host memory and the device's: torch's own way to this call takes longer than it.
+// A few are copied by threads, with what runs on the multiprocessors.
 void copy_bytes(void* destination, const void* source, size_t num_bytes, Stream stream);
 
 }  // namespace bequest::cuda

@@ -15,17 +15,17 @@
 // behind it are let in when all of them have begun, or later. Should that ever be untrue, waiting ends in a
 // trap.
 #include "device/barriers.cuh"
-#include "device/fine_values.cuh"
+#include "device/copies.cuh"
 #include "device/launch.cuh"
 #include "device/pairs.cuh"
 #include "device/reductions.cuh"
 #include "device/shared_memory.cuh"
-#include "device/tensor_core.cuh"
 #include "model/cuda/skinny_chain.cuh"
 #include "model/cuda/skinny_chain_choice.cuh"
 #include "model/cuda/skinny_chain_deltas.cuh"
 #include "model/cuda/skinny_chain_results.cuh"
 #include "model/cuda/skinny_chain_rows.cuh"
+#include "model/cuda/skinny_chain_sums.cuh"
 #include "model/cuda/skinny_chain_weights.cuh"
 #include "ops/cuda/skinny_linear.cuh"
 
@@ -34,125 +34,6 @@ namespace chain {
 namespace {
 
 __device__ __forceinline__ void sync_consumers() { sync_threads<1, kConsumers>(); }
-
-// A lane's x for a stage. Of codes it has two or four neighbours of 16 bytes for each access to the weights.
-template <Form kForm>
-struct Row {
-  uint2 of[kStageUnits<kForm>];
-
-  __device__ __forceinline__ void load(uint32_t from) {
-    constexpr int kPacked = packed(kForm);
-#pragma unroll
-    for (int i = 0; i < kStageUnits<kForm>; ++i)
-      of[i] = load_8(from + i / kPacked * (kPacked * kSliceBytes) + i % kPacked * access_bytes(kForm));
-    if constexpr (is_fine_of_8(kForm)) half = from & 2 * lane_bytes(kForm) ? kSecondTwice : kFirstTwice;
-  }
-
-  uint32_t half = kFirstTwice;  // of its quad's groups, the lane's
-};
-
-// Of codes whose groups have zeros. Pieces of 16 bytes lie by pairs, the second ones first for half of the
-// lanes (place_of_piece): those that are read at once are then in different banks.
-template <>
-struct Row<Form::kInt4> {
-  static constexpr int kUnits = kStageUnits<Form::kInt4>;
-  uint2 of[kUnits];
-  float sums[kSteps];  // of x, over each group
-
-  __device__ __forceinline__ void load(uint32_t from) {
-    constexpr int kPacked = packed(Form::kInt4);
-    constexpr uint32_t kOnes[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
-    const uint32_t other = from ^ 16;
-#pragma unroll
-    for (int i = 0; i < kUnits; ++i)
-      of[i] = load_8((i % 2 ? other : from) + i / kPacked * (kPacked * kSliceBytes) + i % kPacked / 2 * 32);
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      float both[4] = {};
-#pragma unroll
-      for (int i = 0; i < kPacked; ++i)
-        multiply_accumulate_f16(both, kOnes, of[kPacked * s + i].x, of[kPacked * s + i].y);
-      sums[s] = both[0] + both[3];
-    }
-  }
-};
-
-// The sums of a tile. The tensor cores multiply 16 rows by 8 columns; here both are two halves. The 16 bytes
-// that a lane reads of a row of W are its registers as they come: two of them belong to the first half of the
-// rows, two to the second. Each token has two columns: one with what of x belongs to the former, one with
-// what belongs to the latter. So of a lane's four results the first and the last are parts of the sum for one
-// row and one token, and nobody looks at the others.
-struct TileSum {
-  float of[2][4] = {};  // two, so that a product need not wait for the one before it
-
-  __device__ __forceinline__ void add(const Weights<Form::kNumbers>& w, const Row<Form::kNumbers>& x) {
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s)
-      multiply_accumulate(of[s % 2], {w.of[s].x, w.of[s].y, w.of[s].z, w.of[s].w}, x.of[s].x, x.of[s].y);
-  }
-
-  // The 16 codes that a lane reads become 16 numbers, twice what it reads of numbers.
-  __device__ __forceinline__ void add(const Weights<Form::kFloat8>& w, const Row<Form::kFloat8>& x) {
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      const uint32_t codes[4] = {w.of[s].x, w.of[s].y, w.of[s].z, w.of[s].w};
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        uint32_t a[4];
-        fp8_to_f16(codes[2 * half], a[0], a[1]);
-        fp8_to_f16(codes[2 * half + 1], a[2], a[3]);
-        multiply_accumulate_f16(of[half], a, x.of[2 * s + half].x, x.of[2 * s + half].y);
-      }
-    }
-  }
-
-  // A lane's 32 codes of a step are of one group, and so are those of the lanes that share its row. A code in
-  // the last bits of a float16 is one of its smallest numbers: code · 2^-24, in the next four bits code ·
-  // 2^-20. The former meet the first column of a token, the latter the second, so sums make up for it. Zeros
-  // are multiplied with the sum of the group's x.
-  __device__ __forceinline__ void add(const Weights<Form::kInt4>& w, const Row<Form::kInt4>& x) {
-    constexpr float kFirst = 1 << 24, kSecond = 1 << 20;
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      const uint32_t codes[4] = {w.of[s].x, w.of[s].y, w.of[s].z, w.of[s].w};
-      float sums[4] = {};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t later = codes[i] >> 8;
-        const uint32_t a[4] = {codes[i] & 0x000f000fu, codes[i] & 0x00f000f0u, later & 0x000f000fu,
-                               later & 0x00f000f0u};
-        multiply_accumulate_f16(sums, a, x.of[4 * s + i].x, x.of[4 * s + i].y);
-      }
-      const float zero = static_cast<float>(w.groups[s] & 0xff);
-      const float scale = __uint_as_float(w.groups[s] & 0xffffff00u);
-      of[s % 2][0] += scale * (kFirst * sums[0] + (kSecond * sums[3] - zero * x.sums[s]));
-    }
-  }
-
-  // A lane has eight codes of each group, and so do those that share its row.
-  template <class Codec, Form kForm>
-  __device__ __forceinline__ void add_fine(const Weights<kForm>& w, const Row<kForm>& x) {
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s)
-#pragma unroll
-      for (int i = 0; i < Codec::kGroups; ++i) {
-        uint32_t a[4];
-        Codec::widen(w.of[s], w.groups[s], i, x.half, a);
-        multiply_accumulate_f16(of[i % 2], a, x.of[Codec::kGroups * s + i].x, x.of[Codec::kGroups * s + i].y);
-      }
-  }
-  __device__ __forceinline__ void add(const Weights<Form::kFine4>& w, const Row<Form::kFine4>& x) {
-    add_fine<fine::Offset4>(w, x);
-  }
-  __device__ __forceinline__ void add(const Weights<Form::kFine8>& w, const Row<Form::kFine8>& x) {
-    add_fine<fine::Scaled8>(w, x);
-  }
-  __device__ __forceinline__ void add(const Weights<Form::kFineFloat8>& w, const Row<Form::kFineFloat8>& x) {
-    add_fine<fine::Float8>(w, x);
-  }
-
-  __device__ __forceinline__ float total() const { return (of[0][0] + of[1][0]) + (of[0][3] + of[1][3]); }
-};
 
 // step(now, next) `count` times, where the next of one is the now of the other; at the end what is taken for
 // the next round, if anything is left, is in `even`.
@@ -168,15 +49,29 @@ __device__ __forceinline__ void in_turns(int count, const int& left, W& even, W&
   if (left > 0) even = odd;
 }
 
+// Where a lane finds its x of a phase, and the sums of its groups.
+struct XPlace {
+  uint32_t begin, sums;
+
+  template <int T, Form kForm>
+  __device__ __forceinline__ static XPlace of(const Arguments& a, const Places& places, const uint8_t* shared,
+                                              int chunks, int warp, int lane) {
+    // Columns beyond the last row of x are the last; nobody stores what becomes of them.
+    const uint32_t row = shared_address(shared + places.rows) + min(lane / 8, T - 1) * a.row_pitch;
+    return {row + lane_in_row<kForm>(lane) + warp * (chunks * kStageUnits<kForm> * kSliceBytes),
+            shared_address(shared + places.sums) + warp * chunks * kSumBytes + lane % 4 * 16};
+  }
+};
+
 // The sums of `count` tiles of the next stages, of which `left` are left in the phase and the first is in
-// `even`. x: this lane's; to: of its row, and of its token if it has one
+// `even`. to: of the lane's row, and of its token if it has one
 template <Form kForm>
-__device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, int chunks, uint32_t x_begin,
-                                               bool has_token, float* to, int& left, Weights<kForm>& even,
-                                               Weights<kForm>& odd) {
+__device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, int chunks,
+                                               const XPlace& place, bool has_token, float* to, int& left,
+                                               Weights<kForm>& even, Weights<kForm>& odd) {
   constexpr int kStageBytesOfX = kStageUnits<kForm> * kSliceBytes;
   Row<kForm> x;
-  x.load(x_begin);
+  x.load(place.begin, place.sums);
   if (chunks == 1) {
     const auto step = [&](const Weights<kForm>& now, Weights<kForm>& next) {
       if (--left > 0) ring.take(next);
@@ -188,21 +83,23 @@ __device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, 
     };
     return in_turns(count, left, even, odd, step);
   }
-  const uint32_t x_end = x_begin + chunks * kStageBytesOfX;
-  uint32_t x_at = x_begin;
+  const uint32_t x_end = place.begin + chunks * kStageBytesOfX;
+  uint32_t x_at = place.begin, sums_at = place.sums;
   TileSum sum;
   const auto step = [&](const Weights<kForm>& now, Weights<kForm>& next) {
     if (--left > 0) ring.take(next);
     sum.add(now, x);
     ring.give_back(now);
     x_at += kStageBytesOfX;
+    sums_at += kSumBytes;
     if (x_at == x_end) {
-      x_at = x_begin;
+      x_at = place.begin;
+      sums_at = place.sums;
       if (has_token) *to = sum.total();
       sum = TileSum{};
       to += kTile;
     }
-    x.load(x_at);
+    x.load(x_at, sums_at);
   };
   in_turns(count * chunks, left, even, odd, step);
 }
@@ -235,9 +132,12 @@ class RoundSums {
   __device__ __forceinline__ float* place(int warp, int lane) const {
     return of_round_ + (lane % 4 * kWarps + warp) * kPartPitch + row_of_lane(lane);
   }
-  __device__ __forceinline__ void turn() {
+  // The round has ended; gives its sums, which stay until the next but one.
+  __device__ __forceinline__ const float* turn() {
+    const float* const ended = of_round_;
     of_round_ += to_other_;
     to_other_ = -to_other_;
+    return ended;
   }
 
  private:
@@ -245,10 +145,19 @@ class RoundSums {
   int to_other_ = T * kWarps * kPartPitch;
 };
 
-// The x of a phase, when it is there, and the sums of its squares.
+__device__ __forceinline__ void await_gains() {
+  wait_copies<0>();
+  sync_consumers();
+}
+
+__device__ __forceinline__ const HiddenTap* tap_of(const Arguments& a) {
+  return a.tap.ring_rows != nullptr ? &a.tap : nullptr;
+}
+
+// The x of a phase, when it is there, and the sums of its squares, and of its groups where those are needed.
 template <int T, bool kHasExperts, Form kForm>
 __device__ __forceinline__ void stage(const RowStager<T, kHasExperts, kForm>& rows, const View& view,
-                                      LaunchNumber launch, int warp, int lane,
+                                      const XPlace& x, LaunchNumber launch, int warp, int lane,
                                       float (&shared_squares)[kMostChainedRows][kWarps]) {
   float squares[T] = {};
   if (view.from == nullptr)
@@ -256,6 +165,7 @@ __device__ __forceinline__ void stage(const RowStager<T, kHasExperts, kForm>& ro
   else
     rows.stage_published(view, view.units, view.chunks, view.gain, launch, squares);
   if (view.gain >= 0) store_squares(squares, warp, lane, shared_squares);
+  if constexpr (kForm == Form::kInt4) Row<kForm>::prepare(x.begin, x.sums, view.chunks, lane);
 }
 
 // By the warps that multiply. kPerLane: experts that a lane looks at to choose; 0: there are none
@@ -268,32 +178,29 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
   using Order = Order<kHasExperts>;
   const RowStager<T, kHasExperts, kForm> rows(a, shared + places.rows, shared + places.gains, warp, lane);
   RingEnd<kForm> ring(fixed.ring, shared_address(shared), warp, lane, a.stages);
-  // Columns beyond the last row of x are the last; nobody stores what becomes of them.
-  const uint32_t row_at =
-      shared_address(shared + places.rows) + min(lane / 8, T - 1) * a.row_pitch + lane_in_row<kForm>(lane);
   RoundSums<T> sums(shared + places.parts);
   // Loops stay loops: most of the time of so short a kernel can go into fetching its instructions.
 #pragma unroll 1
   for (int i = 0; i < a.num_phases; ++i) {
     const View& view = fixed.views[i];
+    auto& squares = fixed.squares[i];
     const int chunks = view.chunks, end = view.end;
     int tile = view.first;
-    auto& squares = fixed.squares[i];
+    if (i == 1) await_gains();  // none is needed before
     const PhaseDeltas<T, A> deltas(a, *reinterpret_cast<SharedDeltas*>(shared + places.deltas), i);
     const bool has_staged = (kHasExperts && i == Order::kGate) || deltas.has_tile();
     if constexpr (kHasExperts)
       if (has_staged) await_experts<kPerLane>(a, rows, view, launch, warp, lane, fixed);
     if (tile == end && !deltas.has_tile()) continue;
-    const uint32_t x_begin = row_at + warp * (chunks * kStageUnits<kForm> * kSliceBytes);
+    const XPlace x = XPlace::of<T, kForm>(a, places, shared, chunks, warp, lane);
     Weights<kForm> even, odd;
     ring.take(even);  // the first ones, before x is there
     if (deltas.has_tile()) {
-      stage(rows, view, launch, warp, lane, squares);
+      stage(rows, view, x, launch, warp, lane, squares);
       int left = chunks;
-      multiply_tiles<kForm>(ring, 1, chunks, x_begin, lane % 4 < T, sums.place(warp, lane), left, even, odd);
+      multiply_tiles<kForm>(ring, 1, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
       sync_consumers();
-      deltas.publish(sums.get(), norm_scale(view, squares, deltas.token()), launch, thread);
-      sums.turn();
+      deltas.publish(sums.turn(), norm_scale(view, squares, deltas.token()), launch, thread);
       if (tile == end) continue;
       ring.take(even);
     }
@@ -301,17 +208,20 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
 #pragma unroll 1
     do {
       const int count = min(kRoundTiles, end - tile);
+      const auto stage_first = [&] {
+        if (tile == view.first && !has_staged) stage(rows, view, x, launch, warp, lane, squares);
+      };
+      if constexpr (kHasExperts) stage_first();  // needs the registers that an element has
       Element<kForm, kIsAdapted<A>> element(view, T, tile, count, thread);
       deltas.ask(element, view);
-      if (tile == view.first && !has_staged) stage(rows, view, launch, warp, lane, squares);
-      float* const to = sums.place(warp, lane);
-      multiply_tiles<kForm>(ring, count, chunks, x_begin, lane % 4 < T, to, left, even, odd);
+      if constexpr (!kHasExperts) stage_first();
+      multiply_tiles<kForm>(ring, count, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
       if (tile == view.first) deltas.collect(launch, thread);
       sync_consumers();
       if (warp < T * (kPlaces / kWarp))
         element.store(view, a.activation, sums.get(), squares, launch,
-                      i == Order::kDown && a.tap.ring_rows != nullptr ? &a.tap : nullptr,
-                      kHasExperts ? fixed.chosen.counts : nullptr, deltas.shrunk());
+                      i == Order::kDown ? tap_of(a) : nullptr, kHasExperts ? fixed.chosen.counts : nullptr,
+                      deltas.shrunk());
       sums.turn();
       tile += kRoundTiles;
     } while (tile < end);
@@ -380,11 +290,14 @@ __global__ __launch_bounds__(kThreads, kIsAdapted<A> || kForm != Form::kNumbers
     let_next_start();
     return;
   }
-  stage_gain<kForm>(a.phases[Order::kGate], shared + places.gains);
+  ask_gain<kForm>(a.phases[Order::kGate], shared + places.gains);
   if (a.num_phases > Order::kNext)
-    stage_gain<kForm>(a.phases[Order::kNext], shared + places.gains + a.gain_bytes);
-  if constexpr (kIsAdapted<A>) stage_ranks(a, deltas);
-  sync_consumers();
+    ask_gain<kForm>(a.phases[Order::kNext], shared + places.gains + a.gain_bytes);
+  commit_copies();
+  if constexpr (kIsAdapted<A>) {
+    stage_ranks(a, deltas);
+    sync_consumers();
+  }
   wait_for_previous();
   uint32_t* launches = a.launches + blockIdx.x;
   const LaunchNumber launch(__ldcg(launches));

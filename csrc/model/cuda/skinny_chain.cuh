@@ -108,7 +108,8 @@ struct Arguments {
   CUtensorMap weights[kMostPhases];  // see weight_map
   CUtensorMap shared[2];             // of the expert that every row takes: gate and up, down
   Phase phases[kMostPhases];
-  int num_phases, num_tokens, num_experts, num_chosen, stages, in_flight, row_pitch, gain_bytes;
+  int num_phases, num_tokens, num_experts, num_chosen, stages, in_flight, in_stream, row_pitch;
+  int gain_bytes;
   int delta_bytes;  // of shared memory for what adapters add
   bool lets_next_in_early, renormalises, has_shared;
   float factor;
@@ -187,9 +188,13 @@ struct Fixed {
   Chosen chosen;
 };
 
+// Of the rows of x, over each group of 128 and stage of a warp: so many bytes, and a part of what x takes.
+inline constexpr int kSumBytes = kMostChainedRows * kSteps * 4;
+inline constexpr int kSumShare = stage_units(Form::kInt4) * kSliceBytes / kSumBytes;
+
 // Where things lie in dynamic shared memory.
 struct Places {
-  int rows, gains, fixed, parts, deltas, total;
+  int rows, gains, fixed, parts, deltas, sums, total;
 
   __host__ __device__ Places(Form form, int stages, int num_tokens, int row_pitch, int gain_bytes,
                              int delta_bytes) {
@@ -198,7 +203,8 @@ struct Places {
     fixed = gains + 2 * gain_bytes;
     parts = fixed + static_cast<int>(sizeof(Fixed));
     deltas = parts + 2 * num_tokens * kWarps * kPartPitch * 4;  // [2, T, kWarps, kPartPitch]
-    total = deltas + delta_bytes;
+    sums = deltas + delta_bytes;  // [kWarps, chunks, kMostChainedRows, kSteps] floats: of groups of x
+    total = sums + (form == Form::kInt4 ? row_pitch / kSumShare : 0);
   }
 };
 

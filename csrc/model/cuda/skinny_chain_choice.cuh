@@ -99,14 +99,14 @@ __device__ __forceinline__ void choose(const Arguments& a, LaunchNumber number, 
     const uint32_t best = draw_best(keys);
     if (lane == rank) mine = best;
   }
+  if (lane < a.num_chosen) {  // weights are asked for while it is found out what they count
+    chosen.ids[lane] = expert_of_key(mine);
+    chosen.there.arrive();
+  }
   const float top = logit_of_key(first);
   float count = lane < a.num_chosen ? __expf(logit_of_key(mine) - top) : 0.0f;
   count /= a.renormalises ? warp_sum(count) : total_of(all, top);
-  if (lane < a.num_chosen) {
-    chosen.ids[lane] = expert_of_key(mine);
-    chosen.there.arrive();
-    chosen.counts[lane] = count * a.factor;
-  }
+  if (lane < a.num_chosen) chosen.counts[lane] = count * a.factor;
   if (a.num_read != nullptr && blockIdx.x == 0 && lane == 0)
     atomicAdd(a.num_read, static_cast<unsigned long long>(a.num_chosen));
   if (a.has_shared && lane == 0) chosen.counts[a.num_chosen] = count_of_shared(a, number.get());

@@ -2,9 +2,11 @@
 // to its own place in shared memory.
 #pragma once
 
+#include "device/copies.cuh"
 #include "device/exchange.cuh"
 #include "device/pairs.cuh"
 #include "device/reductions.cuh"
+#include "device/shared_memory.cuh"
 #include "model/cuda/skinny_chain.cuh"
 #include "ops/cuda/skinny_norm.cuh"
 
@@ -53,17 +55,18 @@ __device__ __forceinline__ uint32_t entering(uint32_t x, uint32_t gain, float& s
                   high * __uint_as_float(gain & 0xffff0000u) * kBesideCodes);
 }
 
-// The gain of a norm, in the order of a row of x.
+// Asks for the gain of a norm, in the order of a row of x.
 template <Form kForm>
-__device__ __forceinline__ void stage_gain(const Phase& phase, uint8_t* to) {
+__device__ __forceinline__ void ask_gain(const Phase& phase, uint8_t* to) {
   const int padded = phase.chunks * kStageUnits<kForm>, pitch = padded * kSliceBytes;
 #pragma unroll 1
   for (int i = threadIdx.x; i < padded * (kUnit / 8); i += kConsumers) {  // 16 bytes each
     const int unit = i / (kUnit / 8), warp = i % (kUnit / 8) / 4;
-    uint4 gain = make_uint4(0, 0, 0, 0);
-    if (unit < phase.units)
-      gain = __ldg(static_cast<const uint4*>(phase.gain) + slice_of<kForm>(unit, warp) * 4 + i % 4);
-    *reinterpret_cast<uint4*>(to + warp * pitch + unit * kSliceBytes + i % 4 * 16) = gain;
+    const bool exists = unit < phase.units;
+    copy_16_async(
+        shared_address(to + warp * pitch + unit * kSliceBytes + i % 4 * 16),
+        static_cast<const uint4*>(phase.gain) + (exists ? slice_of<kForm>(unit, warp) * 4 + i % 4 : 0),
+        exists);
   }
 }
 
@@ -89,22 +92,33 @@ class RowStager {
   // x as the kernel before has stored it.
   __device__ __forceinline__ void stage_attended(int units, int chunks) const {
     constexpr int kGroup = 8;  // units; a lane has 16 bytes of each group
+    constexpr int kAtOnce =
+        T <= 2 ? 2 : 1;  // groups: a trip to the L2 for each would be one behind the other
     const int padded = chunks * kStageUnits<kForm>, row_bytes = units * kUnit * 2;
     const auto* from = static_cast<const uint8_t*>(a_.attended) +
                        slice_of<kForm>(lane_ / 4, warp_) * kSliceBytes + lane_ % 4 * 16;
     uint8_t* to = rows_ + warp_ * padded * kSliceBytes + place_of_piece<kForm>(lane_) * 16;
 #pragma unroll 1
-    for (int unit = lane_ / 4; unit < padded; unit += kGroup) {
-      uint4 x[T] = {};
+    for (int unit = lane_ / 4; unit < padded; unit += kAtOnce * kGroup) {
+      uint4 x[kAtOnce][T] = {};
 #pragma unroll
-      for (int t = 0; t < T; ++t)
-        if (unit < units) x[t] = __ldcg(reinterpret_cast<const uint4*>(from + t * row_bytes));
+      for (int g = 0; g < kAtOnce; ++g)
 #pragma unroll
-      for (int t = 0; t < T; ++t)
-        *reinterpret_cast<uint4*>(to + t * a_.row_pitch) = {entering<kForm>(x[t].x), entering<kForm>(x[t].z),
-                                                            entering<kForm>(x[t].y), entering<kForm>(x[t].w)};
-      from += kGroup * kUnit * 2;
-      to += kGroup * kSliceBytes;
+        for (int t = 0; t < T; ++t)
+          if (unit + g * kGroup < units)
+            x[g][t] = __ldcg(reinterpret_cast<const uint4*>(from + g * (kGroup * kUnit * 2) + t * row_bytes));
+#pragma unroll
+      for (int g = 0; g < kAtOnce; ++g) {
+        if (unit + g * kGroup >= padded) break;
+#pragma unroll
+        for (int t = 0; t < T; ++t) {
+          const uint4& own = x[g][t];
+          *reinterpret_cast<uint4*>(to + g * (kGroup * kSliceBytes) + t * a_.row_pitch) = {
+              entering<kForm>(own.x), entering<kForm>(own.z), entering<kForm>(own.y), entering<kForm>(own.w)};
+        }
+      }
+      from += kAtOnce * kGroup * kUnit * 2;
+      to += kAtOnce * kGroup * kSliceBytes;
     }
     __syncwarp();
   }
@@ -113,6 +127,23 @@ class RowStager {
   // or -1); squares: this lane's sum of x² of each token.
   __device__ __forceinline__ void stage_published(const View& view, int units, int chunks, int gain,
                                                   LaunchNumber number, float (&squares)[T]) const {
+    if (kMostBatch > kBatch && units > kBatch * kSteps)
+      return stage_batches<kMostBatch>(view, units, chunks, gain, number, squares);
+    stage_batches<kBatch>(view, units, chunks, gain, number, squares);
+  }
+
+ private:
+  static_assert(kForm == Form::kNumbers || (kSteps % packed(kForm) == 0 && !kHasExperts),
+                "units that are one are read at once");
+  // Groups of kSteps units that are read at once. Beside codes there are registers for a long row, which
+  // would else take one trip to the L2 behind another; of experts for what eight of 768 have made.
+  static constexpr int kBatch = kHasExperts ? 6 : T == 1 ? 4 : T == 2 ? 2 : 1;
+  static constexpr int kMostBatch = kForm == Form::kNumbers ? kBatch : (is_fine(kForm) ? 2 : 4) * kBatch;
+  static constexpr int kUnitBytes = place_of_word(kUnit / 2);
+
+  template <int kAtOnce>
+  __device__ __forceinline__ void stage_batches(const View& view, int units, int chunks, int gain,
+                                                LaunchNumber number, float (&squares)[T]) const {
     const uint32_t launch = number.get();
     const Word* x = view.from;
     const int lane_unit = lane_ / 8, padded = chunks * kStageUnits<kForm>;
@@ -124,11 +155,11 @@ class RowStager {
     uint8_t* to = rows_ + slice + place_of_piece<kForm>(lane_ / 2) * 16 + lane_ % 2 * 4;
     const uint8_t* gains = gains_ + gain * a_.gain_bytes + slice + lane_ * 8;
 #pragma unroll 1
-    for (int unit = lane_unit; unit < padded; unit += kBatch * kSteps) {
-      uint4 words[kBatch][T] = {};
-      read_until(from, unit, units, launch, words);
+    for (int unit = lane_unit; unit < padded; unit += kAtOnce * kSteps) {
+      uint4 words[kAtOnce][T] = {};
+      read_until<kAtOnce>(from, unit, units, launch, words);
 #pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
+      for (int b = 0; b < kAtOnce; ++b) {
         if (unit + b * kSteps >= padded) break;
         uint2 factor;
         if (gain >= 0) factor = *reinterpret_cast<const uint2*>(gains + b * kSteps * kSliceBytes);
@@ -149,40 +180,41 @@ class RowStager {
           at[2] = values.y;
         }
       }
-      from += kBatch * kSteps * kUnitBytes;
-      to += kBatch * kSteps * kSliceBytes;
-      gains += kBatch * kSteps * kSliceBytes;
+      from += kAtOnce * kSteps * kUnitBytes;
+      to += kAtOnce * kSteps * kSliceBytes;
+      gains += kAtOnce * kSteps * kSliceBytes;
     }
     __syncwarp();
   }
 
- private:
-  static_assert(kForm == Form::kNumbers || (kSteps % packed(kForm) == 0 && !kHasExperts),
-                "units that are one are read at once");
-  static constexpr int kBatch = T == 1 ? 4 : T == 2 ? 2 : 1;  // groups of kSteps units that are read at once
-  static constexpr int kUnitBytes = place_of_word(kUnit / 2);
-
-  // Two words of each group and token; what lies beyond the last unit stays zero.
+  // Two words of each group and token; what lies beyond the last unit stays zero. What is there is not read
+  // again.
+  template <int kAtOnce>
   __device__ __forceinline__ static void read_until(const uint8_t* from, int unit, int units, uint32_t launch,
-                                                    uint4 (&words)[kBatch][T]) {
-    bool all_there;
+                                                    uint4 (&words)[kAtOnce][T]) {
+    bool lacks[kAtOnce], lacks_any;
+#pragma unroll
+    for (int b = 0; b < kAtOnce; ++b) lacks[b] = unit + b * kSteps < units;
     Patience patience;
     do {
-      all_there = true;
 #pragma unroll
-      for (int b = 0; b < kBatch; ++b)
-        if (unit + b * kSteps < units) {
+      for (int b = 0; b < kAtOnce; ++b)
+        if (lacks[b]) {
 #pragma unroll
           for (int t = 0; t < T; ++t) words[b][t] = load_words(from + (t * units + b * kSteps) * kUnitBytes);
         }
+      lacks_any = false;
 #pragma unroll
-      for (int b = 0; b < kBatch; ++b)
-        if (unit + b * kSteps < units) {
+      for (int b = 0; b < kAtOnce; ++b) {
+        if (lacks[b]) {
+          lacks[b] = false;
 #pragma unroll
-          for (int t = 0; t < T; ++t) all_there &= words[b][t].y == launch && words[b][t].w == launch;
+          for (int t = 0; t < T; ++t) lacks[b] |= words[b][t].y != launch || words[b][t].w != launch;
         }
+        lacks_any |= lacks[b];
+      }
       patience.spend();
-    } while (!all_there);
+    } while (lacks_any);
   }
 
   const Arguments& a_;

@@ -20,6 +20,7 @@ class Reader {
   // With what groups are scaled by.
   __device__ void read(const View& view, const CUtensorMap& map, const CUtensorMap& groups) {
     const int rows = view.kind == Kind::kGate ? kTile / 2 : kTile;
+    of_phase_ = 0;
 #pragma unroll 1
     for (int tile = view.first; tile < view.end; ++tile)
 #pragma unroll 1
@@ -33,6 +34,7 @@ class Reader {
 
   __device__ void read(const View& view, const CUtensorMap& map) {
     const int rows = view.kind == Kind::kGate ? kTile / 2 : kTile;
+    of_phase_ = 0;
 #pragma unroll 1
     for (int tile = view.first; tile < view.end; ++tile)
 #pragma unroll 1
@@ -53,7 +55,8 @@ class Reader {
     }
   }
 
-  // Gate and up of the chosen experts: a tile is one expert's. The shared one comes behind them.
+  // Gate and up of the chosen experts: a tile is one expert's. The shared one comes behind them. Stages are
+  // counted on from the router's: x was there before the choice.
   __device__ void read_gates(const View& view, const CUtensorMap& map, const CUtensorMap& shared,
                              const int* ids) {
     const int tiles = view.part / (kTile / 2);  // of an expert
@@ -104,9 +107,13 @@ class Reader {
 
  private:
   __device__ __forceinline__ void make_room() {
-    if (asked_ >= a_.in_flight) {
+    // Behind so many stages of a phase its rows are there, and nothing waits behind weights.
+    const int most = of_phase_ < a_.stages ? a_.in_flight : a_.in_stream;
+#pragma unroll 1
+    while (under_way_ >= most) {
       ring_.full[arrived_.index].wait(arrived_.parity);
       arrived_.advance(a_.stages);
+      --under_way_;
     }
     if (asked_ >= a_.stages) ring_.empty[at_.index].wait(at_.parity ^ 1);
   }
@@ -114,6 +121,8 @@ class Reader {
   __device__ __forceinline__ void advance() {
     at_.advance(a_.stages);
     ++asked_;
+    ++of_phase_;
+    ++under_way_;
   }
 
   const Arguments& a_;
@@ -121,7 +130,7 @@ class Reader {
   const uint32_t ring_at_;
   const uint64_t policy_;
   RingCursor at_, arrived_;
-  int asked_ = 0;
+  int asked_ = 0, of_phase_ = 0, under_way_ = 0;  // stages
 };
 
 // A lane's weights of a stage, on their way from the ring into the tensor cores.

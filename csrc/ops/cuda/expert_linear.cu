@@ -88,12 +88,16 @@ void check_product(const ExpertProduct& p) {
 void multiply(const ExpertProduct& p, Stream stream) {
   check_product(p);
   if (p.choice.sizes.num_tokens == 0) return;
-  const bool has_tiles = p.matrices.dtype == DType::kBF16 && p.matrices.in_features % 8 == 0 &&
-                         p.outputs() % 8 == 0 && is_hopper();
+  const bool has_tiles =
+      p.matrices.dtype == DType::kBF16 && has_expert_tiles(p.outputs(), p.matrices.in_features);
   has_tiles ? multiply_tiles(p, stream) : multiply_rows(p, stream);
 }
 
 }  // namespace
+
+bool has_expert_tiles(int64_t outputs, int64_t in_features) {
+  return in_features % 8 == 0 && outputs % 8 == 0 && is_hopper();
+}
 
 void multiply_rows(const ExpertProduct& p, Stream stream) {
   const LaunchShape shape{.grid = {static_cast<unsigned>(p.choice.sizes.num_pairs()),

@@ -12,11 +12,12 @@ namespace bequest::cuda {
 
 // W of all experts.
 struct ExpertMatrices {
-  const void* weight;    // [E, N, D], contiguous
-  const float* bias;     // [E, N], or null
-  int64_t out_features;  // N
-  int64_t in_features;   // D
-  DType dtype;           // of the weight and of rows
+  const void* weight;     // [E, N, D], contiguous
+  const float* bias;      // [E, N], or null
+  int64_t out_features;   // N
+  int64_t in_features;    // D
+  DType dtype;            // of the weight and of rows
+  bool is_fresh = false;  // the kernel ahead makes the weight: nothing of it is read before that has ended
 };
 
 // What route_experts has made.
@@ -26,6 +27,9 @@ struct ExpertChoice {
   void* plan;
   ExpertSizes sizes;
 };
+
+// Whether tensor cores multiply bfloat16 of these sizes on this chip. Else rows are multiplied one by one.
+bool has_expert_tiles(int64_t outputs, int64_t in_features);
 
 struct ExpertGatedParams {
   const void* x;            // [T, D], contiguous

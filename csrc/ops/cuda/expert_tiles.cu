@@ -356,7 +356,7 @@ void launch_tiles(const TileArgs& a, const ExpertMatrices& w, const ExpertSizes&
       .grid = static_cast<unsigned>(std::min<int64_t>(most_items, multiprocessors() * S::kBlocks)),
       .block = S::kThreads,
       .shared_bytes = sizeof(TileBuffers<S>),
-      .overlaps_previous = true};
+      .overlaps_previous = !w.is_fresh};
   launch(expert_tile_kernel<S, kGated>, shape, stream, args,
          expert_map(w, sizes.num_experts, kGated, S::kRows));
 }

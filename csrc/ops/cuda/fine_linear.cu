@@ -155,6 +155,10 @@ template <class Codec, class S, int kTokenTiles, int kRowTiles>
 struct Sums {
   float of[kRowTiles][kTokenTiles][4] = {};
 
+  int used;  // of the tiles of tokens, which are fewer where an expert has few rows, or few are left
+
+  __device__ explicit Sums(int count) : used((count + kTile - 1) / kTile) {}
+
   // A unit of k. at: the warp's first row and the lane's place in it; x: the lane's place in its first token
   __device__ __forceinline__ void add(uint32_t at, uint32_t words_at, uint32_t x, int row, int lane) {
 #pragma unroll
@@ -188,6 +192,7 @@ struct Sums {
     for (int r = 0; r < 2 * kRowTiles; ++r) Codec::widen(codes[r], words[r], group, half, pairs[r]);
 #pragma unroll
     for (int t = 0; t < kTokenTiles; ++t) {
+      if (t > 0 && (t == kTokenTiles / 4 || t == kTokenTiles / 2) && t >= used) break;
       const uint4 right = load_16(x + t * (kTile * S::kTokenPitch));
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
@@ -263,7 +268,7 @@ __global__ __launch_bounds__(kThreads, Shape<Codec, kTokenTiles, kRowTiles>::kBl
   walk.begin_rows();
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int row = warp * (16 * kRowTiles) + lane / 4;  // the lane's first; others are 8 apart
-  Sums<Codec, S, kTokenTiles, kRowTiles> sums;
+  Sums<Codec, S, kTokenTiles, kRowTiles> sums(tile.count);
   walk.each([&](int stage) {
     const uint32_t at = ring + stage * S::kStageBytes, words_at = at + S::kCodeBytes;
     sums.add(at, words_at, words_at + S::kWordBytes + lane / 4 * S::kTokenPitch + lane % 4 * 16, row, lane);

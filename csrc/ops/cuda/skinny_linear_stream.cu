@@ -408,8 +408,8 @@ void launch_stream(const SkinnyLinearParams& p, Stream stream) {
   const int beside = Places(p, kStaged, kPartPitch<kTokenTiles>, 0).total;
   const int beside_another = (kSharedBytes - beside) / kStageBytes,
             alone = (kMostSharedBytes - beside) / kStageBytes;
-  const int fitting =
-      beside_another >= kFewestStages ? std::min(beside_another, kMostStages) : std::min(alone, kStagesAlone);
+  const bool shares = beside_another >= kFewestStages && stages_of_share < kLongShare;
+  const int fitting = shares ? std::min(beside_another, kMostStages) : std::min(alone, kStagesAlone);
   const int stages = static_cast<int>(std::min<int64_t>(fitting, stages_of_share));
   const LaunchShape shape{
       .grid = static_cast<unsigned>(grid),

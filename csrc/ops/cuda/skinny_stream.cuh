@@ -28,6 +28,9 @@ inline constexpr int kStagesAlone = 8;
 inline constexpr int kMostInFlight = 3;  // stages: more come in the way of each other
 // Two kernels share a multiprocessor, the one that works and the one that has begun to read.
 // Where rows take so much of it that a ring would be short, one kernel has it all.
+// So has a long one: where two find room, those that come in first lie two to a multiprocessor, and others
+// are left without.
+inline constexpr int64_t kLongShare = 64;  // stages
 inline constexpr int kSharedBytes = 112 * 1024, kMostSharedBytes = 220 * 1024;
 inline constexpr int kMostStagedBytes = 64 * 1024;  // of x
 inline constexpr int kTokenTile = 8;

@@ -62,5 +62,5 @@ def _spread(groups: Tensor, codes: IntegerRows) -> Tensor:
 
 def _octets(numbers: Tensor) -> Tensor:
     """[N, G] → [N, G, 2] uint8, as float16."""
-    octets: Tensor = numbers.half().contiguous().view(torch.uint8).unflatten(1, (-1, 2))
-    return octets
+    halves = numbers.half().reshape(-1)  # a column of a transposed tensor counts as contiguous, and has no octets
+    return halves.view(torch.uint8).view(*numbers.shape, 2)

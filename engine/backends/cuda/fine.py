@@ -57,13 +57,19 @@ class FineWeight(WeightInCodes[FineRows]):
         return x if self.columns is None else x.index_select(1, self.columns)
 
 
+_WIDENED_ROWS = 112  # of an expert, on average: making numbers of all of them then costs less than it gains
+_MOST_WIDENED_BYTES = 2 << 30  # of memory that a step takes for a while
+
+
 class FineExperts(PlannedExperts):
-    """Any number of rows is multiplied with the codes; those of experts that no row takes are not read."""
+    """Rows are multiplied with the codes; those of experts that no row takes are not read. Where experts have many
+    rows, all of them become bfloat16 on their way."""
 
     def __init__(self, packed: FineRows, bias: Tensor | None, ops: Ops) -> None:
         """The bias is [E, N] float32."""
         self.packed, self.bias = packed, bias
         self._ops = ops
+        self._has_tiles = cuda_experts.has_tiles(packed.num_rows // 2, packed.depth)  # gated, or as they are
 
     @property
     def num_experts(self) -> int:
@@ -86,13 +92,26 @@ class FineExperts(PlannedExperts):
         return _FORMATS[self.packed.codec]
 
     def gated(self, x: Tensor, chosen: Chosen, activation: Activation) -> Tensor:
-        return self._ops.gated_activation(self.products(x, choice_of(chosen), shares_rows=True), activation)
+        choice = choice_of(chosen)
+        if self._is_widened(choice):
+            return cuda_experts.gated(x, self._numbers(), choice, activation)
+        return self._ops.gated_activation(self.products(x, choice, shares_rows=True), activation)
 
     def summed(self, x: Tensor, chosen: Chosen) -> Tensor:
         choice = choice_of(chosen)
         return cuda_experts.sum_products(self.products(x, choice, shares_rows=False), choice)
 
+    def _is_widened(self, choice: cuda_experts.ExpertChoice) -> bool:
+        if choice.ids.numel() < _WIDENED_ROWS * self.num_experts or not self._has_tiles:
+            return False
+        return 2 * self.num_experts * self.out_features * self.in_features <= _MOST_WIDENED_BYTES
+
+    def _numbers(self) -> cuda_experts.ExpertMatrices:
+        return cuda_experts.ExpertMatrices(self.packed.numbers(), self.bias, is_fresh=True)
+
     def products(self, x: Tensor, choice: cuda_experts.ExpertChoice, *, shares_rows: bool) -> Tensor:
+        if self._is_widened(choice):
+            return cuda_experts.products(x, self._numbers(), choice, shares_rows=shares_rows)
         return cuda_fine.expert_linear(x, self.packed, self.bias, choice, shared=shares_rows)
 
 

@@ -1,44 +1,15 @@
-"""Llama and what shares its shape, with experts or without: the names of all are in engine/models/registry.py."""
+"""Layers of Llama and of what shares its shape, with experts or without: the names of all are in
+engine/models/registry.py."""
 
 from __future__ import annotations
-
-from functools import partial
 
 from bequest.engine.layers.parts import HeadNorm, Heads
 from bequest.engine.layers.spec import Attention, DeltaNet, Experts, FeedForward, LayerSpec, Sublayer
 from bequest.engine.models.config import DecoderConfig
-from bequest.engine.models.decoder import DecoderParts
-from bequest.engine.models.families import gemma4
 from bequest.engine.models.families.delta_net import describe_delta_net
 from bequest.engine.models.families.experts import describe_experts
-from bequest.engine.models.families.parts import Ropes, model_norm, optional_norm
-from bequest.engine.models.reader import Lister, Reader, Shape
-from bequest.engine.models.weights import WeightSource, check_shapes
-
-
-def describe(config: DecoderConfig, read: Reader, num_positions: int) -> DecoderParts:
-    vocabulary, hidden, factor = config.vocab_size, config.hidden_size, config.embedding_factor
-    table = read.weight("model.embed_tokens", vocabulary, hidden)
-    ropes = Ropes(config, read, num_positions)
-    return DecoderParts(
-        table,
-        read.each(partial(_numbered_layer, config, read, ropes), config.num_layers),
-        model_norm(config, read, "model.norm"),
-        table if config.tie_word_embeddings else read.weight("lm_head", vocabulary, hidden),
-        start_factor=read.rounded(factor) if config.rounds_embedding_factor else factor,
-        scales_overlay=not config.rounds_embedding_factor,  # Gemma's table has the factor, Granite's model
-        logits_divisor=config.logits_divisor,
-        logits_cap=config.logits_cap,
-        turns=ropes.turns,
-        inputs=None if config.gemma4 is None else gemma4.describe_inputs(config, config.gemma4, read),
-    )
-
-
-def _numbered_layer(config: DecoderConfig, read: Reader, ropes: Ropes, index: int) -> LayerSpec:
-    at = read.under(layer_prefix(index))
-    if config.gemma4 is not None:
-        return gemma4.describe_layer(config, config.gemma4, at, ropes, index)
-    return describe_layer(config, at, ropes, index)
+from bequest.engine.models.families.parts import Ropes, optional_norm
+from bequest.engine.models.reader import Reader
 
 
 def describe_layer(config: DecoderConfig, at: Reader, ropes: Ropes, index: int) -> LayerSpec:
@@ -115,34 +86,3 @@ def _mlp(config: DecoderConfig, at: Reader, index: int) -> FeedForward | Experts
         at.weight("down_proj", hidden, inner, has_bias=biased),
         gated=True,
     )
-
-
-def layer_prefix(index: int) -> str:
-    return f"model.layers.{index}."
-
-
-def expected_tensors(config: DecoderConfig) -> dict[str, Shape]:
-    """Every tensor of the model and its shape."""
-    lister = Lister()
-    describe(config, lister, num_positions=1)
-    return lister.shapes
-
-
-def check_tensors(source: WeightSource, config: DecoderConfig) -> None:
-    """Refuses a checkpoint as `check_shapes` does."""
-    present = [name for name in source.names() if not _is_harmless(name, config)]
-    check_shapes(source, present, expected_tensors(config), config.architecture)
-
-
-# What checkpoints call the scales of an fp8 cache (engine.models.kv_scales) and of products that stay in float here.
-_SCALES = ("k_scale", "v_scale", "kv_scale", "q_scale", "prob_scale", "k_proj.output_scale", "v_proj.output_scale")
-
-
-def _is_harmless(name: str, config: DecoderConfig) -> bool:
-    """Old checkpoints hold buffers that we compute; some hold the tied output matrix a second time; some have scales
-    for a cache that may be one of another dtype."""
-    if ".self_attn." in name and name.endswith(tuple(f".{scale}" for scale in _SCALES)):
-        return True
-    if config.gemma4 is not None and gemma4.is_unread(config, name):
-        return True
-    return name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")

@@ -24,7 +24,8 @@ from bequest.engine.models.gemma4_config import Gemma4Config
 from bequest.engine.models.reader import Reader
 
 
-def describe_layer(config: DecoderConfig, gemma4: Gemma4Config, at: Reader, ropes: Ropes, index: int) -> LayerSpec:
+def describe_layer(config: DecoderConfig, at: Reader, ropes: Ropes, index: int) -> LayerSpec:
+    gemma4 = _own(config)
     attention = Sublayer(
         before=model_norm(config, at, "input_layernorm"),
         mixer=_attention(config, gemma4, at.under("self_attn."), ropes, index),
@@ -34,6 +35,11 @@ def describe_layer(config: DecoderConfig, gemma4: Gemma4Config, at: Reader, rope
     if gemma4.input_size:
         sublayers.append(_token_input(config, gemma4.input_size, at, index))
     return LayerSpec(index, tuple(sublayers), factor=float(at.tensor("layer_scalar", (1,))))
+
+
+def _own(config: DecoderConfig) -> Gemma4Config:
+    assert config.gemma4 is not None, config.architecture
+    return config.gemma4
 
 
 def _attention(config: DecoderConfig, gemma4: Gemma4Config, at: Reader, ropes: Ropes, index: int) -> Attention:
@@ -139,9 +145,10 @@ def is_unread(config: DecoderConfig, name: str) -> bool:
     return False
 
 
-def describe_inputs(config: DecoderConfig, gemma4: Gemma4Config, read: Reader) -> TokenInputs | None:
+def describe_inputs(config: DecoderConfig, read: Reader) -> TokenInputs | None:
     """What every layer gets of each token; None: nothing."""
-    size, at = gemma4.input_size, read.under("model.")
+    gemma4, at = _own(config), read.under("model.")
+    size = gemma4.input_size
     if not size:
         return None
     width = config.num_layers * size

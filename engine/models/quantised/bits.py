@@ -9,7 +9,8 @@ from torch import Tensor
 def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
     """words [R, W] int32 → the first `count` codes of each row, [R, count] uint8, lowest bits first. A code may lie
     across two words."""
-    octets: Tensor = words.contiguous().view(torch.uint8)  # of a little-endian machine, as all that we run on are
+    # Of a little-endian machine, as all that we run on are.
+    octets: Tensor = words.reshape(-1).view(torch.uint8).view(words.shape[0], -1)
     if bits == 8:
         return octets[:, :count]
     if bits == 4:

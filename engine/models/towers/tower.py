@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bequest.engine.kernels.cuda_capture import Pool
 from bequest.engine.layers.ops import Ops
 from bequest.engine.models.reader import Lister, Reader, Shape
 from bequest.engine.models.towers.config import VisionConfig, VitConfig
 from bequest.engine.models.towers.grid_eye import GridEye
 from bequest.engine.models.towers.square_eye import SquareEye
 from bequest.engine.models.towers.tensors import Tensors, sent
-from bequest.engine.models.towers.tower_graphs import Pool, TowerGraphs
+from bequest.engine.models.towers.tower_graphs import TowerGraphs
 from bequest.engine.types.image import Pixels
 from bequest.engine.vision.processor import Normalisation
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.cuda import _POOL_HANDLE
+
+from bequest.engine.kernels.cuda_capture import Pool, captured
 
 _MOST_KEPT = 8  # sizes
 _Shape = tuple[int, ...]
-Pool = _POOL_HANDLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,7 @@ class TowerGraphs:
 
     def _captured(self, given: Tensor) -> _Graph:
         """REQUIRES: an input of this shape was run before, which has loaded its kernels"""
-        graph, own = torch.cuda.CUDAGraph(), given.clone()
-        graph.capture_begin(self._pool, capture_error_mode="thread_local")  # other threads wait for events meanwhile
-        try:
+        own = given.clone()
+        with captured(self._pool, "thread_local") as graph:  # other threads wait for events meanwhile
             made = self._run(own)
-        finally:
-            graph.capture_end()
         return _Graph(graph, own, made, self._held(tuple(given.shape)))

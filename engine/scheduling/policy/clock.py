@@ -95,14 +95,11 @@ class StepClock:
         most = max(self._tuning.extraction_steps * self._decode, self._tuning.extraction_least)
         return self._extracting.most_within(most)
 
-    def most_beside_streams(self, waiting: float) -> int | None:
-        """Tokens of the next step, if it has prompts and streams that wait for them; None: nobody knows. `waiting`: how
-        many wait for their first token, for each that streams."""
+    def most_beside_streams(self) -> int | None:
+        """Tokens of the next step, if it has prompts and streams that wait for them; None: nobody knows."""
         if self._decode is None:
             return None
-        tuning = self._tuning
-        most = (tuning.piece_cost + tuning.piece_crowd * waiting**2) * self._decode
-        return self.mixed.most_within(max(most, tuning.piece_least))
+        return self.mixed.most_within(max(self._tuning.piece_cost * self._decode, self._tuning.piece_least))
 
     # --- inside --------------------------------------------------------------------------------------------------
 

@@ -4,13 +4,13 @@ Every stream waits for the prompts in its step, and every prompt for the streams
 work is the same, however it is cut. Large pieces make some steps long; small ones make each prompt wait for many steps,
 and a device that could multiply many rows has few. So a piece is as large as one of these allows:
 
-- **What a step may cost.** It takes no longer than two steps without prompts, or some milliseconds. Where many wait and
-  few stream, it takes longer: a burst is computed before its first ones delay it.
+- **What a step may cost.** It takes no longer than two steps without prompts, or some milliseconds.
 - **Who is there.** Each open request makes room for some tokens: with many streams many prompts come, and if pieces
   were small, slots would wait for prompts.
 - **What waits.** A backlog of long prompts is computed within some tens of steps.
 
-Where nobody streams, and before a step without prompts was seen, all of a step is for prompts.
+Where more wait for their first token than stream, all of a step is for prompts: a burst is computed before its first
+ones delay it. So it is before a step without prompts was seen.
 """
 
 from __future__ import annotations
@@ -38,12 +38,10 @@ class PromptPieces:
 
     def tokens_of_step(self, most: int, demand: Demand) -> int:
         """Of prompts, of at most so many."""
-        if not demand.num_streams:
+        tuning, costs, within = self._tuning, self._clock.mixed, self._clock.most_beside_streams()
+        if within is None or demand.num_waiting >= tuning.piece_crowd * demand.num_streams:
             return most
-        within = self._clock.most_beside_streams(demand.num_waiting / demand.num_streams)
-        if within is None:
-            return most
-        tuning, costs = self._tuning, self._clock.mixed
         num_open = demand.num_streams + demand.num_waiting
         tokens = max(tuning.piece_tokens * num_open, demand.backlog // tuning.piece_steps)
-        return min(most, max(within, costs.at_most(demand.rows + tokens)) - demand.rows)
+        left = max(within, costs.at_most(demand.rows + tokens)) - demand.rows
+        return min(most, max(left, tuning.piece_tokens))  # beams alone may have more rows than that

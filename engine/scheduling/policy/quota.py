@@ -1,6 +1,7 @@
 """How many tokens of a step prompts may take, and whose. Owned by the event-loop thread.
 
-Beside streams all prompts together have what these can wait for (pieces.py). Tenants that have their share of the slots
+Beside streams all prompts together have what these can wait for (pieces.py), but a prompt whose image is looked at is
+not cut: streams wait for the tower already. Tenants that have their share of the slots
 leave most of a step's prompt tokens to others (shares.py); while requests wait for slots, their prompts have as much as
 keeps up with the streams that end (flow.py).
 """
@@ -30,6 +31,10 @@ class StepQuota:
     def is_spent(self, account: Account) -> bool:
         """Nothing of the step is left for prompts of a tenant."""
         return self._of_all == 0 or (self._of_sharers == 0 and self._has_share(account))
+
+    def allow(self, num_tokens: int) -> None:
+        """So many tokens of prompts at least, whatever streams can wait for."""
+        self._of_all = max(self._of_all, num_tokens)
 
     def spend(self, num_tokens: int) -> None:
         self._of_sharers = max(0, self._of_sharers - num_tokens)

@@ -32,9 +32,9 @@ class Tuning:
 
     # --- pieces of prompts beside streams (pieces.py); benchmarks/bursts.py, first tokens and between tokens
     piece_cost: float = 1.75  # steps without prompts, that one with prompts may take the time of; OFF: any
-    piece_least: float = 0.01  # seconds, that nobody minds
-    piece_crowd: float = 8.0  # more such steps, by the square of how many wait for each that streams
-    piece_tokens: int = 8  # of prompts, for each open request
+    piece_least: float = 0.008  # seconds, that nobody minds
+    piece_crowd: float = 1.0  # that wait for their first token for each that streams: from then on all is for them
+    piece_tokens: int = 10  # of prompts, for each open request
     piece_steps: int = 24  # that a backlog of prompts is computed in
 
     # --- what steps of a size take (costs.py)

@@ -73,7 +73,7 @@ async def show(http: web.Request) -> web.Response:
                 f"{family}.vocab_size": info.vocab_size,
             },
             "capabilities": _capabilities(context),
-            "modified_at": _since(context),
+            "modified_at": _since(context, name),
         }
     )
 
@@ -109,7 +109,7 @@ def _entry(context: Context, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "model": name,
-        "modified_at": _since(context),
+        "modified_at": _since(context, name),
         "size": _num_bytes(context),
         "digest": hashlib.sha256(told.encode()).hexdigest(),
         "details": _details(context, name),
@@ -145,8 +145,8 @@ def _num_bytes(context: Context) -> int:
     return info.num_parameters * _ITEM_BYTES.get(info.dtype, 1)
 
 
-def _since(context: Context) -> str:
-    return datetime.fromtimestamp(context.started, UTC).isoformat()
+def _since(context: Context, name: str) -> str:
+    return datetime.fromtimestamp(context.created(name), UTC).isoformat()
 
 
 def _short(count: int) -> str:

@@ -1,0 +1,31 @@
+"""A graph that becomes garbage while another one is captured."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+from bequest.engine.kernels.cuda_capture import captured
+
+
+def test_garbage_does_not_end_a_capture() -> None:
+    pool, x = torch.cuda.graph_pool_handle(), torch.ones(8, device="cuda")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        x + 1  # loads its kernel
+        with captured(pool) as first:
+            x + 1
+        cycle: list[object] = [first]
+        cycle.append(cycle)
+        del first, cycle
+        before = gc.get_threshold()
+        gc.set_threshold(1)
+        try:
+            with captured(pool) as second:
+                made = x + 1
+                assert len([[] for _ in range(1000)]) == 1000  # enough for a collection
+        finally:
+            gc.set_threshold(*before)
+        second.replay()
+    torch.cuda.synchronize()
+    assert made.tolist() == [2.0] * 8
