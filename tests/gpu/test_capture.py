@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 import torch
 
 from bequest.engine.kernels.cuda_capture import captured
+
+pytestmark = pytest.mark.gpu
 
 
 def test_garbage_does_not_end_a_capture() -> None:
