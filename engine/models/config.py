@@ -160,7 +160,8 @@ class DecoderConfig:
         return KvHeads(self.num_kv_heads, self.head_dim)
 
     @property
-    def has_heads_of_two_sizes(self) -> bool:
+    def keeps_by_layer(self) -> bool:
+        """Whether layers may keep heads of other sizes than each other, or read what another keeps."""
         return self.gemma4 is not None
 
     @property

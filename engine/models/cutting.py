@@ -70,7 +70,7 @@ class Cutting:
     size: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.whole, DecoderConfig) and self.whole.has_heads_of_two_sizes:
+        if isinstance(self.whole, DecoderConfig) and self.whole.keeps_by_layer:
             raise ModelError(f"tensor_parallel_size={self.size}: {self.whole.architecture} is not cut into parts")
         for what, count in self._shared_out().items():
             if count % self.size:

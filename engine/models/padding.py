@@ -26,7 +26,7 @@ Config = TypeVar("Config", bound=DecoderConfig | EncoderDecoderConfig)
 
 def pad_heads(config: Config, source: WeightSource, sizes: tuple[int, ...]) -> tuple[Config, WeightSource]:
     """The same model with heads of the smallest of `sizes` that holds them."""
-    if isinstance(config, DecoderConfig) and config.has_heads_of_two_sizes:
+    if isinstance(config, DecoderConfig) and config.keeps_by_layer:
         _check_heads(config, sizes)
         return config, source
     padded = min((size for size in sizes if size >= config.head_dim), default=None)
