@@ -24,7 +24,8 @@ def reading_ahead(files: Sequence[Path]) -> Iterator[None]:
         yield
         return
     pieces, ended = _Pieces(files), threading.Event()
-    threads = [threading.Thread(target=_read, args=(pieces, ended), name="read-ahead") for _ in range(_THREADS)]
+    count = min(_THREADS, len(pieces))
+    threads = [threading.Thread(target=_read, args=(pieces, ended), name="read-ahead") for _ in range(count)]
     for thread in threads:
         thread.start()
     try:
@@ -39,8 +40,13 @@ class _Pieces:
     """Hands out (file, offset) in order, to several threads."""
 
     def __init__(self, files: Sequence[Path]) -> None:
-        self._left = ((path, offset) for path in files for offset in range(0, path.stat().st_size, _PIECE))
+        self._pieces = [(path, offset) for path in files for offset in range(0, path.stat().st_size, _PIECE)]
+        self._left = iter(self._pieces)
         self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Those that were taken as well."""
+        return len(self._pieces)
 
     def take(self) -> tuple[Path, int] | None:
         with self._lock:
@@ -49,7 +55,7 @@ class _Pieces:
 
 def _read(pieces: _Pieces, ended: threading.Event) -> None:
     """What cannot be read here fails where its tensors are loaded, with an error that names them."""
-    buffer = bytearray(_PIECE)
+    buffer: bytearray | None = None  # most files are here already, and to fill it with zeros takes milliseconds
     file, opened = -1, None
     try:
         while not ended.is_set() and (piece := pieces.take()) is not None:
@@ -57,6 +63,7 @@ def _read(pieces: _Pieces, ended: threading.Event) -> None:
             if path != opened:
                 file, opened = _reopened(file, path), path
             if not _is_cached(file, offset):
+                buffer = buffer or bytearray(_PIECE)
                 os.preadv(file, [buffer], offset)
     except OSError:
         return
@@ -68,7 +75,8 @@ def _read(pieces: _Pieces, ended: threading.Event) -> None:
 def _is_cached(file: int, offset: int) -> bool:
     """Whether a few bytes of the piece come without waiting: then nothing is gained by copying all of it."""
     try:
-        probes = range(offset, offset + _PIECE, max(_PIECE // 4, 1))
+        end = min(offset + _PIECE, os.fstat(file).st_size)  # behind it there is nothing to read, cached or not
+        probes = range(offset, end, max(_PIECE // 4, 1))
         return all(os.preadv(file, [bytearray(1)], probe, os.RWF_NOWAIT) for probe in probes)
     except OSError:  # they would have to wait, or the file system cannot say
         return False

@@ -27,6 +27,7 @@ from bequest.engine.models.mtp import check_mtp, load_mtp
 from bequest.engine.runner.device_drafts import DeviceDrafts
 from bequest.engine.runner.draft_model import DraftModel
 from bequest.engine.runner.head_drafts import Head, HeadDrafts
+from bequest.engine.runner.untouched import untouched_zeros
 from bequest.engine.types.speculation import DraftCosts, DraftMethod, ModelDrafts, parse_speculative
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class LoadedDrafts(ABC):
         """With as many blocks as the target has, and its sampler rows."""
         shape = self.config.kv_shape(block_size)
         # Zeros: a guess may read what nobody has written, and should not be slow by it.
-        caches = [torch.zeros((count, *shape), dtype=self.kv_dtype) for count in (num_blocks, num_host_blocks)]
+        caches = [untouched_zeros((count, *shape), self.kv_dtype) for count in (num_blocks, num_host_blocks)]
         return self._placed(caches[0], caches[1], num_rows, self.dtype is torch.bfloat16)
 
     @abstractmethod

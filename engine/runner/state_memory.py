@@ -6,7 +6,6 @@ import logging
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
 from bequest.engine.config import EngineConfig
@@ -14,6 +13,7 @@ from bequest.engine.errors import ModelError
 from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
 from bequest.engine.models.load import LoadedModel
 from bequest.engine.runner.memory import GIB, CacheWish, gib
+from bequest.engine.runner.untouched import untouched_zeros
 from bequest.engine.types.recurrent import StateSizes
 
 log = logging.getLogger("bequest.start")
@@ -22,7 +22,6 @@ _SHARE = 0.5  # of what the cache may take, at least
 _LEFT_FOR_OTHERS = 8 * GIB  # where it takes more: for the cache, and what a step needs beside it
 _SLOTS_PER_SEQUENCE = 4  # two while it runs, and as many for what finished ones leave and leases hold
 _LEAST_SLOTS = 2 * _SLOTS_PER_SEQUENCE
-_LINE_FLOATS = 16  # of a line of the CPU's caches, where memory of torch begins, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class StateMemory:
         if device is not None:
             return torch.zeros((self.sizes.num_slots, *self.shape), dtype=torch.float32, device=device)
         count = self.sizes.num_slots + self.sizes.num_host_slots
-        return _untouched_zeros((count, *self.shape))
+        return untouched_zeros((count, *self.shape), torch.float32)
 
     def with_host(self, num_bytes: int) -> StateMemory:
         """With as many more for leases as so many bytes of the host's memory hold."""
@@ -84,15 +83,6 @@ class StateMemory:
     @property
     def host_bytes(self) -> int:
         return 0 if self.sizes is None else self.sizes.num_host_slots * self.state_bytes
-
-
-def _untouched_zeros(shape: tuple[int, ...]) -> torch.Tensor:
-    """float32, in memory that the process has only once it writes there: gigabytes that leases may come to need cost
-    neither time nor memory at the start. torch.zeros writes its zeros; NumPy has the system's."""
-    size = math.prod(shape)
-    raw = np.zeros(size + _LINE_FLOATS, np.float32)
-    begin = -raw.ctypes.data // raw.itemsize % _LINE_FLOATS
-    return torch.from_numpy(raw[begin : begin + size].reshape(shape))
 
 
 def state_wish(config: EngineConfig, loaded: LoadedModel, cache: CacheWish, num_ranks: int = 1) -> StateWish:
