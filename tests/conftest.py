@@ -38,9 +38,20 @@ gc.disable()  # what is collected stays: there is nothing to find among it
 
 
 def pytest_collection_finish() -> None:
-    """Nor later: the collector need not look at ten thousand tests and all that they import again and again."""
+    """Nor later: the collector need not look at ten thousand tests and all that they import again and again. It looks
+    seldom at what is new, which mostly goes without it."""
     gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Nor at what a file's tests leave to those of other files: libraries that they import, models of the session."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from importlib import metadata
 
 from bequest.engine.types import ModelInfo
 
 
+@functools.cache
 def installed_version() -> str:
+    """Read once: it lies in a file among those of all packages."""
     try:
         return metadata.version("bequest")
     except metadata.PackageNotFoundError:  # run from a source tree
