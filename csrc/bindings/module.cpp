@@ -1,3 +1,5 @@
+#include <pybind11/numpy.h>
+
 #include "bindings/bindings.h"
 #include "core/check.h"
 #include "core/dot.h"
@@ -11,6 +13,8 @@ PYBIND11_MODULE(_C, m) {
   using namespace bequest;
   m.doc() = "The C++ core of Bequest. Use engine.kernels, which checks shapes and documents them.";
   py::register_exception<Error>(m, "Error", PyExc_RuntimeError);
+  // Of a NumPy array, in a tenth of the time that its own attributes take: a step asks a dozen times.
+  m.def("address", [](const py::array& array) { return reinterpret_cast<Address>(array.data()); });
   m.def("set_num_threads", &set_num_threads);
   m.def("num_threads", &num_threads);
   m.def("keep_freed_memory", &keep_freed_memory);

@@ -7,12 +7,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from bequest.engine._C import address
+
 HostInts = npt.NDArray[np.int32] | Tensor
 FLOAT32 = 0  # csrc/core/dtype.h
 
-
-def address(array: npt.NDArray[np.generic]) -> int:
-    return int(array.__array_interface__["data"][0])
+__all__ = ["FLOAT32", "HostInts", "address", "host_ints", "logit_stride"]
 
 
 def logit_stride(logits: Tensor) -> int:
