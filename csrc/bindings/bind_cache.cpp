@@ -167,15 +167,6 @@ py::array_t<int32_t> indexed_blocks(const BlockPool& pool) {
   return py::array_t<int32_t>({count, py::ssize_t{2}}, found.data());
 }
 
-// [NB], 0 of the null block.
-py::array_t<int32_t> ref_counts(const BlockPool& pool) {
-  py::array_t<int32_t> counts(pool.num_blocks());
-  int32_t* count = counts.mutable_data();
-  *count = 0;
-  for (int32_t block = 1; block < pool.num_blocks(); ++block) *++count = pool.ref_count(block);
-  return counts;
-}
-
 // Blocks of all strips that a lease of `num_tokens` tokens may hold, beside those of strips that keep them
 // all.
 int64_t most_leased_of_windows(const BlockPool& pool, int64_t num_tokens, int64_t num_prompt) {
@@ -221,7 +212,6 @@ void bind_block_pool(py::module_& m) {
           "num_roots", [](const BlockPool& pool) { return pool.index() ? pool.index()->num_roots() : 0; })
       .def("indexed_blocks", &indexed_blocks)
       .def("ref_count", &BlockPool::ref_count, py::arg("block"))
-      .def("ref_counts", &ref_counts)
       .def("epoch", &BlockPool::epoch, py::arg("block"))
       .def("settled_slots", &BlockPool::settled_slots, py::arg("block"))
       .def("try_revive", &BlockPool::try_revive, py::arg("block"), py::arg("epoch"))

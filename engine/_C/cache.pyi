@@ -60,7 +60,6 @@ class BlockPool:  # block 0, the null block, is never handed out; a freed one st
     num_roots: Final[int]  # salts that have blocks there
     def indexed_blocks(self) -> Ints: ...  # [N, 2]: blocks in the prefix index, and the strip of each; O(num_blocks)
     def ref_count(self, block: int) -> int: ...
-    def ref_counts(self) -> Ints: ...  # [NB], 0 of the null block
     def epoch(self, block: int) -> int: ...  # counts how often the block's content was replaced
     # Leading slots that a copy of the open plan may read: its forward and its copies leave them alone.
     def settled_slots(self, block: int) -> int: ...

@@ -15,8 +15,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TypeGuard, TypeVar
 
-import numpy as np
-
 from bequest.engine.build import CacheSizes, make_scheduler
 from bequest.engine.cache.entries import host_block, is_on_host
 from bequest.engine.cache.tiers.host import HostTier
@@ -562,10 +560,11 @@ class World:
         """Every reference is a sequence's or a lease's (`held`), a group's on its encoder input or a beam's."""
         held += [group.cross.table.blocks for group in self.open if group.cross is not None]
         held += [blocks for group in self.open for blocks in blocks_of_beams(group)]
-        owned = np.fromiter(itertools.chain.from_iterable(held), np.int64)
+        owners = Counter(itertools.chain.from_iterable(held))
         for pool, sign in ((self.pool, 1), (self.host, -1)):
-            counts = np.bincount((sign * owned).clip(0), minlength=pool.num_blocks)
-            assert counts[1:].tolist() == pool.ref_counts()[1:].tolist()
+            num = pool.num_blocks
+            counts = map(owners.get, range(sign, sign * num, sign), itertools.repeat(0))
+            assert list(counts) == list(map(pool.ref_count, range(1, num)))
 
     def check_budget(self, tables: dict[Record, list[int]]) -> None:
         budget = self.retention.leases.budget
