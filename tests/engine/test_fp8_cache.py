@@ -137,7 +137,7 @@ async def test_leases_go_to_the_host_and_come_back(tiny_model: Callable[[str], P
 
 def test_beams(tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     round_caches(monkeypatch)
-    check_searches(make_reference("llama"), config(tiny_model("llama"), max_num_seqs=64))
+    check_searches(make_reference("llama"), config(tiny_model("llama"), max_num_seqs=64), is_exact=False)
 
 
 async def test_it_holds_more(tiny_model: Callable[[str], Path]) -> None:

@@ -67,7 +67,9 @@ async def test_leases_go_to_the_host_and_come_back(dtype: str, tiny_model: Calla
 
 def test_beams(tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     round_caches(monkeypatch, dtype=torch.float16)
-    check_searches(make_reference("llama"), config(tiny_model("llama"), kv_cache_dtype="float16", max_num_seqs=64))
+    check_searches(
+        make_reference("llama"), config(tiny_model("llama"), kv_cache_dtype="float16", max_num_seqs=64), is_exact=False
+    )
 
 
 async def test_it_holds_twice_as_much(tiny_model: Callable[[str], Path]) -> None:
