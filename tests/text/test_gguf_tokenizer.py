@@ -30,8 +30,12 @@ def test_embedded_model_tokenises_as_llama_cpp(embedded: TextBundle, case: dict[
     assert embedded.tokenizer.decode(case["ids"], skip_special_tokens=False) == case["text"]
 
 
-def test_embedded_model_tokenises_as_transformers(embedded: TextBundle, embedded_path: Path) -> None:
+def test_embedded_model_tokenises_as_transformers(
+    embedded: TextBundle, embedded_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     transformers = pytest.importorskip("transformers")
+    # The library reads 200,000 numbers and strings one by one: of a mapped file each is half as quick as of an array.
+    monkeypatch.setattr(np, "memmap", lambda path, mode, dtype=np.uint8: np.fromfile(path, dtype))
     reference = transformers.AutoTokenizer.from_pretrained(embedded_path.parent, gguf_file=embedded_path.name)
     for case in GOLDEN:
         text = case["text"]
