@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 from bequest.engine.config import EngineConfig
 from bequest.engine.models.embedded import embedded_model_path
 from bequest.engine.models.load import LoadedModel, load_model
-from tests.engine.model_states import Trial, check_states, reference_of
+from tests.engine.model_states import Reference, Trial, check_states, reference_of
 from tests.models.embedded_reference import embedded_reference
 from tests.models.paged import PagedSequences
 
@@ -28,6 +28,12 @@ def loaded() -> LoadedModel:
 @pytest.fixture(scope="module")
 def reference() -> LlamaForCausalLM:
     return embedded_reference()
+
+
+@pytest.fixture(scope="module")
+def states(reference: LlamaForCausalLM) -> Reference:
+    """One for all, which has most tokens of the second test from the first."""
+    return reference_of(reference)
 
 
 def test_facts(loaded: LoadedModel) -> None:
@@ -58,7 +64,7 @@ def test_greedy_tokens_and_their_logits(loaded: LoadedModel, reference: LlamaFor
 
 @pytest.mark.parametrize(("matmul", "tolerance"), [("exact", 1e-4), ("fast", 1e-3)])
 async def test_hidden_states_of_every_layer_and_position(
-    reference: LlamaForCausalLM, matmul: Literal["exact", "fast"], tolerance: float
+    states: Reference, matmul: Literal["exact", "fast"], tolerance: float
 ) -> None:
     config = EngineConfig(device="cpu", max_model_len=256, num_blocks=64, max_num_batched_tokens=32, cpu_matmul=matmul)
-    await check_states(config, Trial(reference_of(reference), tolerance, 49152), (5, 17))
+    await check_states(config, Trial(states, tolerance, 49152), (5, 17))
