@@ -23,11 +23,11 @@ _ENDLESS = Counts(1 << 40, 1 << 40)
 
 def _filled(before: bytes, item: bytes, behind: bytes, num_bytes: int = _MOST) -> bytes:
     """As many items as make a body of that size."""
-    return before + b",".join([item] * (num_bytes // (len(item) + 1))) + behind
+    return before + ((item + b",") * (num_bytes // (len(item) + 1)))[:-1] + behind
 
 
 def _named(before: bytes, value: bytes, behind: bytes, count: int) -> bytes:
-    return before + b",".join(b'"%d":%b' % (number, value) for number in range(count)) + behind
+    return before + ((b'"%d":' + value + b",") * count % tuple(range(count)))[:-1] + behind
 
 
 COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
