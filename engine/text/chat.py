@@ -5,6 +5,7 @@ The text holds the model's special tokens, BOS included where the model has one:
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import secrets
@@ -37,10 +38,9 @@ class ChatTemplate:
         self.tokens = {
             name: token for name, token in (("bos_token", bos_token), ("eos_token", eos_token)) if token is not None
         }
-        self._environment = ChatEnvironment()
         try:
-            self._template = _Compiled(self._environment, source)
-            self._tool_template = _Compiled(self._environment, tool_source) if tool_source else self._template
+            self._template = _compiled(source)
+            self._tool_template = _compiled(tool_source) if tool_source else self._template
         except TemplateSyntaxError as error:
             raise ModelError(f"the model's chat template is not valid Jinja: line {error.lineno}: {error}") from error
 
@@ -94,6 +94,12 @@ class _Compiled:
         self.needs_parts = self.reads_parts and "is string" not in source
         # Mistral's: thoughts are parts of the content.
         self.thinks_in_parts = self.reads_parts and "[THINK]" in source
+
+
+@functools.lru_cache(8)
+def _compiled(source: str) -> _Compiled:
+    """Kept: a template takes milliseconds to compile, and models that are loaded again have the same one."""
+    return _Compiled(ChatEnvironment(), source)
 
 
 def _reads_content(loop: nodes.For) -> bool:
