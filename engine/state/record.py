@@ -167,6 +167,10 @@ class Living(Protocol):
     def charged_output(self) -> int:
         """Tokens of each choice that its lease is charged for."""
 
+    @property
+    def sequences(self) -> abc.Sized:
+        """Of its choices; none before it begins."""
+
     def holding(self, choice: int) -> Holding | None:
         """Of a choice that has not ended."""
 
@@ -302,6 +306,8 @@ class Record:
 
     def holdings(self) -> list[Holding]:
         num = self.identity.num_choices
+        if self.group is not None and not self.group.sequences and not self.kept:
+            return []
         if num > 1 and (first := self.choice(0)) is not None and self.choice(1) is first:
             return [first] * num  # they have not parted ways
         return [held for i in range(num) if (held := self.choice(i)) is not None]

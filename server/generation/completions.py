@@ -101,18 +101,24 @@ class CompletionChunks(Chunks):
         choices = [result.choices[index] for index in sorted(result.choices)]
         if self._detailed or result.prompt_logprobs is not None or self._body.prompt_logprobs is not None:
             return [self.choice(choice, True, result.prompt_logprobs) for choice in choices]
-        prompt, indices = self._prompt.text, self._indices
-        return [
+        prompt, first = self._prompt.text, self._indices[0]
+        whole = [
             {
-                "index": indices[choice.index],
+                "index": first + choice.index,
                 "text": prompt + choice.text,
                 "logprobs": None,
                 "finish_reason": choice.finish_reason,
                 "stop_reason": choice.stop_reason,
-                **_scores(choice),
+                "cumulative_logprob": choice.cumulative_logprob,
+                "beam_score": choice.beam_score,
             }
             for choice in choices
         ]
+        if not _all_finite(choices):
+            for shown, choice in zip(whole, choices, strict=True):
+                del shown["cumulative_logprob"], shown["beam_score"]
+                shown.update(_scores(choice))
+        return whole
 
     def choice(self, choice: ChoiceDelta, first: bool, prompt_logprobs_: PromptLogprobs) -> dict[str, Any]:
         body = self._body
@@ -150,6 +156,16 @@ class CompletionChunks(Chunks):
             offsets = before.of_prompt(self._prompt.token_ids, self._prompt.text)
         offsets += before.of_answer(choice.token_ids)
         return completion_logprobs(entries, token_ids, offsets, self._body.logprobs, self._spelling)
+
+
+def _all_finite(choices: Sequence[ChoiceDelta]) -> bool:
+    """Whether each has both scores, and JSON can tell them."""
+    total = 0.0
+    for choice in choices:
+        if choice.cumulative_logprob is None or choice.beam_score is None:
+            return False
+        total += choice.cumulative_logprob + choice.beam_score
+    return isfinite(total)
 
 
 def _scores(choice: ChoiceDelta) -> dict[str, float]:
