@@ -24,8 +24,7 @@ NO_PLACE = -1  # blocks that are those of a running beam
 Alternatives = tuple[tuple[int, float], ...]  # (token, log-probability), best first
 
 
-@dataclass(frozen=True, slots=True)
-class _Generation:
+class _Generation(msgspec.Struct, frozen=True):
     """The beams that ran on after a step, best first."""
 
     parents: IntArray  # [B] their numbers before the step
@@ -48,8 +47,7 @@ class Finished(msgspec.Struct, eq=False, gc=False):
     place: int = NO_PLACE  # of its blocks among those of ended beams (BeamTables), when it has joined
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(msgspec.Struct, frozen=True):
     """What a step led to. Parents are numbered as the running beams were before it."""
 
     parents: IntArray  # [B] of each beam that runs on, best first

@@ -105,5 +105,6 @@ class CpuBeams:
         """From logits [N, V] of the step's samples, the last R of which are beams'."""
         rows = logits[specs[0].first_sample :]
         found = cpu_beams.beam_candidates(rows, scores_of(specs), pack(specs, self._constraints), nodes_of(specs))
-        tables = (table.reshape(-1) for table in (found.score, found.row, found.token, found.logprob))
-        return unpack(specs, found.token.shape[1], *tables, found.bad.view(np.uint8))
+        score, logprob = found.score.reshape(-1), found.logprob.reshape(-1)
+        row, token, bad = found.row.reshape(-1), found.token.reshape(-1), found.bad.view(np.uint8)
+        return unpack(specs, found.token.shape[1], score, row, token, logprob, bad)

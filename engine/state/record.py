@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, overload
 
+import msgspec
+
 from bequest.engine._C import BeamEpochs, BlockEpochs, BlockPool, BlockTable, TokenList, count_distinct_blocks
 from bequest.engine.state.cross import CrossTable
 from bequest.engine.state.recurrent import State
@@ -175,8 +177,7 @@ class Living(Protocol):
         """Of a choice that has not ended."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Who a record is, from its request's submission on."""
 
     id: str

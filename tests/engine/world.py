@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TypeGuard, TypeVar
 
+from msgspec import structs
+
 from bequest.engine.build import CacheSizes, make_scheduler
 from bequest.engine.cache.entries import host_block, is_on_host
 from bequest.engine.cache.tiers.host import HostTier
@@ -345,7 +347,9 @@ class World:
         if not self.launched:
             return
         launch = self.launched.popleft()
-        result = replace(self.runner.launch(launch.plan), device_seconds=self.draw.choice([0.0, 0.001, 0.004, 0.1]))
+        result = structs.replace(
+            self.runner.launch(launch.plan), device_seconds=self.draw.choice([0.0, 0.001, 0.004, 0.1])
+        )
         applied = self.scheduler.apply(launch, result, self.now)
         for group in applied.failed:
             assert NAN_TOKEN in [t for s in group.sequences for t in s.tokens.to_list()]
