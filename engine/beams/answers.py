@@ -18,7 +18,7 @@ class BeamAnswer:
     search: BeamSearch
     deadline: bool  # it was cut off
     beams: list[Finished] = field(init=False)  # best first
-    token_ids: list[list[int]] = field(init=False)  # of each beam
+    token_ids: list[tuple[int, ...]] = field(init=False)  # of each beam
     num_shown: list[int] = field(init=False)  # of them, those that have text
     stopped: bool = field(init=False)  # a beam ended with an end token
 
@@ -58,7 +58,7 @@ class BeamAnswer:
                 ChoiceDelta(
                     index,
                     text,
-                    tuple(token_ids),
+                    token_ids,
                     tuple(self.search.logprobs_of(beam)) if wants_logprobs else None,
                     *(alike or self.end_of(beam)),
                     beam.score,

@@ -121,18 +121,18 @@ class BeamSearch:
         """The tokens of a running beam."""
         return [int(g.tokens[i]) for g, i in self._ancestry(beam, self.length)]
 
-    def tokens_of(self, ended: Sequence[Finished]) -> list[list[int]]:
-        """The tokens of each of them."""
+    def tokens_of(self, ended: Sequence[Finished]) -> list[tuple[int, ...]]:
+        """The tokens of each of them. Tuples: unlike lists, the collector of cycles looks at them once."""
         lengths = {f.length for f in ended}
         if len(lengths) == 1:  # mostly: all ended for their length
             return self._tokens_alike(ended, *lengths)
-        tokens: dict[Finished, list[int]] = {}
+        tokens: dict[Finished, tuple[int, ...]] = {}
         for length in lengths:
             alike = [f for f in ended if f.length == length]
             tokens.update(zip(alike, self._tokens_alike(alike, length), strict=True))
         return [tokens[f] for f in ended]
 
-    def _tokens_alike(self, ended: Sequence[Finished], length: int) -> list[list[int]]:
+    def _tokens_alike(self, ended: Sequence[Finished], length: int) -> list[tuple[int, ...]]:
         tokens = np.empty((len(ended), length), np.int32)
         tokens[:, -1] = [f.token for f in ended]
         beams = np.asarray([f.parent for f in ended])
@@ -140,7 +140,7 @@ class BeamSearch:
             generation = self._generations[place]
             tokens[:, place] = generation.tokens[beams]
             beams = generation.parents[beams]
-        return tokens.tolist()
+        return list(map(tuple, tokens.tolist()))
 
     def logprobs_of(self, ended: Finished) -> list[TokenLogprob]:
         """Of its tokens; ranks are not known."""

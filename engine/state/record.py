@@ -128,7 +128,7 @@ class KeptBeams:
 
     prompt: TokenList
     salt: bytes
-    token_ids: list[list[int]]  # of each beam, behind the prompt
+    token_ids: list[tuple[int, ...]]  # of each beam, behind the prompt
     num_shown: list[int]  # likewise, how many of them have text
     epochs: BeamEpochs  # of the blocks of all but the last token
 
@@ -335,12 +335,13 @@ class Record:
         num_prompt = holdings[0].num_prompt
         return sum(len(held.tokens) for held in holdings) - num_prompt * (len(holdings) - 1)
 
-    def grade(self, pool: BlockPool) -> Grade:
+    def grade(self, left_blocks: int) -> Grade:
+        """`left_blocks`: as num_left_blocks says."""
         if self.group is not None:
             return "running"
         if self.leased:
             return "leased" if self.stored is None else "stored"
-        return "warm" if self.num_left_blocks(pool) else "tokens"
+        return "warm" if left_blocks else "tokens"
 
     def as_parent(self) -> Parent:
         holdings = self.holdings()
@@ -363,7 +364,7 @@ class Record:
             name=self.identity.name,
             created_at=self.identity.created_at,
             expires_at=self.lease.expires_at_wall,
-            grade=self.grade(pool),
+            grade=self.grade(self.num_left_blocks(pool)),
             parent=None if lineage is None else lineage.parent,
             at=None if lineage is None else lineage.at,
             children=self.children,
