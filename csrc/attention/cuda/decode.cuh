@@ -15,6 +15,7 @@
 
 #include "attention/cuda/decode_warp.cuh"
 #include "attention/cuda/join.cuh"
+#include "attention/cuda/joining_tail.cuh"
 #include "attention/cuda/narrow_tail.cuh"
 #include "attention/cuda/wide_tile.cuh"
 #include "device/copies.cuh"
@@ -71,6 +72,11 @@ __device__ __forceinline__ bool attend_shared_items(const AttentionArgs& a, cons
                                                     uint8_t* shared) {
   static_assert(DecodeShape<D, Cache>::kBlockBytes >= WideShape<D>::kBlockBytes);
   const SharedWork work(a);
+  if (work.first_joining.exists()) {
+    if (worker_of_block() < work.first_joining.get()) return false;
+    attend_joining_items<D, Cache, kScores>(a, work, head, shared);
+    return true;
+  }
   const bool is_wide = worker_of_block() < work.num_wide_workers;
   if (work.num_narrow_items > 0) {
     RowJoiner<D> joiner(a, work.num_narrow_items, head);
