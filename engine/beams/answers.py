@@ -27,7 +27,8 @@ class BeamAnswer:
         self.beams = search.best()
         self.token_ids = search.tokens_of(self.beams)
         self.stopped = not search.stop_token_ids.isdisjoint([beam.token for beam in self.beams])
-        hidden = frozenset() if search.params.include_stop_str_in_output else search.stop_token_ids
+        hides = self.stopped and not search.params.include_stop_str_in_output
+        hidden = search.stop_token_ids if hides else frozenset()
         self.num_shown = [beam.length - (beam.token in hidden) for beam in self.beams]
 
     @property

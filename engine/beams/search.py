@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import msgspec
 import numpy as np
@@ -58,6 +59,7 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 _NOTHING = np.empty(0, np.int32)
+_BY_SCORE = attrgetter("beam_score")
 
 
 @dataclass(slots=True)
@@ -236,10 +238,10 @@ class BeamSearch:
         if not ended:
             return (), ()
         if not self.finished and len(ended) <= self.width:
-            self.finished = sorted(ended, key=lambda f: -f.beam_score)
+            self.finished = sorted(ended, key=_BY_SCORE, reverse=True)
             return tuple(self.finished), ()
         before = set(self.finished)
-        ranked = sorted([*self.finished, *ended], key=lambda f: -f.beam_score)
+        ranked = sorted([*self.finished, *ended], key=_BY_SCORE, reverse=True)
         self.finished, left = ranked[: self.width], ranked[self.width :]
         return tuple(f for f in self.finished if f not in before), tuple(f for f in left if f in before)
 
