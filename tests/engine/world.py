@@ -409,7 +409,7 @@ class World:
         if params.beams is not None:
             expected = [tokens for tokens, _ in expected_beams(group.request)]
             if isinstance(group.kind, Search) and group.kind.answer is not None:
-                assert group.kind.answer.token_ids == expected
+                assert list(map(list, group.kind.answer.token_ids)) == expected
                 self.seen["answered as one"] += 1
             else:
                 assert [s.tokens[len(prompt) :] for s in group.sequences] == expected
