@@ -49,9 +49,6 @@ from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.work.desk import Drafter
 from bequest.engine.work.kinds import KINDS, KindClass, kind_of
 
-import os
-_LAB_QUEUE = os.environ.get("LAB_QUEUE") == "1"
-
 
 class Scheduler:
     def __init__(
@@ -179,7 +176,7 @@ class Scheduler:
         self._schedule(draft, ready.prefilling)
         if not draft.short or not self._running:  # the last one may have given its blocks up: somebody must move
             self._admit_waiting(draft)
-        self.extractions.take_rest(draft, extract, self._spare(ready, most, extracted, behind, now))
+        self.extractions.take_rest(draft, extract, self._spare(ready, most, extracted, behind))
         self.cache.end_plan()
         for write in self.cache.take_writes():
             self.carry(write)
@@ -294,9 +291,9 @@ class Scheduler:
                 return waiting
         return None
 
-    def _spare(self, ready: Ready, most: int, extracted: int, behind: bool, now: float) -> Spare:
+    def _spare(self, ready: Ready, most: int, extracted: int, behind: bool) -> Spare:
         generating = any(s.group.kind.lane is Lane.GENERATION for s in self._running)
-        queued = not behind or self.limits.extraction.queues_steps or (_LAB_QUEUE and self.clock.alone(now))
+        queued = not behind or self.limits.extraction.queues_steps
         return Spare(most, extracted, generating, queued, bool(ready.extracting))
 
     # --- running sequences ---------------------------------------------------------------------------------------

@@ -88,13 +88,9 @@ class StepClock:
             return 0.0
         return max(0.0, self._since + least - tuning.late_margin - self._late - now)
 
-    def alone(self, now: float) -> bool:
-        """Whether nobody has generated anything for a while."""
-        return now > self._present_until
-
     def most_extracting(self, now: float) -> int:
         """Tokens of the next step, if it is one of extractions alone."""
-        if self.alone(now) or self._decode is None:
+        if now > self._present_until or self._decode is None:
             return self._extracting.largest
         most = max(self._tuning.extraction_steps * self._decode, self._tuning.extraction_least)
         return self._extracting.most_within(most)
