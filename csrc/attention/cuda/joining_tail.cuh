@@ -29,8 +29,10 @@ struct TailWork {
 template <int D, class Cache>
 __device__ void finish_tail(const AttentionArgs& a, const WorkItem& item, const Join& join, int head,
                             int lane, const float* tile, const float2* scales) {
-  constexpr int kStates = 4;  // in flight: a prefix is cut into few pieces where many share it
+  // In flight: more would take the whole kernel from 202 registers to 252, and from the next grid its place.
+  constexpr int kStates = 2;
   join.wait(a, head);
+#pragma unroll 1
   for (int i = lane; i < a.group * (D / 4); i += 32) {
     const int row = i / (D / 4);
     const int column = i % (D / 4) * 4;
@@ -44,12 +46,11 @@ __device__ void finish_tail(const AttentionArgs& a, const WorkItem& item, const 
   }
 }
 
-// The tails of this block's warps, each for itself.
+// The tails of this block's warps, each for itself, with memory for the scales of their states.
 template <int D, class Cache, Scores kScores>
 __device__ void attend_joining_items(const AttentionArgs& a, const SharedWork& work, int head,
-                                     uint8_t* shared) {
+                                     uint8_t* shared, float2 (&scales)[kDecodeWarps][kDecodeRows]) {
   using S = DecodeShape<D, Cache>;
-  __shared__ float2 scales[kDecodeWarps][kDecodeRows];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int tail = (worker_of_block() - work.first_joining.get()) * kDecodeWarps + warp;
   if (tail >= work.num_narrow_items) return wait_for_inputs(a);
