@@ -411,6 +411,9 @@ class AsyncEngine(Keeper):
             self._sleep.idle()
         if self.observer is not None:
             self.observer.on_finish(stats_of_request(group, reason, self._clock()))
+        # Both refer to the group: it would stay until a collector of cycles finds it, and every request would.
+        group.sequences = []
+        del group.kind
         if self.scheduler.num_waiting:
             # What it held may let a waiting request in, though no step is running.
             self._pump_soon()

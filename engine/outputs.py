@@ -7,6 +7,7 @@ next step has been launched.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 
 from bequest.engine.text.detokenizer import IncrementalDetokenizer
 from bequest.engine.text.stops import StopMatcher
@@ -71,7 +72,7 @@ class ChoiceOutput:
             sibling._logprobs = logprobs
         return sibling
 
-    def texts_of(self, answers: list[list[int]]) -> list[str]:
+    def texts_of(self, answers: Sequence[Sequence[int]]) -> list[str]:
         """Of whole answers to the request; all empty without a tokenizer. REQUIRES: as `whole_sibling`"""
         return [""] * len(answers) if self._decoder is None else self._decoder.wholes(answers)
 

@@ -3,6 +3,7 @@ what is counted, traced and logged of it."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 
@@ -43,9 +44,14 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     finally:
         if HELD in request:
             request[HELD].release()
-        context.metrics.traffic.on_answer(request.method, route_of(request), _status(response))
-        log_request(request, _status(response), response, context.metrics.spending.close(request.get(ANSWER_ID)))
+        asyncio.get_running_loop().call_soon(_note, request, response)  # a whole answer is sent first
         CURRENT.reset(current)
+
+
+def _note(request: web.Request, response: web.StreamResponse | None) -> None:
+    metrics, status = request.app[CONTEXT].metrics, _status(response)
+    metrics.traffic.on_answer(request.method, route_of(request), status)
+    log_request(request, status, response, metrics.spending.close(request.get(ANSWER_ID)))
 
 
 def _status(response: web.StreamResponse | None) -> int:

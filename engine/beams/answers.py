@@ -18,14 +18,17 @@ class BeamAnswer:
     search: BeamSearch
     deadline: bool  # it was cut off
     beams: list[Finished] = field(init=False)  # best first
-    token_ids: list[list[int]] = field(init=False)  # of each beam
+    token_ids: list[tuple[int, ...]] = field(init=False)  # of each beam
     num_shown: list[int] = field(init=False)  # of them, those that have text
+    stopped: bool = field(init=False)  # a beam ended with an end token
 
     def __post_init__(self) -> None:
         search = self.search
         self.beams = search.best()
         self.token_ids = search.tokens_of(self.beams)
-        hidden = frozenset() if search.params.include_stop_str_in_output else search.stop_token_ids
+        self.stopped = not search.stop_token_ids.isdisjoint([beam.token for beam in self.beams])
+        hides = self.stopped and not search.params.include_stop_str_in_output
+        hidden = search.stop_token_ids if hides else frozenset()
         self.num_shown = [beam.length - (beam.token in hidden) for beam in self.beams]
 
     @property
@@ -35,7 +38,7 @@ class BeamAnswer:
     @property
     def cut_short(self) -> bool:
         """Whether a beam ended for its length."""
-        return any(self.end_of(beam)[0] == "length" for beam in self.beams)
+        return not self.stopped or any(self.end_of(beam)[0] == "length" for beam in self.beams)
 
     def end_of(self, beam: Finished) -> tuple[FinishReason, StopReason]:
         if beam.token in self.search.stop_token_ids:
@@ -45,15 +48,20 @@ class BeamAnswer:
     def deltas(self, output: Output) -> tuple[ChoiceDelta, ...]:
         """`output` is that of the group's leader, which has no tokens."""
         wants_logprobs = self.search.params.logprobs is not None
-        texts = output.texts_of([ids[:num] for ids, num in zip(self.token_ids, self.num_shown, strict=True)])
+        shown, alike = self.token_ids, None
+        if self.stopped:
+            shown = [ids[:num] for ids, num in zip(self.token_ids, self.num_shown, strict=True)]
+        elif self.beams:
+            alike = self.end_of(self.beams[0])
+        texts = output.texts_of(shown)
         return tuple(
             [
                 ChoiceDelta(
                     index,
                     text,
-                    tuple(token_ids),
+                    token_ids,
                     tuple(self.search.logprobs_of(beam)) if wants_logprobs else None,
-                    *self.end_of(beam),
+                    *(alike or self.end_of(beam)),
                     beam.score,
                     beam.beam_score,
                 )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import msgspec
 import numpy as np
@@ -24,8 +25,7 @@ NO_PLACE = -1  # blocks that are those of a running beam
 Alternatives = tuple[tuple[int, float], ...]  # (token, log-probability), best first
 
 
-@dataclass(frozen=True, slots=True)
-class _Generation:
+class _Generation(msgspec.Struct, frozen=True):
     """The beams that ran on after a step, best first."""
 
     parents: IntArray  # [B] their numbers before the step
@@ -48,8 +48,7 @@ class Finished(msgspec.Struct, eq=False, gc=False):
     place: int = NO_PLACE  # of its blocks among those of ended beams (BeamTables), when it has joined
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(msgspec.Struct, frozen=True):
     """What a step led to. Parents are numbered as the running beams were before it."""
 
     parents: IntArray  # [B] of each beam that runs on, best first
@@ -60,6 +59,7 @@ class Turn:
 
 
 _NOTHING = np.empty(0, np.int32)
+_BY_SCORE = attrgetter("beam_score")
 
 
 @dataclass(slots=True)
@@ -123,18 +123,18 @@ class BeamSearch:
         """The tokens of a running beam."""
         return [int(g.tokens[i]) for g, i in self._ancestry(beam, self.length)]
 
-    def tokens_of(self, ended: Sequence[Finished]) -> list[list[int]]:
-        """The tokens of each of them."""
+    def tokens_of(self, ended: Sequence[Finished]) -> list[tuple[int, ...]]:
+        """The tokens of each of them. Tuples: unlike lists, the collector of cycles looks at them once."""
         lengths = {f.length for f in ended}
         if len(lengths) == 1:  # mostly: all ended for their length
             return self._tokens_alike(ended, *lengths)
-        tokens: dict[Finished, list[int]] = {}
+        tokens: dict[Finished, tuple[int, ...]] = {}
         for length in lengths:
             alike = [f for f in ended if f.length == length]
             tokens.update(zip(alike, self._tokens_alike(alike, length), strict=True))
         return [tokens[f] for f in ended]
 
-    def _tokens_alike(self, ended: Sequence[Finished], length: int) -> list[list[int]]:
+    def _tokens_alike(self, ended: Sequence[Finished], length: int) -> list[tuple[int, ...]]:
         tokens = np.empty((len(ended), length), np.int32)
         tokens[:, -1] = [f.token for f in ended]
         beams = np.asarray([f.parent for f in ended])
@@ -142,7 +142,7 @@ class BeamSearch:
             generation = self._generations[place]
             tokens[:, place] = generation.tokens[beams]
             beams = generation.parents[beams]
-        return tokens.tolist()
+        return list(map(tuple, tokens.tolist()))
 
     def logprobs_of(self, ended: Finished) -> list[TokenLogprob]:
         """Of its tokens; ranks are not known."""
@@ -238,10 +238,10 @@ class BeamSearch:
         if not ended:
             return (), ()
         if not self.finished and len(ended) <= self.width:
-            self.finished = sorted(ended, key=lambda f: -f.beam_score)
+            self.finished = sorted(ended, key=_BY_SCORE, reverse=True)
             return tuple(self.finished), ()
         before = set(self.finished)
-        ranked = sorted([*self.finished, *ended], key=lambda f: -f.beam_score)
+        ranked = sorted([*self.finished, *ended], key=_BY_SCORE, reverse=True)
         self.finished, left = ranked[: self.width], ranked[self.width :]
         return tuple(f for f in self.finished if f not in before), tuple(f for f in left if f in before)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import structs
 
 from bequest.engine.errors import InvalidEstate, InvalidRequest
 from bequest.engine.state.contents import ContentKey, Contents
@@ -42,7 +43,9 @@ def _taken(image: EstateImage, tenant: str, contents: Contents) -> Image:
     """The one that is here, if it is the same: whoever wrote the estate may say anything of it."""
     key = ContentKey(tenant, image.digest, image.detail)
     known = contents.find(key)
-    if known is not None and known != replace(image.as_image(known.first_id), digest=key.digest, detail=key.detail):
+    if known is not None and known != structs.replace(
+        image.as_image(known.first_id), digest=key.digest, detail=key.detail
+    ):
         key = key._replace(digest=hashlib.blake2b(image.content + image.digest, digest_size=32).digest())
     return contents.take(key, image.num_rows, image.as_image)
 

@@ -11,6 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from bequest.engine._C import BlockEpochs, BlockPool, BlockTable, TokenList
 from bequest.engine.cache.cross import CrossTables
 from bequest.engine.cache.salt import pack_salt
@@ -55,8 +57,7 @@ class RetentionLimits:
     block_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(msgspec.Struct, frozen=True):
     """What became of the lease that a request asked for."""
 
     retained: Retained | None = None

@@ -29,7 +29,8 @@ class Tallies:
     def add(self, record: Record) -> None:
         """A new one, or one that has changed."""
         self.drop(record)
-        grade, tokens, blocks = record.grade(self._pool), record.num_tokens, record.num_left_blocks(self._pool)
+        blocks = record.num_left_blocks(self._pool)
+        grade, tokens = record.grade(blocks), record.num_tokens
         self._seen[record] = grade, tokens, blocks
         self._count(grade, 1, tokens, blocks)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -83,8 +83,7 @@ def _bits(ids: Sequence[int], vocab_size: int) -> torch.Tensor:
     return torch.from_numpy(np.packbits(bits, bitorder="little").view(np.int32))
 
 
-@dataclass(frozen=True, slots=True)
-class BeamGroup:
+class BeamGroup(msgspec.Struct, frozen=True):
     """The beams of one request in a step."""
 
     num_rows: int  # 1 in the first step
@@ -92,8 +91,7 @@ class BeamGroup:
     constraint: BeamConstraint | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PackedGroups:
+class PackedGroups(msgspec.Struct, frozen=True):
     """A step's groups as the kernels read them."""
 
     group_start: IntArray  # [G + 1]

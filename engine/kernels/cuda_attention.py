@@ -8,8 +8,7 @@ replaces between replays. Calls that share a workspace must be in one stream ord
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import torch
 from torch import Tensor
 
@@ -24,8 +23,7 @@ from bequest.engine.kernels.streams import current_stream
 BROAD_HEAD = 512  # csrc/attention/cuda/work_list.h: a head_dim with kernels of its own
 
 
-@dataclass(frozen=True)
-class WorkCounts:
+class WorkCounts(msgspec.Struct, frozen=True):
     """What a work list holds. A plan without items of a kind, or without merges, spares that launch."""
 
     decode_items: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -55,8 +56,7 @@ class DeviceGroups:
         return DeviceGroups(torch.from_numpy(groups.group_start).to(device), records.to(device))
 
 
-@dataclass(frozen=True, slots=True)
-class StepAddresses:
+class StepAddresses(msgspec.Struct, frozen=True):
     """Where the beams of a step lie in the memory of the device."""
 
     cumulative: int  # float32 [R]
@@ -66,8 +66,7 @@ class StepAddresses:
     num_groups: int
 
 
-@dataclass(frozen=True, slots=True)
-class CandidateAddresses:
+class CandidateAddresses(msgspec.Struct, frozen=True):
     """DeviceCandidates by their addresses."""
 
     score: int

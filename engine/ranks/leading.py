@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
+
 from bequest.engine.config import EngineConfig
 from bequest.engine.errors import ModelError
 from bequest.engine.ranks.group import check_devices, join, leave
@@ -65,7 +67,7 @@ class _Telling:
 
     def write(self, record: Record) -> None:
         if isinstance(record, Returned):  # what was sampled is all that they compare
-            record = Returned(replace(record.result, logprobs=None, prompt_logprobs=(), states=()))
+            record = Returned(structs.replace(record.result, logprobs=None, prompt_logprobs=(), states=()))
         self._followers.tell(encode(record))
 
     def close(self) -> None:

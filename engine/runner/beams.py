@@ -6,12 +6,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from bequest.engine.kernels import cpu_beams
 from bequest.engine.kernels.beams import BeamConstraint, BeamGroup, PackedGroups, pack_groups
 from bequest.engine.runner.catalogues import PlacedCatalogues
-from bequest.engine.types import BeamCandidates, BeamSpec, BoolArray, FloatArray, IntArray
+from bequest.engine.types import BeamCandidates, BeamSpec, FloatArray, IntArray
 
 _MOST_CONSTRAINTS = 1024  # of recent requests, kept from step to step
 
@@ -63,18 +64,26 @@ def nodes_of(specs: Sequence[BeamSpec]) -> IntArray | None:
 
 
 def unpack(
-    specs: Sequence[BeamSpec], score: FloatArray, row: IntArray, token: IntArray, logprob: FloatArray, bad: BoolArray
+    specs: Sequence[BeamSpec],
+    columns: int,
+    score: FloatArray,
+    row: IntArray,
+    token: IntArray,
+    logprob: FloatArray,
+    bad: npt.NDArray[np.uint8],
 ) -> tuple[BeamCandidates, ...]:
     """The candidates of each group from arrays of [G, K] in a row, which are padded with token -1; `bad` is [R]."""
-    first, columns = specs[0].first_sample, len(token) // len(specs)
-    any_bad = bool(bad.any())
+    first = specs[0].first_sample
+    any_bad = b"\1" in bad.tobytes()
     parts = []
-    for begin, spec in zip(range(0, len(token), columns), specs, strict=True):
+    for begin, spec in zip(range(0, len(specs) * columns, columns), specs, strict=True):
         end = begin + columns
         if token[end - 1] < 0:  # a narrower group than others, or one that ran out of candidates
             end = begin + int(np.count_nonzero(token[begin:end] >= 0))
-        beams = slice(spec.first_sample - first, spec.first_sample - first + len(spec.scores))
-        spoilt = any_bad and bool(bad[beams].any())
+        spoilt = False
+        if any_bad:
+            beams = slice(spec.first_sample - first, spec.first_sample - first + len(spec.scores))
+            spoilt = bool(bad[beams].any())
         of_group = slice(begin, end)
         parts.append(
             BeamCandidates(
@@ -97,4 +106,5 @@ class CpuBeams:
         rows = logits[specs[0].first_sample :]
         found = cpu_beams.beam_candidates(rows, scores_of(specs), pack(specs, self._constraints), nodes_of(specs))
         score, logprob = found.score.reshape(-1), found.logprob.reshape(-1)
-        return unpack(specs, score, found.row.reshape(-1), found.token.reshape(-1), logprob, found.bad)
+        row, token, bad = found.row.reshape(-1), found.token.reshape(-1), found.bad.view(np.uint8)
+        return unpack(specs, found.token.shape[1], score, row, token, logprob, bad)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec.structs import replace
 
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels.delta_net import RecurrentStep

@@ -69,11 +69,9 @@ class PendingCandidates:
     def read(self) -> tuple[BeamCandidates, ...]:
         """When the step has run. Beams wait for this: few and large operations."""
         content = self._array[: self._end].copy()
-        size, table = len(self._specs) * self._columns, self._table // 4
-        ints, bad = content[: 4 * self._table].view(np.int32), content[4 * self._table :].view(np.bool_)
-        floats = ints.view(np.float32)
-        row, token = ints[table : table + size], ints[2 * table : 2 * table + size]
-        return unpack(self._specs, floats[:size], row, token, floats[3 * table : 3 * table + size], bad)
+        floats = content[: 4 * self._table].view(np.float32).reshape(4, -1)
+        ints = floats.view(np.int32)
+        return unpack(self._specs, self._columns, floats[0], ints[1], ints[2], floats[3], content[4 * self._table :])
 
 
 class CudaBeams:

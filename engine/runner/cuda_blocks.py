@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from bequest.engine.kernels import cuda as kernels

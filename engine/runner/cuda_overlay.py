@@ -45,9 +45,13 @@ class FixedPlaces:
             return True
         return self.of(size) is not None and not images.together
 
-    @torch.inference_mode()
     def place(self, overlay: Overlay | None, positions: Tensor) -> None:
         """For the graph that runs next. `positions`: [T] of its tokens, on the device."""
+        if self._marked or overlay is not None:  # in few steps
+            self._place(overlay, positions)
+
+    @torch.inference_mode()
+    def _place(self, overlay: Overlay | None, positions: Tensor) -> None:
         if self._marked:
             self._marks.zero_()
         self._marked = overlay is not None

@@ -15,11 +15,11 @@ a sampler row needs for that is its last state. The pair of a prompt's last toke
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from bequest.engine.kernels.attention_work import AttentionWork
 from bequest.engine.layers.step import LayerStep

@@ -6,9 +6,9 @@ Every rank has one, and all are told the same. What is read is whole on the firs
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from bequest.engine.layers.ranks import Ranks
 from bequest.engine.models.cutting import Cutting

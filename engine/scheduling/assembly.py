@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from bequest.engine._C import Batch, BlockTable, gather_tables
@@ -12,6 +11,7 @@ from bequest.engine.scheduling.outcome import StepOutcome
 from bequest.engine.state.draft import Chunk, EncoderRun
 from bequest.engine.state.sequence import Copies, Sequence
 from bequest.engine.types import (
+    MAX_BEAM_WIDTH,
     NO_DRAFT,
     NO_ROW,
     BeamSpec,
@@ -29,8 +29,7 @@ from bequest.engine.types.image import Image, StepImages
 BlockPairs = list[tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class BlockMoves:
+class BlockMoves(msgspec.Struct, frozen=True):
     """What happens to blocks before the step: (source, destination) pairs."""
 
     swaps_out: BlockPairs
@@ -152,8 +151,11 @@ def _all_copies(moves: BlockMoves) -> IntArray:
 
 def _samples(step: int, outcome: StepOutcome) -> StepSamples:
     """The beams', which have no rows, are the last."""
+    num = len(outcome.sampled)
+    if not num and len(outcome.ranked) == 1:
+        return _beams_alone(outcome.ranked[0][0], outcome.num_logprobs)
     of_beams = [np.arange(r.start, r.stop, dtype=np.int32) for r, _ in outcome.ranked]
-    num, num_beams = len(outcome.sampled), sum(map(len, of_beams))
+    num_beams = sum(map(len, of_beams))
     samples = np.empty((3, num + num_beams), np.int32)
     tokens, rows, positions = samples
     if num:
@@ -171,6 +173,22 @@ def _samples(step: int, outcome: StepOutcome) -> StepSamples:
         drafts=_drafts(outcome, num + num_beams) if outcome.drafts else None,
         num_logprobs=outcome.num_logprobs,
         masks=_masks_of(step, outcome.sampled),
+    )
+
+
+# Of steps of one group of beams: they are slices of these.
+_COUNTED = np.arange(2 * MAX_BEAM_WIDTH, dtype=np.int32)
+_NO_ROWS = np.full(MAX_BEAM_WIDTH, NO_ROW, np.int32)
+_NO_POSITIONS = np.zeros(MAX_BEAM_WIDTH, np.int32)
+
+
+def _beams_alone(tokens: range, num_logprobs: int | None) -> StepSamples:
+    num, known = len(tokens), tokens.stop <= len(_COUNTED)
+    return StepSamples(
+        tokens=_COUNTED[tokens.start : tokens.stop] if known else np.arange(tokens.start, tokens.stop, dtype=np.int32),
+        rows=_NO_ROWS[:num],
+        positions=_NO_POSITIONS[:num],
+        num_logprobs=num_logprobs,
     )
 
 

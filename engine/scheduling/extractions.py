@@ -6,7 +6,8 @@ Owned by the event-loop thread.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from bequest.engine.scheduling.fairness import FairQueue
 from bequest.engine.scheduling.limits import ExtractionLimits
@@ -16,8 +17,7 @@ from bequest.engine.state.sequence import Sequence
 from bequest.engine.states.memory import StatesMemory
 
 
-@dataclass(frozen=True, slots=True)
-class Spare:
+class Spare(msgspec.Struct, frozen=True):
     """What a step has for extractions when all others have what they need."""
 
     most: int  # tokens of the step

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from operator import attrgetter
+
+import msgspec
 
 from bequest.engine.scheduling.fairness import FairQueue, turn
 from bequest.engine.scheduling.policy.pieces import Demand
 from bequest.engine.state.sequence import Lane, Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(msgspec.Struct, frozen=True):
     """Running sequences that want something of the next step."""
 
     decoding: list[Sequence]  # need one token; by urgency

@@ -5,7 +5,7 @@ A sequence that ended or left since the launch is passed over: a step launched p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from bequest.engine.state.launch import Launch
 from bequest.engine.state.sequence import Applied, Group, Sequence, Status
@@ -19,8 +19,7 @@ def apply_result(launch: Launch, result: StepResult, now: float) -> Applied:
     return applied
 
 
-@dataclass(frozen=True, slots=True)
-class Samples:
+class Samples(msgspec.Struct, frozen=True):
     """The tokens that a step samples."""
 
     sequences: tuple[Sequence, ...]  # as the plan's samples, up to those of beams
@@ -71,8 +70,7 @@ def _learn(sequence: Sequence, num_drafted: int, num_right: int, applied: Applie
     sequence.work.note_drafts(sequence, num_drafted, num_right)
 
 
-@dataclass(frozen=True, slots=True)
-class PromptLogprobsOf:
+class PromptLogprobsOf(msgspec.Struct, frozen=True):
     """A step tells log-probabilities of a prompt."""
 
     group: Group

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 from weakref import WeakValueDictionary
+
+from msgspec.structs import replace
 
 from bequest.engine.types.image import FIRST_ID, LAST_ID, Detail, Image
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from bequest.engine.state.sequence import Expectation
 from bequest.engine.types import Matcher, Registration, Release, StepPlan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
     plan: StepPlan
     expected: tuple[Expectation, ...]  # applied in this order when the result comes
     masked: tuple[Matcher, ...]  # as plan.samples.masks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from bequest.engine.types import ChoiceDelta, FinishReason, StopReason, TokenLogprob
@@ -30,7 +31,7 @@ class Output(Protocol):
     ) -> Output:
         """The same with all its tokens, of which the first `num_shown` have text."""
 
-    def texts_of(self, answers: list[list[int]]) -> list[str]:
+    def texts_of(self, answers: Sequence[Sequence[int]]) -> list[str]:
         """Of whole answers to the request."""
 
     def push(self, token_id: int, logprob: TokenLogprob | None, shown: bool) -> str | None:

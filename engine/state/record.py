@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, overload
 
+import msgspec
+
 from bequest.engine._C import BeamEpochs, BlockEpochs, BlockPool, BlockTable, TokenList, count_distinct_blocks
 from bequest.engine.state.cross import CrossTable
 from bequest.engine.state.recurrent import State
@@ -126,7 +128,7 @@ class KeptBeams:
 
     prompt: TokenList
     salt: bytes
-    token_ids: list[list[int]]  # of each beam, behind the prompt
+    token_ids: list[tuple[int, ...]]  # of each beam, behind the prompt
     num_shown: list[int]  # likewise, how many of them have text
     epochs: BeamEpochs  # of the blocks of all but the last token
 
@@ -167,12 +169,15 @@ class Living(Protocol):
     def charged_output(self) -> int:
         """Tokens of each choice that its lease is charged for."""
 
+    @property
+    def sequences(self) -> abc.Sized:
+        """Of its choices; none before it begins."""
+
     def holding(self, choice: int) -> Holding | None:
         """Of a choice that has not ended."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Who a record is, from its request's submission on."""
 
     id: str
@@ -302,6 +307,8 @@ class Record:
 
     def holdings(self) -> list[Holding]:
         num = self.identity.num_choices
+        if self.group is not None and not self.group.sequences and not self.kept:
+            return []
         if num > 1 and (first := self.choice(0)) is not None and self.choice(1) is first:
             return [first] * num  # they have not parted ways
         return [held for i in range(num) if (held := self.choice(i)) is not None]
@@ -328,12 +335,13 @@ class Record:
         num_prompt = holdings[0].num_prompt
         return sum(len(held.tokens) for held in holdings) - num_prompt * (len(holdings) - 1)
 
-    def grade(self, pool: BlockPool) -> Grade:
+    def grade(self, left_blocks: int) -> Grade:
+        """`left_blocks`: as num_left_blocks says."""
         if self.group is not None:
             return "running"
         if self.leased:
             return "leased" if self.stored is None else "stored"
-        return "warm" if self.num_left_blocks(pool) else "tokens"
+        return "warm" if left_blocks else "tokens"
 
     def as_parent(self) -> Parent:
         holdings = self.holdings()
@@ -356,7 +364,7 @@ class Record:
             name=self.identity.name,
             created_at=self.identity.created_at,
             expires_at=self.lease.expires_at_wall,
-            grade=self.grade(pool),
+            grade=self.grade(self.num_left_blocks(pool)),
             parent=None if lineage is None else lineage.parent,
             at=None if lineage is None else lineage.at,
             children=self.children,

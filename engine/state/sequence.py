@@ -439,7 +439,7 @@ class Group:
     salt: bytes  # divides the prefix index
     times: Times
     arrival_number: int
-    kind: Kind = field(init=False)  # given by whoever makes it
+    kind: Kind = field(init=False, repr=False)  # given by whoever makes it; gone when it has ended
     account: Account = field(default_factory=Account)  # its tenant's
     sequences: list[Sequence] = field(default_factory=list)
     ties: Ties = field(default_factory=Ties)

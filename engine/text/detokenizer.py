@@ -80,10 +80,11 @@ class _ByteStream:
     def wholes(self, answers: Sequence[Sequence[int]]) -> list[str]:
         begun = self._decoder.getstate()[0]  # of a character, by the prompt
         spelled, hidden = self._bytes, self._hidden
-        texts = [
-            b"".join([begun, *[spelled[i] for i in token_ids if i not in hidden]]).decode("utf-8", "replace")
-            for token_ids in answers
-        ]
+        parts = [[begun, *[spelled[i] for i in token_ids if i not in hidden]] for token_ids in answers]
+        # In one go: a byte of ASCII ends what is incomplete before it, as the end does.
+        texts = b"\0".join(map(b"".join, parts)).decode("utf-8", "replace").split("\0")
+        if len(texts) != len(parts):  # a token has that byte
+            texts = [b"".join(part).decode("utf-8", "replace") for part in parts]
         return [text.removeprefix(" ") for text in texts] if self._strip_space else texts
 
     def _shown_bytes(self, token_ids: Sequence[int]) -> bytes:

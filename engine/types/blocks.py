@@ -5,9 +5,10 @@ Data (engine/types/data.py). Dims: N blocks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -34,8 +35,7 @@ class BlockLayout:
         return -(-self.state_bytes // self.num_bytes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BlockRead(Data):
+class BlockRead(Data, frozen=True, kw_only=True, eq=False):
     """Asks for the bytes of blocks: those of the device, then those of the host."""
 
     moves: StepMoves  # swaps that were planned before it
@@ -44,8 +44,7 @@ class BlockRead(Data):
     of_drafts: bool = False  # of who drafts beside the model, in blocks of the same numbers, and not the model's
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BlockWrite(Data):
+class BlockWrite(Data, frozen=True, kw_only=True, eq=False):
     """Replaces the bytes of blocks of the device."""
 
     moves: StepMoves  # swaps that were planned before it
@@ -54,29 +53,26 @@ class BlockWrite(Data):
     of_drafts: bool = False  # as of BlockRead
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StateRead(Data):
+class StateRead(Data, frozen=True, kw_only=True, eq=False):
     """Asks for the bytes of states of recurrent layers."""
 
     slots: IntArray
-    moves: IntArray = field(default_factory=no_pairs)  # [C, 2] of states, which come first
+    moves: IntArray = msgspec.field(default_factory=no_pairs)  # [C, 2] of states, which come first
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StateWrite(Data):
+class StateWrite(Data, frozen=True, kw_only=True, eq=False):
     """Replaces the bytes of states."""
 
     slots: IntArray  # [N]
     content: BlockBytes  # [N, bytes of a state]
-    moves: IntArray = field(default_factory=no_pairs)  # [C, 2] of states, which come first
+    moves: IntArray = msgspec.field(default_factory=no_pairs)  # [C, 2] of states, which come first
 
 
 BytesWrite = BlockWrite | StateWrite
 BytesMove = BlockRead | StateRead | BytesWrite
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class KeptMemory(Data):
+class KeptMemory(Data, frozen=True, kw_only=True, eq=False):
     """What a runner that falls asleep keeps of its memory; all else is given back."""
 
     moves: StepMoves  # swaps that were planned before

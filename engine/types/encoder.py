@@ -140,8 +140,7 @@ def check_encoder(encoder: EncoderInput | None, info: EncoderInfo | None) -> Non
         info.check_length(encoder.length)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class EncoderSpec(Data):
+class EncoderSpec(Data, frozen=True, eq=False):
     """One run of the encoder in a step: the cross keys and values of position i go to `slots[i]` of every layer."""
 
     input: EncoderInput

@@ -146,16 +146,14 @@ def most_positions(params: HiddenStatesParams, num_prompt: int, max_tokens: int)
 # --- what a step taps --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TapSpec(Data):
+class TapSpec(Data, frozen=True, eq=False):
     """R tokens of the step whose states one sequence wants, of the same layers."""
 
     tokens: npt.NDArray[np.int32]  # [R] in [0, T), ascending
     num_layers: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class EncoderTap(Data):
+class EncoderTap(Data, frozen=True, eq=False):
     """R positions of one encoder input whose states are wanted: rows [R, layers] from `first_row` on."""
 
     tokens: Indices  # [R] in [0, E), of the packed inputs of the step
@@ -167,8 +165,7 @@ class EncoderTap(Data):
         return len(self.tokens) * len(self.layers)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepTaps(Data):
+class StepTaps(Data, frozen=True, kw_only=True, eq=False):
     """Where the states of a step's tokens go: token t's layers, ascending, into rows from `rows[t]` on."""
 
     rows: npt.NDArray[np.int32]  # [T] in [0, num_rows), or NOT_TAPPED

@@ -57,8 +57,7 @@ class PreparedImage:
         return sum(part for part in self.layout if isinstance(part, int))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
-class Image(Data):
+class Image(Data, frozen=True, kw_only=True, eq=False, weakref=True):
     """One that has ids. Two of a tenant with the same content are the same object (engine/state/contents.py)."""
 
     first_id: int
@@ -187,8 +186,7 @@ def image_spans(prompt: Sequence[int], images: Iterable[Image]) -> tuple[ImageSp
 # --- what a step does with them ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ImageRows(Data):
+class ImageRows(Data, frozen=True, kw_only=True, eq=False):
     """Tokens of a step that are rows of one image."""
 
     image: int  # its first id
@@ -197,8 +195,7 @@ class ImageRows(Data):
     turns: IntArray | None = None  # [M, 3] positions of rotation, where the image has a grid
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TogetherRows(Data):
+class TogetherRows(Data, frozen=True, kw_only=True, eq=False):
     """Tokens of a step that are rows of one image and see all of it, however much of it comes behind them."""
 
     sequence: int  # in [0, S)
@@ -207,8 +204,7 @@ class TogetherRows(Data):
     end: int  # position behind the last row of the image
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepImages(Data):
+class StepImages(Data, frozen=True, kw_only=True, eq=False):
     """In this order: rows that the device forgets, images that the tower looks at, rows that tokens begin with."""
 
     dropped: tuple[int, ...] = ()  # first ids

@@ -9,8 +9,7 @@ Dims: T tokens of the step, S sequences of the step, N samples, MB blocks per ro
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -31,8 +30,7 @@ MIXED_SIZES = (32, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 1792
 DRAFTED = -2  # the device's draft model says what follows a sample: the step's token behind it, whose id is 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepBatch(Data):
+class StepBatch(Data, frozen=True, kw_only=True, eq=False):
     """The tokens of a step, sequence by sequence, and where their keys and values lie."""
 
     input_ids: IntArray  # [T]; 0 where a sampler row has the token, or an image has
@@ -53,26 +51,23 @@ def no_pairs() -> IntArray:
     return np.empty((0, 2), np.int32)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepMoves(Data):
+class StepMoves(Data, frozen=True, kw_only=True, eq=False):
     """What happens to blocks before anything is computed, in this order."""
 
     swaps_out: IntArray  # [C, 2] (device block, host block)
     swaps_in: IntArray  # [C, 2] (host block, device block)
     copies: IntArray  # [C, 2] (source, destination) in the device pool, copy on write
-    states: IntArray = field(default_factory=no_pairs)  # [C, 2] (slot, slot), one after the other
+    states: IntArray = msgspec.field(default_factory=no_pairs)  # [C, 2] (slot, slot), one after the other
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepRows(Data):
+class StepRows(Data, frozen=True, kw_only=True, eq=False):
     """Sampler rows that change before the step samples; those to be closed come first."""
 
     close: tuple[int, ...] = ()  # that no later step names under their old meaning
     open: tuple[RowSpec, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MaskSpec(Data):
+class MaskSpec(Data, frozen=True, kw_only=True, eq=False):
     """Samples [first_sample, first_sample + num_rows) have token masks, which come on the channel as `number`."""
 
     number: int
@@ -84,8 +79,7 @@ class MaskSpec(Data):
         return slice(self.first_sample, self.first_sample + self.num_rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepSamples(Data):
+class StepSamples(Data, frozen=True, kw_only=True, eq=False):
     """What is sampled. The samples of rows with a grammar are the last ones, but for those of beams.
 
     A row may be sampled several times where tokens were drafted: its samples are consecutive and their positions
@@ -105,8 +99,7 @@ class StepSamples(Data):
         return len(self.tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PromptLogprobSpec(Data):
+class PromptLogprobSpec(Data, frozen=True, kw_only=True, eq=False):
     """Asks for log-probabilities of `targets`: target i is the token after the step's token `first_token + i`."""
 
     request_id: str
@@ -115,8 +108,7 @@ class PromptLogprobSpec(Data):
     top: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BeamSpec(Data):
+class BeamSpec(Data, frozen=True, kw_only=True, eq=False):
     """Asks for the best continuations of a group's beams: samples [first_sample, first_sample + R) of the step."""
 
     request_id: str
@@ -130,8 +122,7 @@ class BeamSpec(Data):
     nodes: IntArray | None = None  # [R] where each beam stands in the catalogue, if there is one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepPlan(Data):
+class StepPlan(Data, frozen=True, kw_only=True, eq=False):
     """One step for the device thread: moves, rows closed and opened, encoders, forward, sampling."""
 
     step: int

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.types.image import Image
@@ -22,8 +24,7 @@ class ParentChoice:
     shown_len: int  # tokens the client was shown: without a trailing end token or what reaches into a stop string
 
 
-@dataclass(frozen=True, slots=True)
-class Parent:
+class Parent(msgspec.Struct, frozen=True):
     """A record as somebody who wants to continue from it sees it."""
 
     id: str

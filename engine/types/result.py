@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from bequest.engine.types.arrays import BoolArray, FloatArray, IntArray
 from bequest.engine.types.data import Data
 from bequest.engine.types.states import StatesArray
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LogprobArrays(Data):
+class LogprobArrays(Data, frozen=True, kw_only=True, eq=False):
     """Raw log-probabilities of R rows: of the chosen token, its rank (1 is best), and the K best tokens, best first."""
 
     chosen: FloatArray  # [R]
@@ -19,8 +16,7 @@ class LogprobArrays(Data):
     top: FloatArray  # [R, K]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BeamCandidates(Data):
+class BeamCandidates(Data, frozen=True, kw_only=True, eq=False):
     """The best continuations of one group's beams, best first; only allowed ones. `bad`: logits held a NaN."""
 
     scores: FloatArray  # [K] the beam's score and the token's log-probability
@@ -30,8 +26,7 @@ class BeamCandidates(Data):
     bad: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepResult(Data):
+class StepResult(Data, frozen=True, kw_only=True, eq=False):
     step: int
     tokens: IntArray  # [N]; where tokens were drafted, those behind a sample that is not its draft mean nothing
     bad_rows: BoolArray  # [N] logits held a NaN: the row's request fails, nobody else's

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from bequest.engine.types.data import Data
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DrawParams(Data):
+class DrawParams(Data, frozen=True, kw_only=True, eq=False):
     """How a token is drawn from what is allowed."""
 
     temperature: float
@@ -23,8 +20,7 @@ class DrawParams(Data):
         return self.temperature < 1e-5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Penalties(Data):
+class Penalties(Data, frozen=True, kw_only=True, eq=False):
     presence: float = 0.0
     frequency: float = 0.0
     repetition: float = 1.0
@@ -34,8 +30,7 @@ class Penalties(Data):
         return self.presence != 0 or self.frequency != 0 or self.repetition != 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TokenBounds(Data):
+class TokenBounds(Data, frozen=True, kw_only=True, eq=False):
     """Which tokens may come at all, and which are favoured."""
 
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -45,16 +40,14 @@ class TokenBounds(Data):
     min_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CatalogueSpec(Data):
+class CatalogueSpec(Data, frozen=True, kw_only=True, eq=False):
     """Only items of a catalogue may come, then an end token."""
 
     handle: int  # that it was registered under
     end_token_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TimestampSpec(Data):
+class TimestampSpec(Data, frozen=True, kw_only=True, eq=False):
     """Whisper's rule of transcripts with timestamps (engine/runner/timestamps.py)."""
 
     first: int  # <|0.00|>
@@ -62,8 +55,7 @@ class TimestampSpec(Data):
     never: tuple[int, ...]  # tokens that the model never says
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RowSpec(Data):
+class RowSpec(Data, frozen=True, kw_only=True, eq=False):
     """Opens a sampler row: the device keeps the row's penalty counts, masks, seed and last token until it is closed."""
 
     row: int

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import msgspec
+
 from bequest.engine.types import Grade, GradeLoad, Inheritance
 
 
@@ -42,8 +44,7 @@ class EngineLoad:
     adapters: AdapterLoad = AdapterLoad(0, 0, (), ())
 
 
-@dataclass(frozen=True, slots=True)
-class StepStats:
+class StepStats(msgspec.Struct, frozen=True):
     """What one applied step did."""
 
     prompt_tokens: int  # computed in this step, those of encoder inputs among them
@@ -63,8 +64,7 @@ class StepStats:
     experts: tuple[int, int] = (0, 0)  # whose matrices it read, each once for each layer, and that all layers have
 
 
-@dataclass(frozen=True, slots=True)
-class RequestStats:
+class RequestStats(msgspec.Struct, frozen=True):
     """A request that ended."""
 
     reason: Literal["stop", "length", "abort", "error"]

@@ -23,10 +23,7 @@ def usage_of(group: Group) -> Usage:
 
 
 def stats_of_step(launch: Launch, result: StepResult, applied: Applied) -> StepStats:
-    images = launch.plan.images or StepImages()
-    looked_at = [image for image in images.looked_at if image.is_seen]
-    seen = {image.first_id for image in looked_at}
-    found = {rows.image for rows in images.gathered} - {image.first_id for image in images.looked_at}
+    seen, num_bytes, found = (0, 0, 0) if launch.plan.images is None else _images_of(launch.plan.images)
     return StepStats(
         prompt_tokens=launch.num_prompt_tokens + sum(run.input.length for run in launch.plan.encoders),
         generated_tokens=applied.num_generated,
@@ -40,10 +37,18 @@ def stats_of_step(launch: Launch, result: StepResult, applied: Applied) -> StepS
         drafted_tokens=applied.num_drafted,
         accepted_tokens=applied.num_right,
         experts=result.experts,
-        images_seen=len(seen),
-        image_bytes=sum(image.content.nbytes for image in looked_at),
-        images_found=len(found) - launch.images_ahead,
+        images_seen=seen,
+        image_bytes=num_bytes,
+        images_found=found - launch.images_ahead,
     )
+
+
+def _images_of(images: StepImages) -> tuple[int, int, int]:
+    """How many the tower looks at, their bytes, and how many are found."""
+    looked_at = [image for image in images.looked_at if image.is_seen]
+    seen = {image.first_id for image in looked_at}
+    found = {rows.image for rows in images.gathered} - {image.first_id for image in images.looked_at}
+    return len(seen), sum(image.content.nbytes for image in looked_at), len(found)
 
 
 def stats_of_request(group: Group, reason: Literal["stop", "length", "abort", "error"], now: float) -> RequestStats:

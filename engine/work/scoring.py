@@ -189,7 +189,7 @@ class Scoring(Reading):
         """One choice for each suffix, when all are there."""
         if self.leader.status is not Status.FINISHED:
             return ()
-        texts = self.leader.output.texts_of([list(suffix) for suffix in self._suffixes])
+        texts = self.leader.output.texts_of(self._suffixes)
         return tuple(
             ChoiceDelta(
                 number,

@@ -358,7 +358,7 @@ class Search(Kind):
                 index,
                 tokens,
                 self.beams.take_ended(ended.place),
-                _output(leader.output, index, answer, ended, generated),
+                _output(leader.output, index, answer, ended, list(generated)),
                 self,
                 num_computed=len(tokens) - 1,
                 status=Status.RUNNING,

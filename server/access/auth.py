@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 
 from aiohttp import web
 
@@ -103,6 +104,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+@lru_cache(maxsize=64)
 def _is_loopback_name(host: str | None) -> bool:
     """Browsers always send a Host, so that a page whose name was pointed at 127.0.0.1 gives itself away."""
     if not host:

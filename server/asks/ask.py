@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from bequest.engine.errors import EngineError
-from bequest.engine.types import OutputMode, Request, SamplingParams
+from bequest.engine.types import OutputMode, Request, SamplingParams, Terms
 from bequest.engine.types.speculation import Speculation
 from bequest.server.asks.lengths import check_prompt_len
 from bequest.server.asks.prompt import Prompt
@@ -47,7 +47,7 @@ class Ask:
 
     def _request(self, index: int, prompt: Prompt, params: SamplingParams) -> Request:
         """Named after the answer. The client's own name belongs to the first."""
-        terms = self.terms
+        terms, record = self.terms, self.terms.record
         return Request(
             id=part_id(self.id, index),
             tenant=terms.tenant,
@@ -57,10 +57,11 @@ class Ask:
             deadline=terms.deadline,
             cache_salt=terms.cache_salt or prompt.cache_salt,
             output=self.output,
-            terms=replace(
-                terms.record,
+            terms=Terms(
                 lineage=prompt.lineage,
-                name=terms.record.name if index == 0 else None,
+                name=record.name if index == 0 else None,
+                keep_record=record.keep_record,
+                retain=record.retain,
                 origin=prompt.origin,
             ),
             encoder=prompt.encoder,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+
+import msgspec
 
 from bequest.engine.errors import ParentFailed, ParentLost, ParentNotFound
 from bequest.engine.types import Lineage, Parent, ParentChoice
@@ -34,8 +35,7 @@ _SUFFIX = ("continuation_suffix", "continuation_token_ids")
 _Continuing = CompletionBody | ChatBody | HiddenStatesBody
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inheriting:
+class Inheriting(msgspec.Struct, frozen=True, kw_only=True):
     """Of a request that continues a parent."""
 
     reference: str  # the parent, as the client names it
@@ -46,8 +46,7 @@ class Inheriting:
     falls_back: bool  # there is a whole prompt for the case that the parent is gone
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(msgspec.Struct, frozen=True):
     """The beginning of a prompt: the first `at` tokens of a choice of `parent`."""
 
     reference: str  # the parent, as the client named it

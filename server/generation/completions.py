@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from math import isfinite
 from typing import Any
@@ -91,28 +90,32 @@ class CompletionChunks(Chunks):
         self._context = context
         self._tokenizer = context.text.tokenizer
         self._spelling = Spelling(self._tokenizer, body.return_tokens_as_token_ids)
-        shows_special = body.catalogue is not None if body.skip_special_tokens is None else not body.skip_special_tokens
         self._prompt_logprobs: orjson.Fragment | None = None  # all choices have the same
-        # By choice.
-        self._offsets = defaultdict[int, Offsets](lambda: Offsets(self._tokenizer, shows_special, prompt.said_ids))
+        self._offsets: dict[int, Offsets] = {}  # by choice
 
     def whole_choices(self, result: Collector) -> list[dict[str, Any]]:
         """All choices of a whole answer. A search has many that tell little: these cost one dict each."""
         choices = [result.choices[index] for index in sorted(result.choices)]
         if self._detailed or result.prompt_logprobs is not None or self._body.prompt_logprobs is not None:
             return [self.choice(choice, True, result.prompt_logprobs) for choice in choices]
-        prompt, indices = self._prompt.text, self._indices
-        return [
+        prompt, first = self._prompt.text, self._indices[0]
+        whole = [
             {
-                "index": indices[choice.index],
+                "index": first + choice.index,
                 "text": prompt + choice.text,
                 "logprobs": None,
                 "finish_reason": choice.finish_reason,
                 "stop_reason": choice.stop_reason,
-                **_scores(choice),
+                "cumulative_logprob": choice.cumulative_logprob,
+                "beam_score": choice.beam_score,
             }
             for choice in choices
         ]
+        if not _all_finite(choices):
+            for shown, choice in zip(whole, choices, strict=True):
+                del shown["cumulative_logprob"], shown["beam_score"]
+                shown.update(_scores(choice))
+        return whole
 
     def choice(self, choice: ChoiceDelta, first: bool, prompt_logprobs_: PromptLogprobs) -> dict[str, Any]:
         body = self._body
@@ -142,7 +145,7 @@ class CompletionChunks(Chunks):
         if self._body.logprobs is None:
             return None
         entries: list[TokenLogprob | None] = list(choice.logprobs or ())
-        token_ids, before = list(choice.token_ids), self._offsets[choice.index]
+        token_ids, before = list(choice.token_ids), self._offsets_of(choice.index)
         offsets: list[int] = []
         if self._body.echo and prompt is not None:
             entries = [*prompt, *entries]
@@ -150,6 +153,23 @@ class CompletionChunks(Chunks):
             offsets = before.of_prompt(self._prompt.token_ids, self._prompt.text)
         offsets += before.of_answer(choice.token_ids)
         return completion_logprobs(entries, token_ids, offsets, self._body.logprobs, self._spelling)
+
+    def _offsets_of(self, choice: int) -> Offsets:
+        if choice not in self._offsets:
+            body = self._body
+            shows = body.catalogue is not None if body.skip_special_tokens is None else not body.skip_special_tokens
+            self._offsets[choice] = Offsets(self._tokenizer, shows, self._prompt.said_ids)
+        return self._offsets[choice]
+
+
+def _all_finite(choices: Sequence[ChoiceDelta]) -> bool:
+    """Whether each has both scores, and JSON can tell them."""
+    total = 0.0
+    for choice in choices:
+        if choice.cumulative_logprob is None or choice.beam_score is None:
+            return False
+        total += choice.cumulative_logprob + choice.beam_score
+    return isfinite(total)
 
 
 def _scores(choice: ChoiceDelta) -> dict[str, float]:

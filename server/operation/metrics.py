@@ -55,6 +55,10 @@ class Histogram:
 
     def observe_all(self, values: Sequence[float]) -> None:
         """Most streams of a step have waited equally long."""
+        if len(values) < 2:
+            for value in values:
+                self.observe(value)
+            return
         for value, count in Counter(values).items():
             self.counts[bisect_left(self.bounds, value)] += count
             self.total += count * value

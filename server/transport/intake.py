@@ -7,6 +7,7 @@ import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Generic
 
 from aiohttp import web
@@ -126,6 +127,10 @@ async def _whole(request: web.Request, limit: BodyLimit) -> list[bytes]:
     """A body's bytes. Those of one that is not small are accounted for as they come."""
     chunks: list[bytes] = []
     received = 0
+    if _is_whole(request):
+        data = _at_once(request, limit)
+        hold(request, len(data) + _CHUNK_BYTES)
+        return [data]
     async for chunk in body_chunks(request, limit):
         chunks.append(chunk)
         received += len(chunk)
@@ -167,16 +172,14 @@ class Patience:
 
 async def body_chunks(request: web.Request, limit: BodyLimit) -> AsyncIterator[bytes]:
     """A body as it comes in."""
+    if _is_whole(request):
+        yield _at_once(request, limit)
+        return
     limit = of_caller(request, limit)
     patience = Patience(request.app[CONTEXT].config.client_timeout)
     decoder = Decoder(request.headers.get("Content-Encoding", ""))
     chunks = request.content.iter_any()
     received = 0
-    if _is_whole(request):
-        data = request.content.read_nowait()
-        limit.check(len(data))
-        yield data
-        return
     while True:
         try:
             async with patience.waiting():
@@ -213,6 +216,13 @@ def _is_whole(request: web.Request) -> bool:
     return content.is_eof() and content.exception() is None and content.total_bytes == length
 
 
+def _at_once(request: web.Request, limit: BodyLimit) -> bytes:
+    """REQUIRES: it is whole."""
+    data = request.content.read_nowait()
+    of_caller(request, limit).check(len(data))
+    return data
+
+
 def _broken() -> ApiError:
     """aiohttp has several exceptions for a body that is cut off or wrongly encoded."""
     return ApiError(400, "invalid_json", "The body could not be read: its framing or its Content-Encoding is broken.")
@@ -231,8 +241,12 @@ def check_head(request: web.BaseRequest, context: Context) -> None:
 
 
 def body_limit(context: Context) -> BodyLimit:
-    most = context.config.max_body_mb
-    return BodyLimit(int(most * 2**20), f"--max-body-mb {most:g}")
+    return _limit_of(context.config.max_body_mb)
+
+
+@cache
+def _limit_of(megabytes: float) -> BodyLimit:
+    return BodyLimit(int(megabytes * 2**20), f"--max-body-mb {megabytes:g}")
 
 
 def of_caller(request: web.BaseRequest, limit: BodyLimit) -> BodyLimit:

@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 from urllib.parse import quote
 
@@ -172,16 +173,17 @@ class Rules:
     kin: frozenset[str] = frozenset()  # names that are not its own, and yet are ours
 
 
-def _rules_of(body: type[msgspec.Struct]) -> Rules:
+@cache
+def _rules_of(body: type[msgspec.Struct]) -> tuple[Rules, frozenset[str]]:
+    """Its rules, and the names of its fields."""
     own: Rules | None = getattr(body, "rules", None)
-    return own or Rules(_ELSEWHERE.get(body, {}), _SHAPES.get(body, {}), _KIN.get(body, frozenset()))
+    rules = own or Rules(_ELSEWHERE.get(body, {}), _SHAPES.get(body, {}), _KIN.get(body, frozenset()))
+    return rules, frozenset(body.__struct_fields__)
 
 
 def read(raw: dict[str, Any], body: type[bodies.Body]) -> tuple[bodies.Body, list[str]]:
     """The typed body, and the names of the fields that were ignored."""
-    rules = _rules_of(body)
-    known = set(body.__struct_fields__)
-    names = known | _REFUSED.keys() | rules.kin
+    rules, known = _rules_of(body)
     ignored: list[str] = []
     for name, value in raw.items():
         elsewhere = rules.elsewhere.get(name)
@@ -189,7 +191,7 @@ def read(raw: dict[str, Any], body: type[bodies.Body]) -> tuple[bodies.Body, lis
             continue
         if elsewhere is not None or name in _REFUSED:
             _refuse_unless_idle(name, value, *(elsewhere or (_REFUSED[name], "")))
-        elif meant := _near_miss(name, names, len(ignored) < _MOST_COMPARED):
+        elif meant := _near_miss(name, known | _REFUSED.keys() | rules.kin, len(ignored) < _MOST_COMPARED):
             message = f"`{reading.shorten(name)}` is not a parameter of this endpoint; did you mean `{meant}`?"
             raise ApiError(400, "unknown_parameter", message, param=reading.shorten(name))
         else:

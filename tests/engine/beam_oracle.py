@@ -19,4 +19,4 @@ def expected_beams(asked: Request) -> list[tuple[list[int], float]]:
         offered = best_continuations(histories, search.scores, search.num_candidates, search.forbidden)
         done = search.advance(offered).done
     best = search.best()
-    return [(tokens, ended.beam_score) for tokens, ended in zip(search.tokens_of(best), best, strict=True)]
+    return [(list(tokens), ended.beam_score) for tokens, ended in zip(search.tokens_of(best), best, strict=True)]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from bequest.engine.kernels import cpu as kernels
@@ -50,7 +51,7 @@ class OnCpu:
         self._sampler.last_tokens[batch.input_rows[known]] = torch.from_numpy(input_ids[known])
         step = _queued(batch, samples, input_ids, np.empty(0, np.int32))
         self._drafts.draft(step)
-        told = samples if samples.drafts is None else replace(samples, drafts=step.drafts.numpy())
+        told = samples if samples.drafts is None else structs.replace(samples, drafts=step.drafts.numpy())
         return Drafted(step.input_ids.numpy(), told)
 
     def learn(self, batch: StepBatch, samples: StepSamples, ids: IntArray, features: Tensor, tokens: IntArray) -> None:

@@ -97,7 +97,7 @@ def test_equals_hugging_face(width: int, length_penalty: float, early_stopping: 
         assert len(ours) == n
         for one, tokens, row, score in zip(
             ours,
-            search.tokens_of(ours),
+            map(list, search.tokens_of(ours)),
             expected.sequences.tolist(),
             expected.sequences_scores.tolist(),
             strict=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 
@@ -16,7 +17,8 @@ from bequest.engine.errors import (
     InternalError,
     QueueFull,
 )
-from bequest.engine.types import Delta, SamplingParams
+from bequest.engine.state.sequence import Group, Sequence
+from bequest.engine.types import BeamParams, Delta, SamplingParams
 from tests.engine.harness import EOS, Setup, ask, ask_all, request, running, until
 from tests.engine.paged_fake import expected_tokens
 
@@ -41,6 +43,20 @@ async def test_leaving_after_any_delta_frees_everything(leave_after: int, pipeli
         await until(lambda: engine.num_open == 0)
         assert len(deltas) == leave_after
         assert not any(d.finished for d in deltas)
+
+
+async def test_what_has_ended_is_in_no_cycle() -> None:
+    """It goes without a collection: the suite has none, and a server's would look at the prompts of all others."""
+
+    def left() -> list[object]:
+        return [thing for thing in gc.get_objects() if isinstance(thing, Group | Sequence)]
+
+    before = len(left())
+    async with running(Setup()) as (engine, _):
+        choices = SamplingParams(max_tokens=5, temperature=0, n=3)
+        beams = SamplingParams(max_tokens=3, n=4, beams=BeamParams(4), ignore_eos=True)
+        await ask_all(engine, [request([20, 21, 22], params) for params in (None, choices, beams)])
+        await until(lambda: len(left()) <= before)
 
 
 async def test_abort_is_idempotent_and_knows_no_strangers() -> None:

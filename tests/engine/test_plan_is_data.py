@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import itertools
 import pickle
 import types
 import typing
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Union
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from bequest.engine.recording import Planned, Returned, decode, encode
 from bequest.engine.types import Request, StepPlan, StepResult
@@ -21,6 +23,15 @@ from tests.engine.recorded_runs import records_of
 from tests.engine.test_replay import recorded_world
 
 MOST_FIELDS = 15
+
+
+def described(kind: Any) -> tuple[list[str], bool, bool]:
+    """The names of its fields, whether it is frozen, and whether its fields are given by their names alone."""
+    if issubclass(kind, Data):
+        parameters = inspect.signature(kind).parameters.values()
+        keywords = all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in parameters)
+        return list(kind.__struct_fields__), kind.__struct_config__.frozen, keywords
+    return [field.name for field in fields(kind)], kind.__dataclass_params__.frozen, False
 
 
 def leaves(hint: Any, path: str, seen: set[type]) -> list[str]:
@@ -33,17 +44,17 @@ def leaves(hint: Any, path: str, seen: set[type]) -> list[str]:
     if origin in (Union, types.UnionType) or origin is tuple:
         parts = [argument for argument in arguments if argument is not ...]
         return [wrong for part in parts for wrong in leaves(part, path, seen)]
-    if not (isinstance(hint, type) and is_dataclass(hint)):
+    if not (isinstance(hint, type) and (is_dataclass(hint) or issubclass(hint, Data))):
         return [f"{path}: {hint} is no data"]
     if hint in seen:
         return []
     seen.add(hint)
     hints = typing.get_type_hints(hint)
-    names = [field.name for field in fields(hint)]
-    wrong = [f"{path}: {hint.__name__} is not frozen"] if not hint.__dataclass_params__.frozen else []  # type: ignore[attr-defined]
+    names, frozen, keywords = described(hint)
+    wrong = [] if frozen else [f"{path}: {hint.__name__} is not frozen"]
     if len(names) > MOST_FIELDS:
         wrong.append(f"{path}: {hint.__name__} has {len(names)} fields")
-    if len(names) > 3 and issubclass(hint, Data) and not all(field.kw_only for field in fields(hint)):
+    if len(names) > 3 and issubclass(hint, Data) and not keywords:
         wrong.append(f"{path}: {hint.__name__} is not keyword-only")
     return wrong + [bad for name in names for bad in leaves(hints[name], f"{path}.{name}", seen)]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from bequest.engine.runner.read_rows import read_tokens
 from bequest.engine.types import NO_ROW, PromptLogprobSpec, StepBatch, StepMoves, StepPlan, StepRows, StepSamples

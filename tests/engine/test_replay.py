@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from bequest.engine.build import build_engine
 from bequest.engine.config import EngineConfig

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import pytest
 
 from bequest.engine.build import CacheSizes, make_scheduler
@@ -108,7 +107,7 @@ class Clocked:
         launch = self.scheduler.plan(self.now)
         if launch is not None:
             seconds = device(0.004, 25e-6, launch.plan.num_tokens)
-            result = dataclasses.replace(self.runner.launch(launch.plan), device_seconds=seconds)
+            result = msgspec.structs.replace(self.runner.launch(launch.plan), device_seconds=seconds)
             self.now += seconds
             self.scheduler.apply(launch, result, self.now)
         return launch

@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TypeGuard, TypeVar
 
+from msgspec import structs
+
 from bequest.engine.build import CacheSizes, make_scheduler
 from bequest.engine.cache.entries import host_block, is_on_host
 from bequest.engine.cache.tiers.host import HostTier
@@ -345,7 +347,9 @@ class World:
         if not self.launched:
             return
         launch = self.launched.popleft()
-        result = replace(self.runner.launch(launch.plan), device_seconds=self.draw.choice([0.0, 0.001, 0.004, 0.1]))
+        result = structs.replace(
+            self.runner.launch(launch.plan), device_seconds=self.draw.choice([0.0, 0.001, 0.004, 0.1])
+        )
         applied = self.scheduler.apply(launch, result, self.now)
         for group in applied.failed:
             assert NAN_TOKEN in [t for s in group.sequences for t in s.tokens.to_list()]
@@ -405,7 +409,7 @@ class World:
         if params.beams is not None:
             expected = [tokens for tokens, _ in expected_beams(group.request)]
             if isinstance(group.kind, Search) and group.kind.answer is not None:
-                assert group.kind.answer.token_ids == expected
+                assert list(map(list, group.kind.answer.token_ids)) == expected
                 self.seen["answered as one"] += 1
             else:
                 assert [s.tokens[len(prompt) :] for s in group.sequences] == expected

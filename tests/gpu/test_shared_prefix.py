@@ -78,9 +78,28 @@ def test_thousands_of_sharers() -> None:
     check_shared(Case(sharers(1500, 704), num_q_heads=16, num_kv_heads=8), [704] * 1500)
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("change", [{}, {"soft_cap": 3.0}, {"has_sinks": True}, {"block_size": 64}], ids=str)
+def test_many_tails_beside_others(change: dict[str, object], head_dim: int) -> None:
+    """Warps attend to short tails and join states; a few queries each, strangers, a prompt and a long tail do not."""
+    lens = (*sharers(300, 704), *[(6, 710)] * 8, (1, 3000), (1, 0), (40, 900), (1, 1704))
+    case = Case(lens, num_q_heads=16, num_kv_heads=8, head_dim=head_dim, **change)  # type: ignore[arg-type]
+    check_shared(case, [704] * 300 + [0] * 12)
+
+
 @pytest.mark.parametrize(
     ("count", "keys", "own"),
-    [(32, 704, 40), (8, 704, 200), (64, 320, 100), (33, 640, 128), (33, 1024, 130), (32, 2048, 7), (40, 9000, 3)],
+    [
+        (300, 704, 9),
+        (1100, 704, 70),
+        (32, 704, 40),
+        (8, 704, 200),
+        (64, 320, 100),
+        (33, 640, 128),
+        (33, 1024, 130),
+        (32, 2048, 7),
+        (40, 9000, 3),
+    ],
 )
 def test_it_does_not_matter_who_is_first(count: int, keys: int, own: int) -> None:
     """Rows that wait for the states of others: the same bits each time."""

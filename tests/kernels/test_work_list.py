@@ -98,12 +98,15 @@ def build(shape: Shape, lens: list[tuple[int, int]], tables: np.ndarray | None =
     assert len(merges) <= sum(work.max_merges)
     workers = [decode] if shape.dtype == F32 else [chain(decode, w) for w in range(work.workers if decode else 0)]
     entries = buffer[merges_at:decode_at].reshape(-1, 8)
-    if buffer[5]:
+    mails = buffer[7] < 0
+    if buffer[5] and mails:
         deal_narrow(workers, decode, len(entries), *map(int, buffer[4:7]))
+    elif buffer[5]:
+        deal_joining(workers, decode, int(buffer[4]), int(buffer[5]), int(buffer[7]))
     tails = [item for worker in workers for item in worker if item.state_row < -1]
     assert len({item.state_row for item in tails}) == len(tails) <= len(entries) - len(merges)
     joins = {item.first_token: Join(*map(int, entries[-2 - item.state_row, :7])) for item in tails}
-    mail_rows = work.mail_ints // shape.num_kv_heads // (shape.head_dim // 2 + 2) if buffer[5] else 0
+    mail_rows = work.mail_ints // shape.num_kv_heads // (shape.head_dim // 2 + 2) if buffer[5] and mails else 0
     return WorkList(workers, prefill, merges, joins, int(buffer[6]), mail_rows)
 
 
@@ -133,6 +136,18 @@ def deal_narrow(
         assert item.next == -1 and item.kv_begin % 64 == 0 and item.kv_end - item.kv_begin <= 128
         assert -2 - item.state_row == num_entries - 1 - place
         workers[first_worker + place // 4 % (len(workers) - first_worker)].append(item)
+
+
+def deal_joining(workers: list[list[Item]], items: list[Item], first: int, count: int, first_worker: int) -> None:
+    """Tails that join states of prefill tiles, in turns to the warps of the workers from first_worker on, linked."""
+    assert not any(workers[first_worker:]) and first_worker < len(workers) and first + count == len(items)
+    warps = 4 * (len(workers) - first_worker)
+    for place, item in enumerate(items[first:]):
+        following = place + warps
+        assert item.next == (first + following if following < count else -1)
+        assert item.state_row < -1 and item.num_tokens == 1
+        assert item.kv_begin % 64 == 0 and 0 < item.kv_end - item.kv_begin <= 128
+        workers[first_worker + place % warps // 4].append(item)
 
 
 def check_states(shape: Shape, found: WorkList) -> None:
@@ -377,6 +392,32 @@ def test_steps_of_narrow_tails(seed: int) -> None:
         lens, common = [*lens, (200, 200)], [*common, 0]
     tables = shared_tables(rng, lens, common)
     check_cover(shape, lens, build(shape, lens, tables), tables)
+
+
+@pytest.mark.parametrize("heads", [16, 32])
+@pytest.mark.parametrize("beside", [[], [(6, 710)] * 8, [(1, 5000), (1, 200)], [(300, 300), (1, 1)]], ids=str)
+@pytest.mark.parametrize("count", [200, 256, 1024])
+def test_many_tails_behind_prefill_tiles_are_for_warps(count: int, beside: list[tuple[int, int]], heads: int) -> None:
+    """They join states, and nothing of them is left to merge. What is beside them is for thread blocks."""
+    shape = Shape(num_q_heads=heads)
+    rng = np.random.default_rng(count)
+    lens = [(1, 704 + int(n)) for n in rng.integers(1, 129, count)] + beside
+    tables = shared_tables(rng, lens, [704] * count + [0] * len(beside))
+    found = build(shape, lens, tables)
+    check_cover(shape, lens, found, tables)
+    assert len(found.joins) == count and all(token >= count for token, *_ in found.merges)
+    tails = [[item for item in worker if item.first_token < count] for worker in found.workers]
+    first = next(w for w, items in enumerate(tails) if items)
+    assert all(len(worker) == len(mine) for worker, mine in zip(found.workers[first:], tails[first:], strict=True))
+    assert max(map(len, tails)) - min(map(len, tails[first:])) <= 4
+
+
+def test_long_tails_behind_prefill_tiles_are_for_thread_blocks() -> None:
+    lens = [(1, 704 + (900 if i % 2 else 20)) for i in range(512)]
+    tables = shared_tables(np.random.default_rng(0), lens, [704] * 512)
+    found = build(Shape(), lens, tables)
+    check_cover(Shape(), lens, found, tables)
+    assert len(found.joins) == 256 and sum(tokens for _, tokens, *_ in found.merges) == 256
 
 
 @pytest.mark.parametrize(("blocks", "pieces"), [(1, 16), (2, 32)])

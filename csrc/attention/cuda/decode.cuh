@@ -15,6 +15,7 @@
 
 #include "attention/cuda/decode_warp.cuh"
 #include "attention/cuda/join.cuh"
+#include "attention/cuda/joining_tail.cuh"
 #include "attention/cuda/narrow_tail.cuh"
 #include "attention/cuda/wide_tile.cuh"
 #include "device/copies.cuh"
@@ -68,9 +69,15 @@ __device__ void finish_item(const AttentionArgs& a, const WorkItem& item, const 
 // them: else nothing is done. By the whole block.
 template <int D, class Cache, Scores kScores>
 __device__ __forceinline__ bool attend_shared_items(const AttentionArgs& a, const WorkItem& item, int head,
-                                                    uint8_t* shared) {
+                                                    uint8_t* shared,
+                                                    float2 (&scales)[kDecodeWarps][kDecodeRows]) {
   static_assert(DecodeShape<D, Cache>::kBlockBytes >= WideShape<D>::kBlockBytes);
   const SharedWork work(a);
+  if (work.first_joining.exists()) {
+    if (worker_of_block() < work.first_joining.get()) return false;
+    attend_joining_items<D, Cache, kScores>(a, work, head, shared, scales);
+    return true;
+  }
   const bool is_wide = worker_of_block() < work.num_wide_workers;
   if (work.num_narrow_items > 0) {
     RowJoiner<D> joiner(a, work.num_narrow_items, head);
@@ -98,7 +105,7 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* sh
   WorkItem item = load_item(a.items, worker_of_block());
   // Where there is a bias nothing is shared; wide tiles are for Hopper, and nothing is narrow without them.
   if constexpr (kIsHopper && kScores != Scores::kBias)
-    if (attend_shared_items<D, Cache, kScores>(a, item, head, shared)) return;
+    if (attend_shared_items<D, Cache, kScores>(a, item, head, shared, scales)) return;
   const BlockWork<D, Cache> work{warp};
   StepReader<D, Cache, BlockWork<D, Cache>> reader(a, work, lane, head);
   // Items and block tables came before any kernel of the step; keys, values and queries come from the grid

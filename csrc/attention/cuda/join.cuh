@@ -68,10 +68,9 @@ class Join {
 
   // Joins the states to N vectors, the i-th of row rows[i] and columns [columns[i], columns[i] + 4). In the
   // order of the states, whoever was first.
-  template <int D, int N>
+  template <int D, int N, int kBatch = 12>  // states in flight, of each vector
   __device__ void add_to(RowVector (&vectors)[N], const AttentionArgs& a, int head, const int (&rows)[N],
                          const int (&columns)[N]) const {
-    constexpr int kBatch = 12;  // states in flight, of each vector
     const int64_t step = static_cast<int64_t>(entry_.stride) * a.num_kv_heads;
     const float2* scales_at[N];
     const float* values_at[N];

@@ -17,12 +17,14 @@ struct SharedWork {
   int first_narrow_item;
   int num_narrow_items;  // 0: tails, if there are any, are attended to by thread blocks
   int num_wide_workers;
+  MaybeIndex first_joining;  // worker whose warps have narrow items that send no mail (joining_tail.cuh)
 
   __device__ explicit SharedWork(const AttentionArgs& a) {
     const int4 half = __ldg(reinterpret_cast<const int4*>(a.work_list) + 1);
     first_narrow_item = half.x;
     num_narrow_items = half.y;
     num_wide_workers = half.z;
+    first_joining = MaybeIndex{half.w};
   }
 };
 

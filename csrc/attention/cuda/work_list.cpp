@@ -28,6 +28,8 @@ constexpr int64_t kNarrowUnits = 2;    // of a tail that one warp attends to, at
 // A tail that waits for shared states reads them by itself: for more of them than this for each worker it is
 // done sooner by a kernel of its own.
 constexpr int64_t kJoinsPerWorker = 2;
+// Of a short tail that a warp attends to beside three others: a part of what a thread block takes for one.
+constexpr int64_t kTailCost = 3;
 
 // Writes the entries of tails that join shared states to their own. They fill the section of merges from its
 // end.
@@ -257,14 +259,61 @@ int32_t write_narrow(Step& step, const WideDealer& wide, WorkListHeader& header,
   return count;
 }
 
-int32_t write_decode(Step& step, JoinWriter& joins, WorkListHeader& header, PieceWriter writer) {
+// Whether a warp can attend to a tile and join the states of a prefill tile to its own.
+bool is_joining(const Step& step, const Tile& tile) {
+  return step.shape.wide_tiles && step.wide_units == 0 && tile.share != nullptr && tile.share->joins &&
+         tile.units() <= kNarrowUnits;
+}
+
+// Many short tails behind prefill tiles are dealt to the warps of the last workers, in turns, and all else to
+// the first ones. Returns the length of the section.
+int32_t write_joining(Step& step, int64_t num_tails, JoinWriter& joins, WorkListHeader& header,
+                      PieceWriter writer) {
   int64_t tiles = 0, units = 0;
+  for_each_tile(step, Section::kDecode, [&](const Tile& tile) {
+    if (is_joining(step, tile)) return;
+    ++tiles;
+    units += tile.units();
+  });
+  const int32_t workers = step.layout.workers;
+  const int64_t cost = tiles * kItemCost + units * kUnitCost;
+  const auto others = tiles == 0 ? 0
+                                 : static_cast<int32_t>(std::clamp<int64_t>(
+                                       workers * cost / (cost + num_tails * kTailCost), 1, workers - 1));
+  int32_t count = workers;
+  if (others > 0) {
+    DecodeDealer dealer(tiles, units, 0, others, workers, writer);
+    for_each_tile(step, Section::kDecode, [&](const Tile& tile) {
+      if (!is_joining(step, tile)) dealer.add(tile);
+    });
+    count = dealer.finish();
+  }
+  for (int32_t w = others; w < workers; ++w) writer.write_empty(w);
+  header.first_joining = MaybeIndex::of(others);
+  header.first_narrow_item = count;
+  const int32_t warps = (workers - others) * kNarrowPerWorker;
+  writer.set_joins(&joins);
+  for_each_tile(step, Section::kDecode, [&](const Tile& tile) {
+    if (!is_joining(step, tile)) return;
+    writer.write(count, tile, 0, tile.units());
+    if (count - warps >= header.first_narrow_item) writer.link(count - warps, count);
+    ++count;
+  });
+  header.num_narrow_items = count - header.first_narrow_item;
+  return count;
+}
+
+int32_t write_decode(Step& step, JoinWriter& joins, WorkListHeader& header, PieceWriter writer) {
+  int64_t tiles = 0, units = 0, joining = 0;
   bool narrow = step.wide_units > 0;  // all are short tails, which may wait for the wide tiles
   for_each_tile(step, Section::kDecode, [&](const Tile& tile) {
     ++tiles;
     units += tile.units();
+    joining += is_joining(step, tile);
     narrow = narrow && tile.share != nullptr && tile.units() <= kNarrowUnits;
   });
+  if (joining > kJoinsPerWorker * step.layout.workers && step.layout.workers > 1)
+    return write_joining(step, joining, joins, header, writer);
   WideDealer wide(step.wide_units, step.layout, writer);
   header.num_wide_workers = wide.num_workers();
   const int64_t workers = step.layout.workers - wide.num_workers();

@@ -32,11 +32,12 @@
 //   more   prefill tiles, where the keys would be read so often that this costs more than a kernel;
 //   else   decode tiles, whose rows are then all in use.
 //
-// Where tails are few, no merge is needed: whoever attends to a tail waits for the states of the wide or
-// prefill tile, joins them to its own, which never leaves the chip, and writes the rows. The pieces of a wide
-// tile count themselves on a counter of the tile; those of a prefill tile are there when its kernel has
-// ended. Wide tiles wait for nobody, so nobody waits in a circle. Where tails are narrow, their states and
-// those of the wide tiles go to the mailbox (mailbox.cuh), and all warps take part in joining the rows.
+// Where tails are few, or many and short behind prefill tiles, no merge is needed: whoever attends to a tail
+// waits for the states of the wide or prefill tile, joins them to its own, which never leaves the chip, and
+// writes the rows. The pieces of a wide tile count themselves on a counter of the tile; those of a prefill
+// tile are there when its kernel has ended. Wide tiles wait for nobody, so nobody waits in a circle. Where
+// tails are narrow, their states and those of the wide tiles go to the mailbox (mailbox.cuh), and all warps
+// take part in joining the rows.
 #pragma once
 
 #include <cstdint>
@@ -105,7 +106,9 @@ struct WorkListHeader {
   int32_t first_narrow_item;
   int32_t num_narrow_items;
   int32_t num_wide_workers;  // the first ones, which have wide tiles and nothing else
-  int32_t unused;
+  // The narrow items are for the warps from this worker on, join states of prefill tiles by themselves, and
+  // those of one warp are linked. The workers before it have all else. None: narrow items send mail.
+  MaybeIndex first_joining = MaybeIndex::none();
 };
 
 // What is fixed when an engine starts. Everything about the buffer's size follows from it.
