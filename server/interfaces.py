@@ -29,8 +29,8 @@ class AdaptersLike(Protocol):
 
     def find(self, name: str) -> AdapterRef | None: ...
 
-    async def load(self, name: str, directory: Path) -> AdapterRef:
-        """Raises InvalidAdapter."""
+    async def load(self, name: str, directory: Path, *, replaces: bool = False) -> AdapterRef:
+        """`replaces`: in the place of one of this name. Raises InvalidAdapter, or AdapterInUse for that one."""
 
     def unload(self, name: str) -> None:
         """Raises AdapterNotFound, or AdapterInUse while requests or leases need it."""

@@ -41,7 +41,7 @@ async def text_prompts(
         return [begin.prompt(begin.at, rows.token_ids, None, merged(begin.parent.images, [rows]))]
     if begin is not None:
         ids = await suffix_ids(context, wanted.suffix, wanted.suffix_field)
-        return [begin.prompt(begin.at, ids, None)]
+        return [replace(begin.prompt(begin.at, ids, None), param=wanted.suffix_field)]
     whole = replace(source, given=fallback, field="continuation_fallback", embeds=None)
     [prompt] = await plain_prompts(context, whole)
     return [_fallen_back(prompt, wanted)]
@@ -82,8 +82,9 @@ async def _continued_chat(context: Context, source: ChatSource, wanted: Inheriti
     ids = await suffix_ids(context, wanted.suffix, wanted.suffix_field)
     origin = begin.parent.origin
     if not isinstance(origin, Conversation) or begin.at < begin.answer_at:
-        return begin.prompt(begin.at, ids, None)
-    return begin.prompt(begin.at, ids, replace(origin, answer_at=begin.answer_at))
+        return replace(begin.prompt(begin.at, ids, None), param=wanted.suffix_field)
+    prompt = begin.prompt(begin.at, ids, replace(origin, answer_at=begin.answer_at))
+    return replace(prompt, param=wanted.suffix_field)
 
 
 async def _next_turn(context: Context, source: ChatSource, begin: Cut) -> Prompt:
@@ -111,7 +112,7 @@ async def _next_turn(context: Context, source: ChatSource, begin: Cut) -> Prompt
             if kept is not None:
                 return kept
         whole = use.render(messages)
-        check_length(context, whole.prompt_text)
+        check_length(context, whole.prompt_text, param="messages")
         choice = replace(begin.choice, num_prompt=begin.answer_at)
         extension = extend_seen(context, choice, begin.at, before.prompt_text, whole, known)
         return begin.prompt(extension.at, extension.suffix_ids, whole, known)
@@ -170,7 +171,7 @@ def _behind_all(
     if tail is None:
         return None
     text = before.prompt_text + answer + tail
-    check_length(context, text)
+    check_length(context, text, param="messages")
     encoded = context.text.tokenizer.encode(tail, add_special_tokens=False)
     ids = unfolded(context, encoded, images_in(new, known), "messages")
     whole = Conversation(tuple(messages), text, use.source, use.kwargs, use.tools, use.continued)
@@ -201,6 +202,6 @@ async def suffix_ids(context: Context, given: str | list[int], param: str) -> Se
     """Text is tokenised alone, without BOS or EOS."""
     if not isinstance(given, str):
         return await apart(context, lambda: check_ids(given, context.engine.info.vocab_size, param))
-    check_length(context, given)
+    check_length(context, given, param=param)
     [ids] = await encode(context, [given], add_special_tokens=False)
     return ids

@@ -47,7 +47,7 @@ def check_length(context: Context, text: str, encoder: EncoderInfo | None = None
         return
     least = -(-len(text) // longest)
     if encoder is None:
-        raise from_engine(context_exceeded(least, 1, limit), None if param == "prompt" else param)
+        raise from_engine(context_exceeded(least, 1, limit), param)
     try:
         encoder.check_length(least)
     except EngineError as error:
@@ -115,7 +115,7 @@ async def _gap(context: Context, source: TextSource) -> Callable[[list[int]], li
         raise unsupported("suffix", message)
     if source.echo:
         raise invalid("`echo` cannot be used with `suffix`: the prompt does not end where the answer begins.", "echo")
-    check_length(context, source.after)
+    check_length(context, source.after, param="suffix")
     [after] = await encode(context, [source.after], add_special_tokens=False)
     begin = [] if source.special is False else tokenizer.encode("", add_special_tokens=True)
     return lambda before: marks.prompt(begin, before, after)

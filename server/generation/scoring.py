@@ -14,7 +14,7 @@ from bequest.server.answers.chunks import Chunks
 from bequest.server.answers.logprobs import Offsets, Spelling, completion_logprobs, finite_sum
 from bequest.server.answers.report import Report
 from bequest.server.answers.running import Collector
-from bequest.server.asks.ask import Ask, check_stream_options, params_of
+from bequest.server.asks.ask import Ask, check_known, check_stream_options, params_of
 from bequest.server.asks.call import Call
 from bequest.server.asks.constraints import constraint_of
 from bequest.server.asks.continued import text_prompts
@@ -115,8 +115,9 @@ async def _tokens(context: Context, given: list[str | list[int]]) -> Suffixes:
     texts = iter(await encode(context, [one for one in given if isinstance(one, str)], add_special_tokens=False))
     suffixes = tuple(tuple(next(texts) if isinstance(one, str) else one) for one in given)
     for index, ids in enumerate(suffixes):
+        param = f"{_FIELD}[{index}]"
+        check_known(context, param, ids)
         if not ids:
-            param = f"{_FIELD}[{index}]"
             raise invalid(f"`{param}` is empty: there is no token to score.", param)
     return suffixes
 

@@ -58,6 +58,9 @@ class ByteTokenizer:
     def id_of(self, token: str) -> int | None:
         return self.added.get(token)
 
+    def token_string(self, token_id: int | None) -> str | None:
+        return None
+
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
@@ -118,7 +121,11 @@ class FakeAdapters:
     def find(self, name: str) -> AdapterRef | None:
         return self.loaded.get(name)
 
-    async def load(self, name: str, directory: Path) -> AdapterRef:
+    async def load(self, name: str, directory: Path, *, replaces: bool = False) -> AdapterRef:
+        if name in self.loaded:
+            if not replaces:
+                raise InvalidAdapter("It is loaded already.", reason="adapter_loaded", name=name)
+            self.unload(name)
         self.directories.append(directory)
         if directory.name == "missing":
             raise InvalidAdapter("There is no such directory.")
