@@ -172,6 +172,9 @@ class TokenizerLike(Protocol):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
+    def encode_behind(self, text: str, last: int | None = None) -> list[int]:
+        """Of a text that goes on behind another, whose last token is `last`."""
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
     def token_text(self, token_id: int) -> str: ...

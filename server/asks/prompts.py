@@ -39,6 +39,13 @@ async def encode(context: Context, texts: Sequence[str], add_special_tokens: boo
     return await tokenised(context, chars, lambda: [tokenizer.encode(text, add_special_tokens) for text in texts])
 
 
+async def encode_behind(context: Context, texts: Sequence[str], last: int | None = None) -> list[list[int]]:
+    """Of texts that each go on behind a token."""
+    tokenizer = context.text.tokenizer
+    chars = sum(map(len, texts))
+    return await tokenised(context, chars, lambda: [tokenizer.encode_behind(text, last) for text in texts])
+
+
 def check_length(context: Context, text: str, encoder: EncoderInfo | None = None, param: str = "prompt") -> None:
     """Refuses a text that must be too long, for the encoder if it is given, before minutes are spent on its tokens."""
     longest = context.text.tokenizer.max_chars_per_token

@@ -36,6 +36,7 @@ from tests.engine.grammar_world import (
     tokenizer,
     vocabulary,
 )
+from tests.text.conftest import make_byte_fallback
 
 PERSON = {
     "type": "object",
@@ -196,6 +197,17 @@ def test_bnf_is_taken_for_lark() -> None:
     assert Grammar(GrammarSource("lark", lark_of_any('root ::= "a" root | "b"')), vocabulary())
     with pytest.raises(GrammarError):
         lark_of_any('root ::= "a')
+
+
+@pytest.mark.parametrize("rows", [0, -1], ids=["all", "fewer"])
+def test_a_tokenizer_that_opens_with_a_space(rows: int) -> None:
+    """SentencePiece's puts one before a text: what a grammar forces has none that it does not ask for."""
+    known = make_byte_fallback()
+    words = Vocabulary(known, known.vocab_size + rows, (2,))
+    for text in ("b</s>a", "b a", " a"):
+        matcher = Grammar(GrammarSource("json_schema", json.dumps({"const": text})), words)._start.deep_copy()
+        spelled = b"".join(map(known.token_bytes, matcher.compute_ff_tokens()))
+        assert spelled == json.dumps(text).encode()
 
 
 def test_special_tokens_are_no_text() -> None:

@@ -51,6 +51,9 @@ class ByteTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [BOS] * add_special_tokens + list(text.encode())
 
+    def encode_behind(self, text: str, last: int | None = None) -> list[int]:
+        return self.encode(text, add_special_tokens=False)
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         kept = [i for i in token_ids if not (skip_special_tokens and i in self.special_ids)]
         return b"".join(map(self.token_bytes, kept)).decode("utf-8", "replace")
