@@ -239,7 +239,7 @@ def test_a_vocabulary_with_rows_that_no_token_has() -> None:
 
 
 def test_the_check_stops_what_does_not_end() -> None:
-    check = GrammarCheck(seconds=1.0)
+    check = GrammarCheck(1.0, 50_000)
     bomb = "start: A\nA: /(.*a.{18})/ & /(.*b.{17})/ & /(.*c.{16}.*)/ & ~/(.*d.{15})/"
     try:
         check.check(GrammarSource("regex", "a+"))
@@ -249,6 +249,11 @@ def test_the_check_stops_what_does_not_end() -> None:
         with pytest.raises(GrammarError, match="unclosed group"):
             check.check(GrammarSource("regex", "(a"))
         check.check(GrammarSource("json_schema", "{}", whitespace=" ?"))
+        # Tokens by their ids, as marks of calls and thoughts are: those of a model are far above the bytes.
+        check.check(GrammarSource("lark", "start: <[49999]> /[a-z]+/"))
+        check.check(GrammarSource("regex", "a+", lead="lead: <[40000]>"))
+        with pytest.raises(GrammarError, match="50000"):
+            check.check(GrammarSource("lark", "start: <[50000]>"))
     finally:
         check.close()
 
