@@ -60,10 +60,10 @@ class _Bytes:
 
     eos_token_id = _END
     bos_token_id = None
+    special_token_ids = (_END,)
 
     def __init__(self, size: int) -> None:
-        self.special_token_ids = range(_END, max(size, _END + 1))
-        self.tokens = (*(bytes([byte]) for byte in range(256)), *(b"<%d>" % token for token in self.special_token_ids))
+        self.tokens = (*(bytes([byte]) for byte in range(256)), b"<end>", *[b""] * (size - _END - 1))
 
     def __call__(self, text: bytes) -> list[int]:
         return list(text)
