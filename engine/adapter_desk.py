@@ -65,14 +65,18 @@ class AdapterDesk:
         if ref is not None and self._loaded.get(ref.name) != ref:
             raise _not_found(ref.name)
 
-    async def load(self, name: str, directory: Path) -> AdapterRef:
-        """Raises InvalidAdapter, with nothing changed."""
-        self._check_new(name)
+    async def load(self, name: str, directory: Path, *, replaces: bool = False) -> AdapterRef:
+        """`replaces`: one of this name goes when the files have been read. Raises InvalidAdapter, or AdapterInUse for
+        the one that would go, with nothing changed."""
+        if not (replaces and name in self._loaded) or name in self._loading:
+            self._check_new(name)
         self._loading.add(name)
         try:
             weights = await asyncio.to_thread(self._source.load, directory)
         finally:
             self._loading.discard(name)
+        if replaces and name in self._loaded:
+            self.unload(name)
         return self.add(name, weights)
 
     def add(self, name: str, weights: AdapterWeights) -> AdapterRef:
@@ -154,7 +158,7 @@ class AdapterDesk:
             )
         if name in self._loaded or name in self._loading:
             raise InvalidAdapter(f"An adapter '{name}' is loaded already.", reason="adapter_loaded", name=name)
-        if (count := len(self._loaded) + len(self._loading)) >= (most := self._source.most):
+        if (count := len(self._loaded.keys() | self._loading)) >= (most := self._source.most):
             message = f"{count} adapters are loaded, and {most} may be."
             raise InvalidAdapter(message, reason="too_many_adapters", most=most)
 

@@ -29,8 +29,8 @@ class AdaptersLike(Protocol):
 
     def find(self, name: str) -> AdapterRef | None: ...
 
-    async def load(self, name: str, directory: Path) -> AdapterRef:
-        """Raises InvalidAdapter."""
+    async def load(self, name: str, directory: Path, *, replaces: bool = False) -> AdapterRef:
+        """`replaces`: in the place of one of this name. Raises InvalidAdapter, or AdapterInUse for that one."""
 
     def unload(self, name: str) -> None:
         """Raises AdapterNotFound, or AdapterInUse while requests or leases need it."""
@@ -171,6 +171,9 @@ class TokenizerLike(Protocol):
         """Whether a text is its tokens' bytes put together."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def encode_behind(self, text: str, last: int | None = None) -> list[int]:
+        """Of a text that goes on behind another, whose last token is `last`."""
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 

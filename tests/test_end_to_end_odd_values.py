@@ -65,14 +65,22 @@ def test_answers(server: Server, fields: dict[str, Any]) -> None:
 def test_text_that_the_model_has_no_token_for(server: Server) -> None:
     client = server.client()
     parent = client.completions.create(model="odd", prompt="The cat", max_tokens=1)
-    calls = [
-        lambda: client.completions.create(model="odd", prompt="The cat" + SAT),
-        lambda: client.completions.create(model="odd", prompt=SAT, extra_body={"continuation_of": parent.id}),
-        lambda: client.chat.completions.create(model="odd", messages=[{"role": "user", "content": SAT}]),
-        lambda: client.responses.create(model="odd", input=SAT),
-        lambda: client.embeddings.create(model="odd", input=SAT, encoding_format="float"),
-    ]
-    for call in calls:
+    messages = [{"role": "user", "content": SAT}]
+    child = {"continuation_of": parent.id}
+    calls = {
+        "prompt": ("completions", {"prompt": "The cat" + SAT}),
+        "prompt[1]": ("completions", {"prompt": ["The cat", SAT]}),
+        "continuation_suffix": ("completions", {"continuation_suffix": SAT} | child),
+        "continuation_suffixes[0]": ("completions", {"continuation_suffixes": [SAT], "max_tokens": 0} | child),
+        "messages": ("chat/completions", {"messages": messages}),
+        "input": ("responses", {"input": SAT}),
+        "input[1]": ("embeddings", {"input": ["The cat", SAT]}),
+        "documents[0]": ("rerank", {"query": "The cat", "documents": [SAT]}),
+    }
+    for param, (path, body) in calls.items():
         with pytest.raises(openai.BadRequestError, match="tokens are 0 to 299") as caught:
-            call()
-        assert caught.value.code == "invalid_value"
+            client.post(f"/{path}", body=body, cast_to=object)
+        assert (caught.value.code, caught.value.param) == ("invalid_value", param)
+    with pytest.raises(openai.BadRequestError) as told:
+        client.post("/messages", body={"messages": messages, "max_tokens": 4, "model": "odd"}, cast_to=object)
+    assert told.value.param == "messages"

@@ -127,7 +127,7 @@ class _Face:
     def _encode(self, text: str) -> tuple[list[int], bool]:
         """Up to what cannot be spelled, and whether that is all: without special tokens, since a text that spells one
         is meant as text, and without those that the tokenizer knows and the model does not."""
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        ids = self._tokenizer.encode_behind(text)
         if all(token < len(self.tokens) and token not in self._special for token in ids):
             return ids, True
         if len(text) < 2:

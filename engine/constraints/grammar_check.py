@@ -1,8 +1,9 @@
 """Tries a grammar in a process of its own first: one that never ends can be stopped there, and a thread cannot.
 
 The child compiles for the vocabulary of single bytes. What grows without bounds in a grammar (states of its lexer,
-combinations of its rules) grows there too, and the child needs nothing of the model. It also tells how much memory the
-compiled grammar holds, because it compiles nothing else meanwhile.
+combinations of its rules) grows there too, and the child needs nothing of the model but its number of tokens: a grammar
+may name them by their ids. It also tells how much memory the compiled grammar holds, because it compiles nothing else
+meanwhile.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from bequest.engine.constraints.grammar import GrammarError, GrammarSource, comp
 
 _MOST_BYTES = 2 << 30  # of the child's memory
 _END = 256  # the token behind those of the bytes
+_NAMED = "<["  # begins tokens that a grammar names by their ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,15 @@ class Checked:
 class GrammarCheck:
     """Called from worker threads, by as many as like."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, vocab_size: int) -> None:
         self._children = Children(__name__, seconds, _MOST_BYTES)
+        self._vocab_size = vocab_size
 
     def check(self, source: GrammarSource) -> Checked:
         """Raises GrammarError."""
         try:
-            answer = self._children.ask([source.kind, source.text, source.whitespace, source.lead])
+            size = self._vocab_size if _NAMED in source.spelling else 0
+            answer = self._children.ask([size, source.kind, source.text, source.whitespace, source.lead])
         except TaskTooCostly:
             seconds = self._children.seconds
             message = f"it takes more than {seconds:g} seconds, or too much memory, to compile"
@@ -52,12 +56,14 @@ class GrammarCheck:
 
 
 class _Bytes:
-    """The smallest vocabulary, as llguidance wants it."""
+    """The smallest vocabulary, as llguidance wants it, or one of `size` tokens: the others stand for no text."""
 
     eos_token_id = _END
     bos_token_id = None
     special_token_ids = (_END,)
-    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
+
+    def __init__(self, size: int) -> None:
+        self.tokens = (*(bytes([byte]) for byte in range(256)), b"<end>", *[b""] * (size - _END - 1))
 
     def __call__(self, text: bytes) -> list[int]:
         return list(text)
@@ -94,11 +100,14 @@ def _memory_counter() -> Callable[[], int]:
 def _serve() -> None:
     import llguidance
 
-    vocabulary = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
+    vocabularies: dict[int, llguidance.LLTokenizer] = {}
     allocated = _memory_counter()
 
     def answer(task: list[Any]) -> dict[str, Any]:
-        source = GrammarSource(*task)
+        size, source = task[0], GrammarSource(*task[1:])
+        vocabulary = vocabularies.get(size)
+        if vocabulary is None:
+            vocabulary = vocabularies[size] = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes(size)))
         try:
             lark = None
             if source.kind == "any":

@@ -54,20 +54,12 @@ def check_images(request: Request, info: ModelInfo, *, takes_embeds: bool) -> No
 
 
 def _check_tokens(request: Request, info: ModelInfo) -> None:
-    """A tokenizer may know tokens that its model has no row for: computing one would be the end of everybody's step.
-    Those of a parent were looked at when it came, or were sampled."""
+    """Those of a parent were looked at when it came, or were sampled."""
     new = request.prompt_token_ids[0 if request.terms.lineage is None else request.terms.lineage.at :]
     if request.images:
         new = without_images(new)
     encoded = () if request.encoder is None else request.encoder.token_ids
-    wrong = max(max(part, default=0) for part in (new, encoded, *request.suffixes))
-    if wrong >= info.vocab_size:
-        raise InvalidRequest(
-            f"The model has no token {wrong}: its tokens are 0 to {info.vocab_size - 1}.",
-            reason="token_unknown",
-            token=wrong,
-            last=info.vocab_size - 1,
-        )
+    info.check_tokens(new, encoded, *request.suffixes)
 
 
 def check_room(tenant: str, lane: Lane, scheduler: Scheduler, max_queued: int, pace: Pace, now: float) -> None:

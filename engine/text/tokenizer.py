@@ -16,6 +16,7 @@ from bequest.engine.text.spelling import Spelling, component_steps, spelling_of
 
 # No canonical composition turns more than four code points into one.
 MAX_CHARS_COMPOSED = 4
+_MARK = "\x02"  # stands for a text before another: no token begins or ends with it and has more
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Tokenizer:
         # characters the vocabulary cannot spell at all, which vanish; a few control characters, in some models.)
         self.max_chars_per_token = _max_chars_per_token(backend, self.spelling, vocabulary)
         self.bytes_by_id = _TokenBytes(backend, self.spelling)
+        self._opens_with_space = self.spelling.exact and self._spelled(self.encode("a", False)) == b" a"
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. A special token spelled out in the text becomes that token.
@@ -66,12 +68,27 @@ class Tokenizer:
         ids: list[int] = encodings[0].ids
         return ids
 
+    def encode_behind(self, text: str, last: int | None = None) -> list[int]:
+        """Token ids of a text that goes on behind another, whose last token is `last`: without the space that
+        SentencePiece puts before a beginning. What is meant as one word would be two otherwise, and " a" two spaces."""
+        if not self._opens_with_space:
+            return self.encode(text, add_special_tokens=False)
+        # Behind a special token a tokenizer may begin anew, with a space; the library knows whether it does.
+        mark = self.token_string(last) if last in self.special_ids else None
+        before = self.encode(mark or _MARK, add_special_tokens=False)
+        ids = self.encode((mark or _MARK) + text, add_special_tokens=False)
+        whole = ids[: len(before)] == before
+        return ids[len(before) :] if whole else self.encode(text, add_special_tokens=False)
+
+    def _spelled(self, token_ids: Sequence[int]) -> bytes:
+        return b"".join([self.bytes_by_id[token] for token in token_ids])
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`; bytes that are not UTF-8 become U+FFFD, ids of no token become nothing."""
         if not self.spelling.exact:
             return str(self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
         hidden: frozenset[int] = self.special_ids if skip_special_tokens else frozenset()
-        text = b"".join([self.bytes_by_id[i] for i in token_ids if i not in hidden]).decode("utf-8", "replace")
+        text = self._spelled([i for i in token_ids if i not in hidden]).decode("utf-8", "replace")
         return text[1:] if self.spelling.strips_first_space and text[:1] == " " else text
 
     @property

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from bequest.engine.errors import InvalidRequest
 from bequest.engine.types.encoder import EncoderInfo
 from bequest.engine.types.hidden import Stack, StatesDType
 from bequest.engine.types.image import VisionInfo
@@ -47,6 +49,18 @@ class ModelInfo:
     def arithmetic(self) -> str:
         """What keys and values are computed in: those of another arithmetic have other bits."""
         return f"{self.dtype}, codes as integers" if self.numbers.cpu_matmul == "fast" else self.dtype
+
+    def check_tokens(self, *parts: Iterable[int]) -> None:
+        """A tokenizer may know tokens that its model has no row for: computing one would be the end of everybody's
+        step."""
+        wrong = max(max(part, default=0) for part in parts)
+        if wrong >= self.vocab_size:
+            raise InvalidRequest(
+                f"The model has no token {wrong}: its tokens are 0 to {self.vocab_size - 1}.",
+                reason="token_unknown",
+                token=wrong,
+                last=self.vocab_size - 1,
+            )
 
     def num_layers_of(self, stack: Stack) -> int:
         """REQUIRES: there is such a stack"""

@@ -35,7 +35,7 @@ async def load(http: web.Request) -> web.Response:
         raise _invalid(f"`lora_name` '{name}' is the name of the model itself; choose another one.", "lora_name")
     directory = await asyncio.to_thread(_below, folder, path)
     try:
-        ref = await context.engine.adapters.load(name, directory)
+        ref = await context.engine.adapters.load(name, directory, replaces=body.load_inplace)
     except EngineError as error:
         raise from_engine(error, "lora_path" if error.reason in _OF_FILES else "lora_name") from error
     return json_response(adapter_object(context, ref), fields.ignored_header(ignored))

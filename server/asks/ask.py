@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from bequest.engine.errors import EngineError
 from bequest.engine.types import OutputMode, Request, SamplingParams, Terms
+from bequest.engine.types.image import without_images
 from bequest.engine.types.speculation import Speculation
 from bequest.server.asks.lengths import check_prompt_len
 from bequest.server.asks.prompt import Prompt
@@ -15,7 +16,7 @@ from bequest.server.asks.terms import AskTerms
 from bequest.server.asks.wish import StatesWish, check_states
 from bequest.server.context import Context
 from bequest.server.wire.bodies import SampledBody
-from bequest.server.wire.errors import from_engine, invalid
+from bequest.server.wire.errors import at_field, from_engine, invalid
 from bequest.server.wire.names import part_id
 
 
@@ -111,8 +112,25 @@ def check_stream_options(body: SampledBody) -> None:
 
 def params_of(context: Context, prompt: Prompt, sampling: Sampling, terms: AskTerms) -> SamplingParams:
     """Behind one prompt, which must not be too long."""
+    param = prompt.param or "prompt"
     try:
         check_prompt_len(len(prompt.token_ids), terms.max_prompt_tokens)
-        return sampling.params(prompt, context.engine.info)
+        params = sampling.params(prompt, context.engine.info)
     except EngineError as error:
-        raise from_engine(error, prompt.param) from error
+        raise from_engine(error, param) from error
+    start = 0 if prompt.lineage is None else prompt.lineage.at
+    encoded = () if prompt.encoder is None else prompt.encoder.token_ids
+    check_known(context, param, prompt.token_ids[start:], encoded)
+    return params
+
+
+def check_known(context: Context, param: str, *parts: Sequence[int]) -> None:
+    """Tokens of a text that came in `param`: the engine looks as well, and cannot name the field. Most tokenizers know
+    no more than their models do."""
+    info = context.engine.info
+    if context.text.tokenizer.token_string(info.vocab_size) is None:
+        return
+    try:
+        info.check_tokens(*map(without_images, parts))
+    except EngineError as error:
+        raise at_field(error, param) from error

@@ -21,7 +21,7 @@ from bequest.server.asks.extension import Conversation, answer_text
 from bequest.server.asks.images import extend_seen, images_in, merged, unfolded
 from bequest.server.asks.inheriting import Cut, Inheriting, cut
 from bequest.server.asks.prompt import Prompt, check_not_empty
-from bequest.server.asks.prompts import TextSource, check_length, encode, plain_prompts
+from bequest.server.asks.prompts import TextSource, check_length, encode_behind, plain_prompts
 from bequest.server.asks.ranges import check_ids
 from bequest.server.asks.terms import AskTerms
 from bequest.server.context import Context
@@ -40,8 +40,8 @@ async def text_prompts(
         [rows] = await given_prompts(context, source.embeds)
         return [begin.prompt(begin.at, rows.token_ids, None, merged(begin.parent.images, [rows]))]
     if begin is not None:
-        ids = await suffix_ids(context, wanted.suffix, wanted.suffix_field)
-        return [begin.prompt(begin.at, ids, None)]
+        ids = await suffix_ids(context, wanted.suffix, wanted.suffix_field, begin.last)
+        return [replace(begin.prompt(begin.at, ids, None), param=wanted.suffix_field)]
     whole = replace(source, given=fallback, field="continuation_fallback", embeds=None)
     [prompt] = await plain_prompts(context, whole)
     return [_fallen_back(prompt, wanted)]
@@ -79,11 +79,12 @@ async def _continued_chat(context: Context, source: ChatSource, wanted: Inheriti
             "`add_generation_prompt` needs new `messages`: without any, the parent's answer itself goes on.",
             "add_generation_prompt",
         )
-    ids = await suffix_ids(context, wanted.suffix, wanted.suffix_field)
+    ids = await suffix_ids(context, wanted.suffix, wanted.suffix_field, begin.last)
     origin = begin.parent.origin
     if not isinstance(origin, Conversation) or begin.at < begin.answer_at:
-        return begin.prompt(begin.at, ids, None)
-    return begin.prompt(begin.at, ids, replace(origin, answer_at=begin.answer_at))
+        return replace(begin.prompt(begin.at, ids, None), param=wanted.suffix_field)
+    prompt = begin.prompt(begin.at, ids, replace(origin, answer_at=begin.answer_at))
+    return replace(prompt, param=wanted.suffix_field)
 
 
 async def _next_turn(context: Context, source: ChatSource, begin: Cut) -> Prompt:
@@ -111,7 +112,7 @@ async def _next_turn(context: Context, source: ChatSource, begin: Cut) -> Prompt
             if kept is not None:
                 return kept
         whole = use.render(messages)
-        check_length(context, whole.prompt_text)
+        check_length(context, whole.prompt_text, param="messages")
         choice = replace(begin.choice, num_prompt=begin.answer_at)
         extension = extend_seen(context, choice, begin.at, before.prompt_text, whole, known)
         return begin.prompt(extension.at, extension.suffix_ids, whole, known)
@@ -170,8 +171,8 @@ def _behind_all(
     if tail is None:
         return None
     text = before.prompt_text + answer + tail
-    check_length(context, text)
-    encoded = context.text.tokenizer.encode(tail, add_special_tokens=False)
+    check_length(context, text, param="messages")
+    encoded = context.text.tokenizer.encode_behind(tail, begin.last)
     ids = unfolded(context, encoded, images_in(new, known), "messages")
     whole = Conversation(tuple(messages), text, use.source, use.kwargs, use.tools, use.continued)
     return begin.prompt(begin.at, ids, whole, known)
@@ -197,10 +198,10 @@ def _fallen_back(prompt: Prompt, wanted: Inheriting) -> Prompt:
     return replace(prompt, lineage=Lineage(wanted.reference, 0, at=0))
 
 
-async def suffix_ids(context: Context, given: str | list[int], param: str) -> Sequence[int]:
-    """Text is tokenised alone, without BOS or EOS."""
+async def suffix_ids(context: Context, given: str | list[int], param: str, last: int | None = None) -> Sequence[int]:
+    """Text is tokenised alone, without BOS or EOS, as what goes on behind the token `last`."""
     if not isinstance(given, str):
         return await apart(context, lambda: check_ids(given, context.engine.info.vocab_size, param))
-    check_length(context, given)
-    [ids] = await encode(context, [given], add_special_tokens=False)
+    check_length(context, given, param=param)
+    [ids] = await encode_behind(context, [given], last)
     return ids

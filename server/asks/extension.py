@@ -77,7 +77,7 @@ def extend(
         at -= 1
     if at:
         rest = target[ends[at - 1] :].decode()
-        return Extension(at, tuple(tokenizer.encode(rest, add_special_tokens=False)))
+        return Extension(at, tuple(tokenizer.encode_behind(rest, choice.token_ids[at - 1])))
     ids = tuple(tokenizer.encode(rendered, add_special_tokens=False))
     at = common_length(ids, choice.token_ids[:limit])
     return Extension(at, ids[at:])

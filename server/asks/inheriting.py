@@ -63,6 +63,11 @@ class Cut(msgspec.Struct, frozen=True):
         started = origin.answer_at if isinstance(origin, Conversation) else None
         return self.choice.num_prompt if started is None else started
 
+    @property
+    def last(self) -> int | None:
+        """The token that what comes next stands behind."""
+        return self.choice.token_ids[self.at - 1] if self.at else None
+
     def prompt(
         self, at: int, suffix_ids: Sequence[int], origin: object, images: tuple[Image, ...] | None = None
     ) -> Prompt:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from bequest.engine.errors import ContextLengthExceeded, context_exceeded
 from bequest.server.wire.bodies import GenerationBody
 from bequest.server.wire.errors import invalid
+from bequest.server.wire.reading import shorten
 
-_MOST_TOKENS = 2**31  # far beyond any window; larger numbers need not be told apart
+_MOST_TOKENS = 2**31  # far beyond any window
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,9 @@ def generation_length(body: GenerationBody, default: int | None) -> Length:
 def length_of(asked: int | None, field: str, least: int | None, default: int | None) -> Length:
     if asked is not None and asked < 0:
         raise invalid(f"`{field}` must be at least 0, not {asked}; leave it out for the default.", field)
-    return Length(None if asked is None else min(asked, _MOST_TOKENS), field, least or 0, default)
+    if asked is not None and asked > _MOST_TOKENS:
+        raise invalid(f"`{field}` must be at most {_MOST_TOKENS}, not {shorten(str(asked))}.", field)
+    return Length(asked, field, least or 0, default)
 
 
 def check_prompt_len(prompt_len: int, keys: int | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bequest.engine.types import Lineage
 from bequest.engine.types.adapter import AdapterRef
@@ -67,6 +67,7 @@ class Truncation:
 
 
 def check_not_empty(prompt: Prompt, param: str) -> Prompt:
+    """The prompt, which knows its field from then on."""
     if not prompt.token_ids:
         raise invalid(f"`{param}` is empty: there is no token to begin from.", param)
-    return prompt
+    return prompt if param == "prompt" else replace(prompt, param=param)

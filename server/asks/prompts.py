@@ -39,6 +39,13 @@ async def encode(context: Context, texts: Sequence[str], add_special_tokens: boo
     return await tokenised(context, chars, lambda: [tokenizer.encode(text, add_special_tokens) for text in texts])
 
 
+async def encode_behind(context: Context, texts: Sequence[str], last: int | None = None) -> list[list[int]]:
+    """Of texts that each go on behind a token."""
+    tokenizer = context.text.tokenizer
+    chars = sum(map(len, texts))
+    return await tokenised(context, chars, lambda: [tokenizer.encode_behind(text, last) for text in texts])
+
+
 def check_length(context: Context, text: str, encoder: EncoderInfo | None = None, param: str = "prompt") -> None:
     """Refuses a text that must be too long, for the encoder if it is given, before minutes are spent on its tokens."""
     longest = context.text.tokenizer.max_chars_per_token
@@ -47,7 +54,7 @@ def check_length(context: Context, text: str, encoder: EncoderInfo | None = None
         return
     least = -(-len(text) // longest)
     if encoder is None:
-        raise from_engine(context_exceeded(least, 1, limit), None if param == "prompt" else param)
+        raise from_engine(context_exceeded(least, 1, limit), param)
     try:
         encoder.check_length(least)
     except EngineError as error:
@@ -115,7 +122,7 @@ async def _gap(context: Context, source: TextSource) -> Callable[[list[int]], li
         raise unsupported("suffix", message)
     if source.echo:
         raise invalid("`echo` cannot be used with `suffix`: the prompt does not end where the answer begins.", "echo")
-    check_length(context, source.after)
+    check_length(context, source.after, param="suffix")
     [after] = await encode(context, [source.after], add_special_tokens=False)
     begin = [] if source.special is False else tokenizer.encode("", add_special_tokens=True)
     return lambda before: marks.prompt(begin, before, after)

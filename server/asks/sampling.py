@@ -312,7 +312,7 @@ def _allowed(ids: list[int] | None, vocab_size: int) -> tuple[int, ...] | None:
 
 
 def _bad_words(words: list[str] | None, tokenizer: TokenizerLike, vocab_size: int) -> tuple[tuple[int, ...], ...]:
-    """Each word as it is tokenised at the beginning of a text and after a space: most vocabularies hold both. One with
+    """Each word as it is tokenised behind other text and after a space: most vocabularies hold both. One with
     a token that the model does not have cannot come."""
     sequences: dict[tuple[int, ...], None] = {}
     if words is not None and len(words) > MAX_BAD_WORDS:
@@ -322,7 +322,7 @@ def _bad_words(words: list[str] | None, tokenizer: TokenizerLike, vocab_size: in
             fault = "be empty" if not word.strip() else f"have more than {MAX_STOP_CHARS} characters"
             raise invalid(f"`bad_words[{index}]` must not {fault}.", f"bad_words[{index}]")
         for variant in (word, " " + word.lstrip()):
-            ids = tuple(tokenizer.encode(variant, add_special_tokens=False))
+            ids = tuple(tokenizer.encode_behind(variant))
             if ids and max(ids) < vocab_size:
                 sequences[ids] = None
     return tuple(sequences)

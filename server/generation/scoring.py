@@ -14,14 +14,14 @@ from bequest.server.answers.chunks import Chunks
 from bequest.server.answers.logprobs import Offsets, Spelling, completion_logprobs, finite_sum
 from bequest.server.answers.report import Report
 from bequest.server.answers.running import Collector
-from bequest.server.asks.ask import Ask, check_stream_options, params_of
+from bequest.server.asks.ask import Ask, check_known, check_stream_options, params_of
 from bequest.server.asks.call import Call
 from bequest.server.asks.constraints import constraint_of
 from bequest.server.asks.continued import text_prompts
 from bequest.server.asks.inheriting import text_inheriting
 from bequest.server.asks.lengths import Length, generation_length
 from bequest.server.asks.prompt import Prompt, Truncation
-from bequest.server.asks.prompts import TextSource, check_length, encode
+from bequest.server.asks.prompts import TextSource, check_length, encode_behind
 from bequest.server.asks.ranges import check_ids
 from bequest.server.asks.sampling import Sampling, check_answer_size, check_logprobs, chosen_by, sampling_chars
 from bequest.server.asks.terms import AskTerms, record_terms
@@ -60,7 +60,7 @@ async def score_ask(call: Call[CompletionBody], given: list[str | list[int]]) ->
     terms = record_terms(call, open_ended=False)
     context.engine.check_room(terms.tenant)
     prompt = await _prompt(call, terms)
-    suffixes = await _tokens(context, given)
+    suffixes = await _tokens(context, given, prompt.token_ids[-1])
     _check_room(context, prompt, suffixes)
     check_answer_size(sum(map(len, suffixes)) * (1 + logprobs), _FIELD)
     params = params_of(context, prompt, sampling, terms)
@@ -109,14 +109,15 @@ async def _prompt(call: Call[CompletionBody], terms: AskTerms) -> Prompt:
     return prompts[0]
 
 
-async def _tokens(context: Context, given: list[str | list[int]]) -> Suffixes:
-    """Texts are tokenised alone, without BOS or EOS, and all at once."""
+async def _tokens(context: Context, given: list[str | list[int]], last: int) -> Suffixes:
+    """Texts are tokenised alone, without BOS or EOS, and all at once, as what goes on behind the token `last`."""
     await apart(context, lambda: _check_suffixes(context, given))
-    texts = iter(await encode(context, [one for one in given if isinstance(one, str)], add_special_tokens=False))
+    texts = iter(await encode_behind(context, [one for one in given if isinstance(one, str)], last))
     suffixes = tuple(tuple(next(texts) if isinstance(one, str) else one) for one in given)
     for index, ids in enumerate(suffixes):
+        param = f"{_FIELD}[{index}]"
+        check_known(context, param, ids)
         if not ids:
-            param = f"{_FIELD}[{index}]"
             raise invalid(f"`{param}` is empty: there is no token to score.", param)
     return suffixes
 

@@ -156,7 +156,7 @@ async def _from_array(
 
 def _vocabulary(context: Context) -> Vocabulary:
     info, tokenizer = context.engine.info, context.text.tokenizer
-    return Vocabulary(info.vocab_size, info.eos_token_ids, lambda text: tokenizer.encode(text, False))
+    return Vocabulary(info.vocab_size, info.eos_token_ids, tokenizer.encode_behind)
 
 
 async def _whole(body: AsyncIterator[bytes]) -> bytearray:

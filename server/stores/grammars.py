@@ -58,7 +58,7 @@ class GrammarStore:
         self._tokenizer = tokenizer
         self._info = info
         self._pool = FairPool(_PLACES, "grammars", most_late=_MOST_LATE)
-        self._check = GrammarCheck(seconds)
+        self._check = GrammarCheck(seconds, info.vocab_size)
         self._vocabulary: asyncio.Future[Vocabulary] | None = None
         self._kept = kept
         self._compiling: dict[tuple[str, GrammarSource], asyncio.Future[Grammar]] = {}

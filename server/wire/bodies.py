@@ -248,6 +248,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
 class LoadAdapterBody(msgspec.Struct, frozen=True, kw_only=True):
     lora_name: str | None = None
     lora_path: str | None = None
+    load_inplace: bool = False
 
 
 class UnloadAdapterBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -193,6 +193,26 @@ async def test_another_adapter_of_the_same_name_never_answers_for_the_old_one(
         await closed(engine)
 
 
+async def test_an_adapter_is_replaced_while_nobody_needs_it(
+    config: Callable[..., EngineConfig], adapters: dict[str, Path], expected: dict[str, list[int]], tmp_path: Path
+) -> None:
+    engine = (await build_engine(config([], max_loras=1))).engine
+    try:
+        for name in ("a1", "a2"):
+            await engine.adapters.load("same", adapters[name], replaces=True)
+            answer = await ask(engine, asked(engine, "same"))
+            assert answer.token_ids[0] == expected[name]
+            assert answer.usage is not None and answer.usage.cached_tokens == 0
+        with pytest.raises(InvalidAdapter):
+            await engine.adapters.load("same", tmp_path / "nowhere", replaces=True)
+        parent = await ask(engine, asked(engine, "same", retain=Retain(60)))
+        with pytest.raises(AdapterInUse):
+            await engine.adapters.load("same", adapters["a1"], replaces=True)
+        assert parent.token_ids[0] == (await ask(engine, asked(engine, "same"))).token_ids[0] == expected["a2"]
+    finally:
+        await closed(engine)
+
+
 async def test_loads_come_and_go_beside_running_requests(
     config: Callable[..., EngineConfig], adapters: dict[str, Path], expected: dict[str, list[int]]
 ) -> None:

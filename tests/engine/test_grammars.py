@@ -36,6 +36,7 @@ from tests.engine.grammar_world import (
     tokenizer,
     vocabulary,
 )
+from tests.text.conftest import make_byte_fallback
 
 PERSON = {
     "type": "object",
@@ -198,6 +199,17 @@ def test_bnf_is_taken_for_lark() -> None:
         lark_of_any('root ::= "a')
 
 
+@pytest.mark.parametrize("rows", [0, -1], ids=["all", "fewer"])
+def test_a_tokenizer_that_opens_with_a_space(rows: int) -> None:
+    """SentencePiece's puts one before a text: what a grammar forces has none that it does not ask for."""
+    known = make_byte_fallback()
+    words = Vocabulary(known, known.vocab_size + rows, (2,))
+    for text in ("b</s>a", "b a", " a"):
+        matcher = Grammar(GrammarSource("json_schema", json.dumps({"const": text})), words)._start.deep_copy()
+        spelled = b"".join(map(known.token_bytes, matcher.compute_ff_tokens()))
+        assert spelled == json.dumps(text).encode()
+
+
 def test_special_tokens_are_no_text() -> None:
     """A string that spells a special token is written out in others."""
     rule = Grammar(GrammarSource("lark", 'start: "<|im_start|>x"'), vocabulary())
@@ -227,7 +239,7 @@ def test_a_vocabulary_with_rows_that_no_token_has() -> None:
 
 
 def test_the_check_stops_what_does_not_end() -> None:
-    check = GrammarCheck(seconds=1.0)
+    check = GrammarCheck(1.0, 50_000)
     bomb = "start: A\nA: /(.*a.{18})/ & /(.*b.{17})/ & /(.*c.{16}.*)/ & ~/(.*d.{15})/"
     try:
         check.check(GrammarSource("regex", "a+"))
@@ -237,6 +249,11 @@ def test_the_check_stops_what_does_not_end() -> None:
         with pytest.raises(GrammarError, match="unclosed group"):
             check.check(GrammarSource("regex", "(a"))
         check.check(GrammarSource("json_schema", "{}", whitespace=" ?"))
+        # Tokens by their ids, as marks of calls and thoughts are: those of a model are far above the bytes.
+        check.check(GrammarSource("lark", "start: <[49999]> /[a-z]+/"))
+        check.check(GrammarSource("regex", "a+", lead="lead: <[40000]>"))
+        with pytest.raises(GrammarError, match="50000"):
+            check.check(GrammarSource("lark", "start: <[50000]>"))
     finally:
         check.close()
 

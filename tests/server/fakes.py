@@ -51,12 +51,18 @@ class ByteTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [BOS] * add_special_tokens + list(text.encode())
 
+    def encode_behind(self, text: str, last: int | None = None) -> list[int]:
+        return self.encode(text, add_special_tokens=False)
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         kept = [i for i in token_ids if not (skip_special_tokens and i in self.special_ids)]
         return b"".join(map(self.token_bytes, kept)).decode("utf-8", "replace")
 
     def id_of(self, token: str) -> int | None:
         return self.added.get(token)
+
+    def token_string(self, token_id: int | None) -> str | None:
+        return None
 
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode("utf-8", "replace")
@@ -118,7 +124,11 @@ class FakeAdapters:
     def find(self, name: str) -> AdapterRef | None:
         return self.loaded.get(name)
 
-    async def load(self, name: str, directory: Path) -> AdapterRef:
+    async def load(self, name: str, directory: Path, *, replaces: bool = False) -> AdapterRef:
+        if name in self.loaded:
+            if not replaces:
+                raise InvalidAdapter("It is loaded already.", reason="adapter_loaded", name=name)
+            self.unload(name)
         self.directories.append(directory)
         if directory.name == "missing":
             raise InvalidAdapter("There is no such directory.")

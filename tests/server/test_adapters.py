@@ -200,6 +200,20 @@ async def test_a_path_outside_of_the_folder_is_not_looked_at(loading: Front, pat
     assert not loading.engine.adapters.directories and str(tmp_path) not in error["message"]
 
 
+async def test_an_adapter_takes_the_place_of_another(loading: Front) -> None:
+    body = {"lora_name": "legal", "lora_path": "legal"}
+    assert (await loading.post(LOAD, body | {"load_inplace": True}))[0].status == 200  # of nothing
+    answer, content = await loading.post(LOAD, body)
+    assert (answer.status, content["error"]["param"]) == (400, "lora_name")
+    answer, content = await loading.post(LOAD, body | {"load_inplace": True})
+    assert (answer.status, content["id"]) == (200, "legal") and len(loading.engine.adapters.directories) == 2
+    loading.engine.adapters.used = {"legal"}
+    answer, content = await loading.post(LOAD, body | {"load_inplace": True})
+    assert (answer.status, content["error"]["code"]) == (409, "adapter_in_use")
+    answer, content = await loading.post(LOAD, body | {"load_inplace": "yes"})
+    assert (answer.status, content["error"]["param"]) == (400, "load_inplace")
+
+
 async def test_what_cannot_be_loaded(loading: Front) -> None:
     for body, code, param in (
         ({"lora_path": "legal"}, "missing_required_parameter", "lora_name"),

@@ -385,7 +385,7 @@ async def test_requests_that_are_bound_to_a_catalogue(front: Front) -> None:
         ({"max_completion_tokens": 2}, "max_completion_tokens", "invalid_value"),
         ({"stop": "x"}, "stop", "unsupported_parameter"),
         ({"stop_token_ids": [EOS, 13]}, "stop_token_ids[1]", "invalid_value"),
-        ({"prompt": "x" * 509}, None, "context_length_exceeded"),
+        ({"prompt": "x" * 509}, "prompt", "context_length_exceeded"),
         ({"catalogue": 5}, "catalogue", "invalid_type"),
     ],
 )

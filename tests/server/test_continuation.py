@@ -80,6 +80,23 @@ async def test_suffixes(front: Front, fields: dict[str, Any], suffix: bytes) -> 
     assert "continuation" not in parent and "retained" not in child
 
 
+async def test_text_is_tokenised_as_what_goes_on(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer may put a space before a beginning, and none of these is one."""
+    behind: list[tuple[str, int | None]] = []
+
+    def encode_behind(text: str, last: int | None = None) -> list[int]:
+        behind.append((text, last))
+        return list(text.encode())
+
+    monkeypatch.setattr(front.text.tokenizer, "encode_behind", encode_behind)
+    parent = await complete(front)
+    await complete(front, continuation_of=parent["id"], prompt="next")
+    await complete(front, prompt="abc", continuation_suffixes=["one", [5]], max_tokens=0)
+    answer, _ = await front.post("/v1/catalogues", {"name": "c", "items": ["item"]})
+    assert answer.status in (200, 201)
+    assert behind == [("next", SAMPLED[-1]), ("one", ord("c")), ("item", None)]
+
+
 @pytest.mark.parametrize(
     "place, at", [("end", 9), (None, 9), ("last", 11), ("now", 9), (1, 1), (4, 4), (10, 10), (11, 11)]
 )

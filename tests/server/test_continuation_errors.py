@@ -129,7 +129,7 @@ async def test_completions(front: Front, fields: dict[str, Any], param: str, cod
         ({"messages": MORE, "prompt": "x"}, "prompt", "unsupported_parameter"),
         ({"messages": MORE, "continuation_fallback": "x"}, "continuation_fallback", "invalid_type"),
         ({"messages": MORE, "continuation_of": "plain"}, "continuation_of", "continuation_mismatch"),
-        ({"messages": [{"role": "user", "content": "x" * 500}]}, None, "context_length_exceeded"),
+        ({"messages": [{"role": "user", "content": "x" * 500}]}, "messages", "context_length_exceeded"),
         (
             {"continuation_of": "gone", "continuation_fallback": [{"role": "user"}]},
             "continuation_fallback[0].content",

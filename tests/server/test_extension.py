@@ -37,9 +37,11 @@ class PieceTokenizer:
         self._fold_case = fold_case
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        data = (text.lower() if self._fold_case else text).encode()
-        ids = [BOS] * add_special_tokens
-        data = self._prefix + data if data else data
+        begun = self._prefix.decode() + text if text else text
+        return [BOS] * add_special_tokens + self.encode_behind(begun)
+
+    def encode_behind(self, text: str, last: int | None = None) -> list[int]:
+        data, ids = (text.lower() if self._fold_case else text).encode(), []
         while data:
             piece = max((piece for piece in _PIECES if data.startswith(piece)), key=len)
             ids.append(IDS[piece])
@@ -126,7 +128,7 @@ def test_first_space_of_sentencepiece() -> None:
     tokenizer = PieceTokenizer(prefix=b" ")
     choice = parent("ask:", [b"hel"], tokenizer)
     assert choice.num_prompt == 5
-    assert extend(tokenizer, choice, 6, "ask:", "ask:hel!").at == 6
+    assert extend(tokenizer, choice, 6, "ask:", "ask:hel!") == Extension(6, (IDS[b"!"],))
     assert extend(tokenizer, choice, 6, "ask:", "ask, then").at == 4
 
 

@@ -40,7 +40,7 @@ CHAT = "/v1/chat/completions"
         ({"input": {"encoder_prompt": "a"}}, "input.encoder_prompt", "invalid_value"),
         ({"stack": "encoder"}, "stack", "invalid_value"),
         ({"stack": "both"}, "stack", "invalid_value"),
-        ({"input": "x" * 600}, None, "context_length_exceeded"),
+        ({"input": "x" * 600}, "input", "context_length_exceeded"),
         ({"layers": [0, NUM_LAYERS + 1]}, "layers", "invalid_value"),
         ({"layers": [-NUM_LAYERS - 2]}, "layers", "invalid_value"),
         ({"layers": [10**30]}, "layers", "invalid_value"),

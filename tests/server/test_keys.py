@@ -197,8 +197,8 @@ async def test_body_bytes(start: Starter, tmp_path: Path) -> None:
 async def test_prompt_tokens_timeout_and_priority(start: Starter, tmp_path: Path) -> None:
     front = await limited(start, tmp_path, "max_prompt_tokens = 20\nmax_timeout = 2\nlowest_priority = 3")
     wrong: list[tuple[dict[str, Any], str, str | None]] = [
-        ({"prompt": "a" * 20}, "context_length_exceeded", None),
-        ({"prompt": ["a", "a" * 20]}, "context_length_exceeded", None),
+        ({"prompt": "a" * 20}, "context_length_exceeded", "prompt"),
+        ({"prompt": ["a", "a" * 20]}, "context_length_exceeded", "prompt[1]"),
         ({"timeout": 2.5}, "invalid_value", "timeout"),
         ({"priority": 2}, "invalid_value", "priority"),
     ]

@@ -44,6 +44,10 @@ def byte_level() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def byte_fallback() -> Tokenizer:
+    return make_byte_fallback()
+
+
+def make_byte_fallback() -> Tokenizer:
     """SentencePiece's way: spaces marked, unknown characters as byte tokens, the first space dropped."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "é", "▁a", "▁▁"]
     backend = Backend(

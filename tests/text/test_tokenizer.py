@@ -108,3 +108,14 @@ def test_other_threads_run_while_a_text_is_tokenised(embedded: TextBundle) -> No
 def test_the_text_side_does_not_import_torch() -> None:
     code = "import sys, bequest.engine.text; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("text", ["a", " a", "  a", "b", "", "é", "</s>", "</s>a", "a</s>a"])
+def test_what_goes_on_is_tokenised_as_in_the_middle_of_a_text(
+    byte_level: Tokenizer, byte_fallback: Tokenizer, text: str
+) -> None:
+    for tokenizer in (byte_level, byte_fallback):
+        before, whole = tokenizer.encode("b"), tokenizer.encode("b" + text)
+        assert before + tokenizer.encode_behind(text, before[-1]) == whole
+        ended = [*before, tokenizer.eos_token_id]
+        assert ended + tokenizer.encode_behind(text, ended[-1]) == tokenizer.encode("b</s>" + text)

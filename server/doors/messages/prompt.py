@@ -49,15 +49,14 @@ async def message_prompt(
 
     def work() -> MessagePrompt:
         rendered = use.render(said.messages())
-        check_length(context, rendered.prompt_text)
+        check_length(context, rendered.prompt_text, param="messages")
         prompt = _prompt(context, parent, rendered, images)
         lengths = [_cache_length(context, said, use, prompt, rendered, place) for place in longest_places(said.places)]
         ordered = sorted(filter(None, lengths), key=lambda length: length.num_tokens)
         return MessagePrompt(prompt, digests[-1], tuple(ordered))
 
     made = await off_loop_rendering(context, use, said.messages(), work)
-    check_not_empty(made.prompt, "messages")
-    return made
+    return replace(made, prompt=check_not_empty(made.prompt, "messages"))
 
 
 async def count_tokens(context: Context, body: ConversingBody, reading: Reading, thinking: Thinking) -> int:

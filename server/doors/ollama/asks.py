@@ -13,7 +13,7 @@ from bequest.server.asks.constraints import json_schema
 from bequest.server.asks.continued import chat_prompt, suffix_ids
 from bequest.server.asks.extension import Conversation
 from bequest.server.asks.prompt import Prompt, check_not_empty
-from bequest.server.asks.prompts import TextSource, encode, plain_prompts
+from bequest.server.asks.prompts import TextSource, encode_behind, plain_prompts
 from bequest.server.asks.reading import Reading
 from bequest.server.asks.sampling import Sampling, check_logprobs, chosen_by
 from bequest.server.asks.terms import AskTerms, passing_terms
@@ -130,5 +130,5 @@ async def _continued(call: HttpCall[OllamaGenerateBody], source: ChatSource, bef
     tail = use.after_answer(Conversation(asked.messages, asked.prompt_text), new)
     if tail is None:
         tail = use.render(new).prompt_text
-    [more] = await encode(context, [tail], add_special_tokens=False)
+    [more] = await encode_behind(context, [tail], ids[-1] if ids else None)
     return Prompt((*ids, *more))
