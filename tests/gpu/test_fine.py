@@ -192,13 +192,13 @@ def choose(num_tokens: int, num_experts: int, top_k: int) -> ExpertChoice:
     return cuda_experts.route(logits, replace(PLAIN, top_k=top_k, renormalises=True))
 
 
-@pytest.mark.parametrize("shape", [(4, 2, 64, 32), (32, 4, 320, 736), (9, 1, 256, 160)])
+@pytest.mark.parametrize("shape", [(4, 2, 64, 32), (32, 4, 320, 736), (9, 1, 256, 160), (8, 2, 480, 960)])
 @pytest.mark.parametrize("codec", CODECS)
 def test_experts(codec: Codec, shape: tuple[int, int, int, int]) -> None:
     num_experts, top_k, hidden, inner = shape
     up = draw_experts(codec, num_experts, 2 * inner, hidden, 20)
     down = draw_experts(codec, num_experts, hidden, inner, 70)
-    for num_tokens in (0, 1, 3, 17, 70, 600, 1100):
+    for num_tokens in (0, 1, 3, 17, 70, 200, 600, 1100):
         x, choice = randn(num_tokens, hidden, dtype=BF16, seed=13), choose(num_tokens, num_experts, top_k)
         both = cuda_fine.expert_linear(x, up.rows, up.numbers.bias, choice, shared=True)
         expected = products(x, up.numbers, choice, top_k)

@@ -1,0 +1,284 @@
+// Tiles of rows of one expert by blocks of its matrix in codes, through products of warpgroups.
+//
+// As in expert_tiles.cu rows of W are the rows of a product, and tokens its columns. The copy engine brings
+// codes and their words, threads bring rows of x. Codes become float16 in registers, with their scales, and
+// are multiplied from there: a warpgroup makes the next 32 of k while the tensor cores have the last. How
+// many columns a product has depends on how many rows the expert has; a column depends on no other.
+//
+// A lane of a quad has eight neighbours of each 32 of k, where tensor cores expect pairs of four places. So x
+// lies in their order (permuted, see fine_linear.cu).
+#include <algorithm>
+
+#include "device/copies.cuh"
+#include "device/current_device.cuh"
+#include "device/launch.cuh"
+#include "device/shared_memory.cuh"
+#include "device/vectors.cuh"
+#include "ops/cuda/expert_rows.cuh"
+#include "ops/cuda/fine_experts.cuh"
+#include "ops/cuda/fine_experts.h"
+
+namespace bequest::cuda {
+namespace {
+
+constexpr size_t kMostSharedBytes = 227 * 1024;
+
+// By one warp.
+template <class S>
+__device__ __forceinline__ void load_weights(const TileArgs& a, const FineMaps& maps,
+                                             FineBuffers<S>& buffers) {
+  constexpr int kWords = kFineUnitWords<typename S::Codec>, kBoxWords = S::kRowWordBytes / 4;
+  const uint64_t policy = read_once_policy();
+  Cursor<S::kStages> at;
+  for (ItemWalk<S> walk(a); !walk.done();) {
+    const TileItem item = walk.take();
+    const int row = item.expert * static_cast<int>(a.outputs) + item.block * S::kRows;
+    for (int unit = 0; unit * S::kDepth < a.in_features; ++unit) {
+      PhaseBarrier& full = buffers.full[at.index];
+      buffers.empty[at.index].wait(at.parity ^ 1);
+      if (is_elected()) {
+        full.arrive_expecting(S::kWeightBytes);
+#pragma unroll
+        for (int read = 0; read < S::kReads; ++read)
+          copy_box(maps.codes, shared_address(buffers.codes[at.index]) + read * S::kCodePanelBytes, full,
+                   {(unit * S::kReads + read) * S::kReadBytes, row, 0, 0}, policy);
+        copy_box(maps.words, shared_address(buffers.words[at.index]), full,
+                 {unit * kWords / kBoxWords * kBoxWords, row, 0, 0}, policy);
+      }
+      __syncwarp();
+      at.advance();
+    }
+  }
+}
+
+// A thread of a multiplying warpgroup: its part of the sums of an item.
+template <class S>
+class Multiplier {
+ public:
+  __device__ Multiplier(const TileArgs& a, const float* scales, FineBuffers<S>& buffers)
+      : a_(a),
+        scales_(scales),
+        buffers_(buffers),
+        row_(static_cast<int>(threadIdx.x) / kWarp * 16 + static_cast<int>(threadIdx.x) % kWarp / 4),
+        lane_(static_cast<int>(threadIdx.x) % kWarp) {}
+
+  __device__ __forceinline__ void run() {
+    for (ItemWalk<S> walk(a_); !walk.done();) {
+      const TileItem item = walk.take();
+      Sums sums = {};  // of all columns: those of each branch alone would all be kept alive
+      if (item.count <= 16)
+        multiply_all(first<16>(sums));
+      else if (S::kTokens == 32 || item.count <= 32)
+        multiply_all(first<32>(sums));
+      else if (item.count <= 48)
+        multiply_all(first<S::kTokens - 16>(sums));
+      else
+        multiply_all(sums);
+      const RowStore<S, S::kRows> stored(a_, item, 0);
+      sync();  // the results before these have been stored
+      leave(item, sums);
+      sync();
+      stored.run(a_, item, buffers_.results);
+    }
+  }
+
+ private:
+  using Codec = typename S::Codec;
+  using Operands = uint32_t[2][4];  // of 32 of k: two products
+  using Sums = float[S::kTokens / 2];
+
+  template <int kColumns>
+  __device__ static __forceinline__ auto& first(Sums& sums) {
+    return reinterpret_cast<float (&)[kColumns / 2]>(sums);
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void multiply_all(float (&sums)[kCount]) {
+    Operands a[2] = {};
+    int before = -1;  // the stage whose products may be under way
+#pragma unroll 1
+    for (int unit = 0; unit * S::kDepth < a_.in_features; ++unit) {
+      buffers_.full[at_.index].wait(at_.parity);
+      fence_async_proxy();  // rows of x were not written by the copy engine
+      const uint64_t x = operand(shared_address(buffers_.tokens[at_.index]), kSwizzleBytes);
+#pragma unroll
+      for (int read = 0; read < S::kReads; ++read) {
+        uint32_t codes[2][4], words[2][Codec::kWords];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) load(codes[half], words[half], row_ + half * 8, unit, read);
+#pragma unroll
+        for (int group = 0; group < Codec::kGroups; ++group) {
+          const int i = read * Codec::kGroups + group;
+          wait_operands<1>();  // all products but the last two
+          hold(a[i % 2]);
+          if (i == 1 && before >= 0) release(before);
+          widen(codes, words, group, a[i % 2]);
+          begin_products();
+#pragma unroll
+          for (int step = 0; step < 2; ++step)
+            multiply_rows<F16Operands>(
+                sums, a[i % 2][step], advance(x, i / 2 * S::kTokenPanelBytes + i % 2 * 64 + step * 32), true);
+          commit_products();
+        }
+      }
+      before = at_.index;
+      at_.advance();
+    }
+    wait_products<0>(sums);
+    hold(a[0]), hold(a[1]);
+    release(before);
+  }
+
+  __device__ __forceinline__ void load(uint32_t (&codes)[4], uint32_t (&words)[Codec::kWords], int row,
+                                       int unit, int read) const {
+    load_16(codes, shared_address(buffers_.codes[at_.index]) + read * S::kCodePanelBytes +
+                       row * S::kReadBytes + lane_ % 4 * 16);
+    const uint32_t from = shared_address(buffers_.words[at_.index]) + row * S::kRowWordBytes;
+    if constexpr (Codec::kWords == 4)
+      load_16(words, from);
+    else if constexpr (Codec::kWords == 2)
+      load_8(words, from + read * 8);
+    else
+      words[0] = load_4(from + unit % 4 * 4);
+  }
+
+  __device__ __forceinline__ void widen(const uint32_t (&codes)[2][4],
+                                        const uint32_t (&words)[2][Codec::kWords], int group,
+                                        Operands& to) const {
+    uint32_t low[4], high[4];
+    const uint32_t half = lane_ % 4 < 2 ? kFirstTwice : kSecondTwice;
+    Codec::widen(codes[0], words[0], group, half, low);
+    Codec::widen(codes[1], words[1], group, half, high);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i / 2][i % 2 * 2] = low[i], to[i / 2][i % 2 * 2 + 1] = high[i];
+  }
+
+  // Products read registers while they run: these must stay what they are until here.
+  __device__ static __forceinline__ void hold(const Operands& a) {
+#pragma unroll
+    for (const auto& step : a)
+#pragma unroll
+      for (uint32_t pair : step) asm volatile("" ::"r"(pair) : "memory");
+  }
+
+  __device__ __forceinline__ void release(int stage) {
+    if (lane_ == 0) buffers_.empty[stage].arrive();
+  }
+
+  // Sums [n * 4 + half * 2 + e] are of token n * 8 + lane % 4 * 2 + e.
+  __device__ __forceinline__ void leave(const TileItem& item, const Sums& sums) {
+    float scale[2], bias[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int output = item.block * S::kRows + row_ + half * 8;
+      const bool exists = output < a_.outputs;
+      const int64_t of_all = int64_t{item.expert} * a_.outputs + output;
+      scale[half] = exists ? __ldg(scales_ + of_all) / kBesideCodes : 0;
+      bias[half] = exists && a_.bias != nullptr ? __ldg(a_.bias + of_all) : 0;
+    }
+#pragma unroll
+    for (int eight = 0; eight < S::kTokens / 8; ++eight) {
+      if (eight * 8 >= item.count) break;
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        buffers_.results[eight * 8 + lane_ % 4 * 2 + i % 2][row_ + i / 2 * 8] =
+            narrow<BFloat16>(sums[eight * 4 + i] * scale[i / 2] + bias[i / 2]);
+    }
+  }
+
+  __device__ __forceinline__ static void sync() { sync_threads<1, S::kMultipliers>(); }
+
+  const TileArgs& a_;
+  const float* const scales_;
+  FineBuffers<S>& buffers_;
+  const int row_, lane_;
+  Cursor<S::kStages> at_;
+};
+
+// waits: the plan may be of the kernels right ahead. Else it is older, and weights are asked for while these
+// still run.
+template <class S>
+__global__ __launch_bounds__(S::kThreads, 1) void fine_expert_kernel(const __grid_constant__ TileArgs a,
+                                                                     const __grid_constant__ FineMaps maps,
+                                                                     const float* scales, const bool waits) {
+  if constexpr (kIsHopper) {
+    extern __shared__ __align__(1024) uint8_t shared[];
+    auto& buffers = *reinterpret_cast<FineBuffers<S>*>(shared);
+    if (threadIdx.x == 0) {
+      prefetch_map(maps.codes);
+      prefetch_map(maps.words);
+      buffers.init();
+    }
+    if (waits) wait_for_previous();
+    let_next_start();  // not before: whoever comes in then finds all that is older complete
+    __syncthreads();
+    const int thread = static_cast<int>(threadIdx.x) - S::kMultipliers;
+    if (__shfl_sync(kAllLanes, thread, 0) < 0) {
+      wait_for_previous();
+      Multiplier<S>(a, scales, buffers).run();
+    } else {
+      if (thread < kWarp) return load_weights(a, maps, buffers);
+      wait_for_previous();
+      RowLoader<S, FineBuffers<S>>(a, buffers, thread - kWarp).run();
+    }
+  }
+}
+
+template <class S>
+void launch_tiles(const FineLinearParams& p, const ExpertChoice& choice, bool shared, Stream stream) {
+  const ExpertSizes& sizes = choice.sizes;
+  const FineMatrices& m = p.matrices;
+  const TileArgs a{.x = p.halves,
+                   .bias = static_cast<const float*>(p.bias),
+                   .out = p.out,
+                   .plan = expert_plan_at(choice.plan, sizes),
+                   .in_features = m.in_features,
+                   .outputs = m.out_features,
+                   .most_tiles = static_cast<int>(sizes.most_tiles()),
+                   .cuts = std::max(1, sizes.tile_rows() / S::kTokens),
+                   .blocks = static_cast<int>(ceil_div(m.out_features, S::kRows)),
+                   .pairs_of_row = static_cast<int>(shared ? sizes.num_chosen : 1),
+                   .activation = Activation::kSilu};
+  static_assert(sizeof(FineBuffers<S>) <= kMostSharedBytes);
+  const int64_t most_items = int64_t{a.most_tiles} * a.blocks;
+  launch(fine_expert_kernel<S>,
+         {.grid = static_cast<unsigned>(std::min<int64_t>(most_items, multiprocessors())),
+          .block = S::kThreads,
+          .shared_bytes = sizeof(FineBuffers<S>),
+          .overlaps_previous = true},
+         stream, a, fine_maps<S>(m), m.scales, shared);
+}
+
+template <class Codec>
+void launch_of(const FineLinearParams& p, const ExpertChoice& choice, bool shared, Stream stream) {
+  if (choice.sizes.tile_rows() <= 32)
+    return launch_tiles<FineTileShape<Codec, 32>>(p, choice, shared, stream);
+  launch_tiles<FineTileShape<Codec, 64>>(p, choice, shared, stream);
+}
+
+}  // namespace
+
+bool has_fine_expert_tiles(const FineMatrices& m, const ExpertSizes& sizes) {
+  // Words of a row are a multiple of 16 bytes.
+  const bool has_words = m.codec != FineCodec::kFloat4 || ceil_div(m.in_features, kFineUnit) % 2 == 0;
+  return sizes.tile_rows() >= 32 && has_words && m.in_features % 32 == 0 && m.out_features % 8 == 0 &&
+         m.num_matrices * m.out_features <= INT32_MAX && is_hopper();
+}
+
+void fine_expert_tiles(const FineLinearParams& p, const ExpertChoice& choice, bool shared, Stream stream) {
+  check(is_aligned(p.out, 16) && is_aligned(choice.plan, 16), "fine_expert_tiles: places are aligned to 16");
+  switch (p.matrices.codec) {
+    case FineCodec::kOffset4:
+      return launch_of<fine::Offset4>(p, choice, shared, stream);
+    case FineCodec::kFloat4:
+      return launch_of<fine::Float4>(p, choice, shared, stream);
+    case FineCodec::kScaled8:
+      return launch_of<fine::Scaled8>(p, choice, shared, stream);
+    case FineCodec::kOffset8:
+      return launch_of<fine::Offset8>(p, choice, shared, stream);
+    case FineCodec::kFloat8:
+      return launch_of<fine::Float8>(p, choice, shared, stream);
+  }
+}
+
+}  // namespace bequest::cuda

@@ -1,0 +1,88 @@
+// The sizes of fine_experts.cu, its shared memory, and its maps.
+#pragma once
+
+#include "device/barriers.cuh"
+#include "device/fine_values.cuh"
+#include "device/tensor_map.cuh"
+#include "device/warpgroup.cuh"
+#include "ops/cuda/expert_tiles.cuh"
+#include "ops/cuda/fine_codes.h"
+
+namespace bequest::cuda {
+
+// `Tokens` rows of x by 64 rows of W for each of three warpgroups. A stage has 128 of k.
+template <class CodecType, int Tokens>
+struct FineTileShape {
+  using Codec = CodecType;
+  static constexpr int kTokens = Tokens, kPartTokens = Tokens;
+  static constexpr bool kIsCut = Tokens == 64;
+  static constexpr int kGroups = 3, kRows = kGroups * 64;  // of W
+  static constexpr int kPanels = 2, kDepth = kPanels * kPanelColumns;
+  static constexpr int kTokenPanelBytes = Tokens * kPanelRowBytes;
+  // What four lanes read of a row at once lies together, and two rows of it in all banks.
+  static constexpr int kReadBytes = 64, kReads = Codec::kBits / 4;
+  static constexpr int kCodePanelBytes = kRows * kReadBytes;
+  static constexpr int kRowWordBytes = 16;
+  static constexpr int kWeightBytes = kReads * kCodePanelBytes + kRows * kRowWordBytes;
+  static constexpr int kStages = Codec::kBits == 4 ? 6 : 4;
+  static constexpr int kMultipliers = kGroups * 128;  // threads
+  static constexpr int kRowWarps = 3;
+  static constexpr int kThreads = kMultipliers + kWarp + kRowWarps * kWarp;
+  static constexpr int kResultPitch = kRows + 8;  // tokens that are stored at once lie in different banks
+};
+
+template <class S>
+struct FineBuffers {
+  alignas(1024) uint8_t tokens[S::kStages][S::kPanels * S::kTokenPanelBytes];
+  alignas(128) uint8_t codes[S::kStages][S::kReads * S::kCodePanelBytes];
+  alignas(128) uint8_t words[S::kStages][S::kRows * S::kRowWordBytes];
+  alignas(16) BFloat16 results[S::kTokens][S::kResultPitch];
+  PhaseBarrier full[S::kStages];   // codes, words and rows are there
+  PhaseBarrier empty[S::kStages];  // they have been multiplied
+
+  __device__ void init() {
+    for (int i = 0; i < S::kStages; ++i) {
+      full[i].init(1 + S::kRowWarps * kWarp);
+      empty[i].init(S::kMultipliers / kWarp);
+    }
+    publish_barriers();
+  }
+};
+
+// Codes and words of all experts, one row under the other. A block of outputs may reach into the next expert,
+// whose products nobody stores, and behind the last one there are zeros.
+struct FineMaps {
+  CUtensorMap codes, words;
+};
+
+inline CUtensorMap fine_map(const void* data, CUtensorMapDataType type, int64_t width, int64_t row_bytes,
+                            int64_t rows, int box_width, int box_rows) {
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(rows), 1, 1};
+  const auto stride = static_cast<cuuint64_t>(row_bytes), all = stride * sizes[1];
+  const cuuint64_t strides[] = {stride, all, all};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(box_width), static_cast<cuuint32_t>(box_rows), 1, 1};
+  const cuuint32_t steps[] = {1, 1, 1, 1};
+  CUtensorMap map;
+  const CUresult result = tensor_map_encoder()(
+      &map, type, 4, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  check(result == CUDA_SUCCESS, "the driver refused the tensor map of experts in codes");
+  return map;
+}
+
+// Words of 128 of k.
+template <class Codec>
+inline constexpr int kFineUnitWords = Codec::kWords * Codec::kBits / 4;
+
+template <class S>
+FineMaps fine_maps(const FineMatrices& m) {
+  const int64_t depth = round_up(m.in_features, kFineUnit), rows = m.num_matrices * m.out_features;
+  const int64_t code_bytes = depth * S::Codec::kBits / 8;
+  const int64_t words = depth / S::kDepth * kFineUnitWords<typename S::Codec>;
+  return {
+      fine_map(m.codes, CU_TENSOR_MAP_DATA_TYPE_UINT8, code_bytes, code_bytes, rows, S::kReadBytes, S::kRows),
+      fine_map(m.words, CU_TENSOR_MAP_DATA_TYPE_UINT32, words, words * 4, rows, S::kRowWordBytes / 4,
+               S::kRows)};
+}
+
+}  // namespace bequest::cuda
