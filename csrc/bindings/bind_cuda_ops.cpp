@@ -48,6 +48,27 @@ void bind_norms(py::module_& m) {
                        stream_of(stream));
       },
       py::arg("x"), py::arg("norm"), py::arg("residual"), py::arg("out"), py::arg("tap"), py::arg("stream"));
+  // `codes`: codes and scales
+  m.def(
+      "cuda_rms_norm_float8",
+      [](const Matrix& x, const RmsWeight& norm, Address residual, const std::pair<Address, Address>& codes,
+         const Tap& tap, Address stream) {
+        cuda::rms_norm({.x = x.data,
+                        .residual = pointer<void>(residual),
+                        .weight = norm.weight,
+                        .offset = norm.offset,
+                        .out = nullptr,
+                        .dtype = x.dtype,
+                        .num_tokens = x.rows,
+                        .hidden = x.columns,
+                        .stride = x.columns,
+                        .eps = norm.eps,
+                        .tap = tap.value_or(HiddenTap{}),
+                        .codes = {pointer<void>(codes.first), pointer<float>(codes.second)}},
+                       stream_of(stream));
+      },
+      py::arg("x"), py::arg("norm"), py::arg("residual"), py::arg("codes"), py::arg("tap"),
+      py::arg("stream"));
   m.def(
       "cuda_norm_in_place",
       [](const Matrix& x, int64_t stride, const RmsWeight& norm, Address stream) {
@@ -281,7 +302,7 @@ void bind_products(py::module_& m) {
   m.def(
       "cuda_float8_rows",
       [](const Matrix& x, Address codes, Address scales, Address stream) {
-        cuda::float8_rows({x.data, pointer<void>(codes), pointer<float>(scales), x.rows, x.columns},
+        cuda::float8_rows({x.data, {pointer<void>(codes), pointer<float>(scales)}, x.rows, x.columns},
                           stream_of(stream));
       },
       py::arg("x"), py::arg("codes"), py::arg("scales"), py::arg("stream"));
