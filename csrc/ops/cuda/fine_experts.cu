@@ -14,7 +14,7 @@
 #include "device/launch.cuh"
 #include "device/shared_memory.cuh"
 #include "device/vectors.cuh"
-#include "ops/cuda/expert_rows.cuh"
+#include "ops/cuda/activation.cuh"
 #include "ops/cuda/fine_experts.cuh"
 #include "ops/cuda/fine_experts.h"
 
@@ -24,15 +24,17 @@ namespace {
 constexpr size_t kMostSharedBytes = 227 * 1024;
 
 // By one warp.
-template <class S>
+template <class S, bool kGated>
 __device__ __forceinline__ void load_weights(const TileArgs& a, const FineMaps& maps,
                                              FineBuffers<S>& buffers) {
   constexpr int kWords = kFineUnitWords<typename S::Codec>, kBoxWords = S::kRowWordBytes / 4;
+  constexpr int kBlockEights = S::kRows / kEight / (kGated ? 2 : 1);
+  const int eights = static_cast<int>(a.outputs) / kEight;  // of gate, or of all
   const uint64_t policy = read_once_policy();
   Cursor<S::kStages> at;
   for (ItemWalk<S> walk(a); !walk.done();) {
     const TileItem item = walk.take();
-    const int row = item.expert * static_cast<int>(a.outputs) + item.block * S::kRows;
+    const int row = item.expert * eights * (kGated ? 2 : 1) + item.block * kBlockEights;
     for (int unit = 0; unit * S::kDepth < a.in_features; ++unit) {
       PhaseBarrier& full = buffers.full[at.index];
       buffers.empty[at.index].wait(at.parity ^ 1);
@@ -41,9 +43,9 @@ __device__ __forceinline__ void load_weights(const TileArgs& a, const FineMaps& 
 #pragma unroll
         for (int read = 0; read < S::kReads; ++read)
           copy_box(maps.codes, shared_address(buffers.codes[at.index]) + read * S::kCodePanelBytes, full,
-                   {(unit * S::kReads + read) * S::kReadBytes, row, 0, 0}, policy);
+                   {(unit * S::kReads + read) * S::kReadBytes, 0, 0, row}, policy);
         copy_box(maps.words, shared_address(buffers.words[at.index]), full,
-                 {unit * kWords / kBoxWords * kBoxWords, row, 0, 0}, policy);
+                 {unit * kWords / kBoxWords * kBoxWords, 0, 0, row}, policy);
       }
       __syncwarp();
       at.advance();
@@ -52,7 +54,7 @@ __device__ __forceinline__ void load_weights(const TileArgs& a, const FineMaps& 
 }
 
 // A thread of a multiplying warpgroup: its part of the sums of an item.
-template <class S>
+template <class S, bool kGated>
 class Multiplier {
  public:
   __device__ Multiplier(const TileArgs& a, const float* scales, FineBuffers<S>& buffers)
@@ -74,15 +76,23 @@ class Multiplier {
         multiply_all(first<S::kTokens - 16>(sums));
       else
         multiply_all(sums);
-      const RowStore<S, S::kRows> stored(a_, item, 0);
+      const RowStore<S, kOutputs> stored(a_, item, 0);
       sync();  // the results before these have been stored
-      leave(item, sums);
+      if constexpr (!kGated)
+        leave(item, sums, nullptr);
+      else if (a_.activation == Activation::kClampedSwish)
+        leave(item, sums, gated<Activation::kClampedSwish>);
+      else if (a_.activation == Activation::kSilu)
+        leave(item, sums, gated<Activation::kSilu>);
+      else
+        leave(item, sums, [this](float x, float up) { return rarely_gate(a_.activation, x, up); });
       sync();
       stored.run(a_, item, buffers_.results);
     }
   }
 
  private:
+  static constexpr int kOutputs = kGated ? S::kRows / 2 : S::kRows;
   using Codec = typename S::Codec;
   using Operands = uint32_t[2][4];  // of 32 of k: two products
   using Sums = float[S::kTokens / 2];
@@ -165,14 +175,22 @@ class Multiplier {
     if (lane_ == 0) buffers_.empty[stage].arrive();
   }
 
-  // Sums [n * 4 + half * 2 + e] are of token n * 8 + lane % 4 * 2 + e.
-  __device__ __forceinline__ void leave(const TileItem& item, const Sums& sums) {
+  template <Activation kActivation>
+  __device__ static __forceinline__ float gated(float x, float up) {
+    return activate<kActivation>(x) * factor<kActivation>(up);
+  }
+
+  // Sums [n * 4 + half * 2 + e] are of token n * 8 + lane % 4 * 2 + e. Of a gate half 1 is up.
+  template <class F>
+  __device__ __forceinline__ void leave(const TileItem& item, const Sums& sums, F&& finish) {
+    const int place = kGated ? row_ / 16 * 8 + row_ % 8 : row_;  // row_ % 16 < 8
     float scale[2], bias[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int output = item.block * S::kRows + row_ + half * 8;
+      const int output = item.block * kOutputs + place + (kGated ? 0 : half * 8);
       const bool exists = output < a_.outputs;
-      const int64_t of_all = int64_t{item.expert} * a_.outputs + output;
+      const int64_t of_all =
+          (int64_t{item.expert} * (kGated ? 2 : 1) + (kGated ? half : 0)) * a_.outputs + output;
       scale[half] = exists ? __ldg(scales_ + of_all) / kBesideCodes : 0;
       bias[half] = exists && a_.bias != nullptr ? __ldg(a_.bias + of_all) : 0;
     }
@@ -180,9 +198,16 @@ class Multiplier {
     for (int eight = 0; eight < S::kTokens / 8; ++eight) {
       if (eight * 8 >= item.count) break;
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        buffers_.results[eight * 8 + lane_ % 4 * 2 + i % 2][row_ + i / 2 * 8] =
-            narrow<BFloat16>(sums[eight * 4 + i] * scale[i / 2] + bias[i / 2]);
+      for (int i = 0; i < 2; ++i) {
+        BFloat16* to = &buffers_.results[eight * 8 + lane_ % 4 * 2 + i][place];
+        const float low = sums[eight * 4 + i] * scale[0] + bias[0];
+        const float high = sums[eight * 4 + 2 + i] * scale[1] + bias[1];
+        if constexpr (kGated) {
+          to[0] = narrow<BFloat16>(finish(rounded<BFloat16>(low), rounded<BFloat16>(high)));
+        } else {
+          to[0] = narrow<BFloat16>(low), to[8] = narrow<BFloat16>(high);
+        }
+      }
     }
   }
 
@@ -197,7 +222,7 @@ class Multiplier {
 
 // waits: the plan may be of the kernels right ahead. Else it is older, and weights are asked for while these
 // still run.
-template <class S>
+template <class S, bool kGated>
 __global__ __launch_bounds__(S::kThreads, 1) void fine_expert_kernel(const __grid_constant__ TileArgs a,
                                                                      const __grid_constant__ FineMaps maps,
                                                                      const float* scales, const bool waits) {
@@ -215,45 +240,51 @@ __global__ __launch_bounds__(S::kThreads, 1) void fine_expert_kernel(const __gri
     const int thread = static_cast<int>(threadIdx.x) - S::kMultipliers;
     if (__shfl_sync(kAllLanes, thread, 0) < 0) {
       wait_for_previous();
-      Multiplier<S>(a, scales, buffers).run();
+      Multiplier<S, kGated>(a, scales, buffers).run();
     } else {
-      if (thread < kWarp) return load_weights(a, maps, buffers);
+      if (thread < kWarp) return load_weights<S, kGated>(a, maps, buffers);
       wait_for_previous();
       RowLoader<S, FineBuffers<S>>(a, buffers, thread - kWarp).run();
     }
   }
 }
 
-template <class S>
-void launch_tiles(const FineLinearParams& p, const ExpertChoice& choice, bool shared, Stream stream) {
-  const ExpertSizes& sizes = choice.sizes;
+template <class S, bool kGated>
+void launch_tiles(const FineTilesParams& t, Stream stream) {
+  const FineLinearParams& p = t.p;
+  const ExpertSizes& sizes = t.choice.sizes;
   const FineMatrices& m = p.matrices;
+  const int64_t outputs = kGated ? m.out_features / 2 : m.out_features;
   const TileArgs a{.x = p.halves,
                    .bias = static_cast<const float*>(p.bias),
                    .out = p.out,
-                   .plan = expert_plan_at(choice.plan, sizes),
+                   .plan = expert_plan_at(t.choice.plan, sizes),
                    .in_features = m.in_features,
-                   .outputs = m.out_features,
+                   .outputs = outputs,
                    .most_tiles = static_cast<int>(sizes.most_tiles()),
                    .cuts = std::max(1, sizes.tile_rows() / S::kTokens),
-                   .blocks = static_cast<int>(ceil_div(m.out_features, S::kRows)),
-                   .pairs_of_row = static_cast<int>(shared ? sizes.num_chosen : 1),
-                   .activation = Activation::kSilu};
+                   .blocks = static_cast<int>(ceil_div(outputs, kGated ? S::kRows / 2 : S::kRows)),
+                   .pairs_of_row = static_cast<int>(t.shares_rows ? sizes.num_chosen : 1),
+                   .activation = t.activation};
   static_assert(sizeof(FineBuffers<S>) <= kMostSharedBytes);
   const int64_t most_items = int64_t{a.most_tiles} * a.blocks;
-  launch(fine_expert_kernel<S>,
+  launch(fine_expert_kernel<S, kGated>,
          {.grid = static_cast<unsigned>(std::min<int64_t>(most_items, multiprocessors())),
           .block = S::kThreads,
           .shared_bytes = sizeof(FineBuffers<S>),
           .overlaps_previous = true},
-         stream, a, fine_maps<S>(m), m.scales, shared);
+         stream, a, fine_maps<S>(m, kGated), m.scales, t.shares_rows);
+}
+
+template <class S>
+void launch_gated(const FineTilesParams& t, Stream stream) {
+  t.gated ? launch_tiles<S, true>(t, stream) : launch_tiles<S, false>(t, stream);
 }
 
 template <class Codec>
-void launch_of(const FineLinearParams& p, const ExpertChoice& choice, bool shared, Stream stream) {
-  if (choice.sizes.tile_rows() <= 32)
-    return launch_tiles<FineTileShape<Codec, 32>>(p, choice, shared, stream);
-  launch_tiles<FineTileShape<Codec, 64>>(p, choice, shared, stream);
+void launch_of(const FineTilesParams& t, Stream stream) {
+  if (t.choice.sizes.tile_rows() <= 32) return launch_gated<FineTileShape<Codec, 32>>(t, stream);
+  launch_gated<FineTileShape<Codec, 64>>(t, stream);
 }
 
 }  // namespace
@@ -261,23 +292,24 @@ void launch_of(const FineLinearParams& p, const ExpertChoice& choice, bool share
 bool has_fine_expert_tiles(const FineMatrices& m, const ExpertSizes& sizes) {
   // Words of a row are a multiple of 16 bytes.
   const bool has_words = m.codec != FineCodec::kFloat4 || ceil_div(m.in_features, kFineUnit) % 2 == 0;
-  return sizes.tile_rows() >= 32 && has_words && m.in_features % 32 == 0 && m.out_features % 8 == 0 &&
+  return sizes.tile_rows() >= 32 && has_words && m.in_features % 32 == 0 && m.out_features % 16 == 0 &&
          m.num_matrices * m.out_features <= INT32_MAX && is_hopper();
 }
 
-void fine_expert_tiles(const FineLinearParams& p, const ExpertChoice& choice, bool shared, Stream stream) {
-  check(is_aligned(p.out, 16) && is_aligned(choice.plan, 16), "fine_expert_tiles: places are aligned to 16");
-  switch (p.matrices.codec) {
+void fine_expert_tiles(const FineTilesParams& t, Stream stream) {
+  check(is_aligned(t.p.out, 16) && is_aligned(t.choice.plan, 16),
+        "fine_expert_tiles: places are aligned to 16");
+  switch (t.p.matrices.codec) {
     case FineCodec::kOffset4:
-      return launch_of<fine::Offset4>(p, choice, shared, stream);
+      return launch_of<fine::Offset4>(t, stream);
     case FineCodec::kFloat4:
-      return launch_of<fine::Float4>(p, choice, shared, stream);
+      return launch_of<fine::Float4>(t, stream);
     case FineCodec::kScaled8:
-      return launch_of<fine::Scaled8>(p, choice, shared, stream);
+      return launch_of<fine::Scaled8>(t, stream);
     case FineCodec::kOffset8:
-      return launch_of<fine::Offset8>(p, choice, shared, stream);
+      return launch_of<fine::Offset8>(t, stream);
     case FineCodec::kFloat8:
-      return launch_of<fine::Float8>(p, choice, shared, stream);
+      return launch_of<fine::Float8>(t, stream);
   }
 }
 

@@ -5,7 +5,7 @@
 #include "device/fine_values.cuh"
 #include "device/tensor_map.cuh"
 #include "device/warpgroup.cuh"
-#include "ops/cuda/expert_tiles.cuh"
+#include "ops/cuda/expert_rows.cuh"
 #include "ops/cuda/fine_codes.h"
 
 namespace bequest::cuda {
@@ -49,18 +49,23 @@ struct FineBuffers {
   }
 };
 
-// Codes and words of all experts, one row under the other. A block of outputs may reach into the next expert,
-// whose products nobody stores, and behind the last one there are zeros.
+// Codes and words of all experts as blocks of tiles: {along k, 8 rows, gate and up, eights of rows}, as in
+// expert_tiles.cu. A block of outputs may reach into the next expert, whose products nobody stores, and
+// behind the last one there are zeros.
 struct FineMaps {
   CUtensorMap codes, words;
 };
 
-inline CUtensorMap fine_map(const void* data, CUtensorMapDataType type, int64_t width, int64_t row_bytes,
-                            int64_t rows, int box_width, int box_rows) {
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(rows), 1, 1};
-  const auto stride = static_cast<cuuint64_t>(row_bytes), all = stride * sizes[1];
-  const cuuint64_t strides[] = {stride, all, all};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(box_width), static_cast<cuuint32_t>(box_rows), 1, 1};
+// width: of a row, and of the box; of elements of `bytes` each
+inline CUtensorMap fine_map(const void* data, CUtensorMapDataType type, int64_t bytes, int64_t width,
+                            int box_width, const FineMatrices& m, bool gated, int tile_rows) {
+  const cuuint64_t halves = gated ? 2 : 1, stride = static_cast<cuuint64_t>(width * bytes);
+  const cuuint64_t half_rows = static_cast<cuuint64_t>(m.out_features) / halves;
+  const cuuint64_t rows = static_cast<cuuint64_t>(m.num_matrices * m.out_features) - (halves - 1) * half_rows;
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(width), kEight, halves, rows / kEight};
+  const cuuint64_t strides[] = {stride, half_rows * stride, kEight * stride};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(box_width), kEight, static_cast<cuuint32_t>(halves),
+                            static_cast<cuuint32_t>(tile_rows) / kEight / static_cast<cuuint32_t>(halves)};
   const cuuint32_t steps[] = {1, 1, 1, 1};
   CUtensorMap map;
   const CUresult result = tensor_map_encoder()(
@@ -75,14 +80,12 @@ template <class Codec>
 inline constexpr int kFineUnitWords = Codec::kWords * Codec::kBits / 4;
 
 template <class S>
-FineMaps fine_maps(const FineMatrices& m) {
-  const int64_t depth = round_up(m.in_features, kFineUnit), rows = m.num_matrices * m.out_features;
-  const int64_t code_bytes = depth * S::Codec::kBits / 8;
+FineMaps fine_maps(const FineMatrices& m, bool gated) {
+  const int64_t depth = round_up(m.in_features, kFineUnit), code_bytes = depth * S::Codec::kBits / 8;
   const int64_t words = depth / S::kDepth * kFineUnitWords<typename S::Codec>;
   return {
-      fine_map(m.codes, CU_TENSOR_MAP_DATA_TYPE_UINT8, code_bytes, code_bytes, rows, S::kReadBytes, S::kRows),
-      fine_map(m.words, CU_TENSOR_MAP_DATA_TYPE_UINT32, words, words * 4, rows, S::kRowWordBytes / 4,
-               S::kRows)};
+      fine_map(m.codes, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, code_bytes, S::kReadBytes, m, gated, S::kRows),
+      fine_map(m.words, CU_TENSOR_MAP_DATA_TYPE_UINT32, 4, words, S::kRowWordBytes / 4, m, gated, S::kRows)};
 }
 
 }  // namespace bequest::cuda

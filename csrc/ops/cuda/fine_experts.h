@@ -7,10 +7,15 @@ namespace bequest::cuda {
 
 inline constexpr float kBesideCodes = 1.0f / 16;  // of x in float16, as in the chain
 
-// Whether there are such products of these sizes on this chip, for as many rows.
-bool has_fine_expert_tiles(const FineMatrices& m, const ExpertSizes& sizes);
+struct FineTilesParams {
+  FineLinearParams p;  // halves are permuted; a gated product has outputs [T * K, N / 2]
+  ExpertChoice choice;
+  bool shares_rows;  // the pairs of a token read one row of x
+  bool gated;        // of each expert the rows of the gate and then those of up
+  Activation activation;
+};
 
-// As fine_expert_linear. REQUIRES: has_fine_expert_tiles; p.halves are permuted
-void fine_expert_tiles(const FineLinearParams& p, const ExpertChoice& choice, bool shared, Stream stream);
+// REQUIRES: has_fine_expert_tiles
+void fine_expert_tiles(const FineTilesParams& t, Stream stream);
 
 }  // namespace bequest::cuda

@@ -360,6 +360,12 @@ void check_params(const FineLinearParams& p) {
     check(is_aligned(pointer, 16), "fine_linear: rows must be aligned");
 }
 
+void check_choice(const FineLinearParams& p, const ExpertChoice& choice) {
+  check_params(p);
+  check(p.matrices.num_matrices == choice.sizes.num_experts && p.num_rows == choice.sizes.num_pairs(),
+        "fine_expert_linear: sizes of the choice");
+}
+
 }  // namespace
 
 int64_t fine_splits(int64_t out_features, int64_t in_features) {
@@ -386,15 +392,13 @@ void fine_linear(const FineLinearParams& p, Stream stream) {
 }
 
 void fine_expert_linear(const FineLinearParams& p, const ExpertChoice& choice, bool shared, Stream stream) {
-  check_params(p);
+  check_choice(p, choice);
   const ExpertSizes& sizes = choice.sizes;
-  check(p.matrices.num_matrices == sizes.num_experts && p.num_rows == sizes.num_pairs(),
-        "fine_expert_linear: sizes of the choice");
   if (p.num_rows == 0) return;
   const int64_t rows_of_x = shared ? sizes.num_tokens : sizes.num_pairs();
   if (has_fine_expert_tiles(p.matrices, sizes)) {
     make_halves<true>(p, rows_of_x, stream);
-    return fine_expert_tiles(p, choice, shared, stream);
+    return fine_expert_tiles({p, choice, shared, false, Activation::kSilu}, stream);
   }
   make_halves<false>(p, rows_of_x, stream);
   const int tile_rows = sizes.tile_rows(), tokens = std::min(tile_rows, kMostFineTokens);
@@ -404,6 +408,14 @@ void fine_expert_linear(const FineLinearParams& p, const ExpertChoice& choice, b
                   .pairs_of_row = shared ? static_cast<int>(sizes.num_chosen) : 1,
                   .subs = tile_rows / tokens};
   multiply(work, tokens, {sizes.most_tiles() * work.subs, 1}, stream);
+}
+
+void fine_expert_gated(const FineLinearParams& p, const ExpertChoice& choice, Activation activation,
+                       Stream stream) {
+  check_choice(p, choice);
+  check(has_fine_expert_tiles(p.matrices, choice.sizes), "fine_expert_gated: no tiles of these sizes");
+  make_halves<true>(p, choice.sizes.num_tokens, stream);
+  fine_expert_tiles({p, choice, true, true, activation}, stream);
 }
 
 }  // namespace bequest::cuda

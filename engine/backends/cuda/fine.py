@@ -95,6 +95,8 @@ class FineExperts(PlannedExperts):
         choice = choice_of(chosen)
         if self._is_widened(choice):
             return cuda_experts.gated(x, self._numbers(), choice, activation)
+        if cuda_fine.has_expert_tiles(self.packed, choice):
+            return cuda_fine.expert_gated(x, self.packed, self.bias, choice, activation)
         return self._ops.gated_activation(self.products(x, choice, shares_rows=True), activation)
 
     def summed(self, x: Tensor, chosen: Chosen) -> Tensor:
