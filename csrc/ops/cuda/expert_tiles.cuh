@@ -84,6 +84,7 @@ class ItemWalk {
   __device__ explicit ItemWalk(const TileArgs& a) : a_(a), index_(static_cast<int>(blockIdx.x)) {
     ask();
     num_uncut_ = __ldcg(a.plan.num_tiles) * a.blocks;
+    if (S::kIsCut && index_ >= num_uncut_ && !done()) ask();  // of a later cut
     find();
   }
 

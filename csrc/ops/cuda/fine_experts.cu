@@ -61,6 +61,7 @@ class Multiplier {
       : a_(a),
         scales_(scales),
         buffers_(buffers),
+        group_(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0)),
         row_(static_cast<int>(threadIdx.x) / kWarp * 16 + static_cast<int>(threadIdx.x) % kWarp / 4),
         lane_(static_cast<int>(threadIdx.x) % kWarp) {}
 
@@ -76,7 +77,7 @@ class Multiplier {
         multiply_all(first<S::kTokens - 16>(sums));
       else
         multiply_all(sums);
-      const RowStore<S, kOutputs> stored(a_, item, 0);
+      const RowStore<S::kTokens, kGroupOutputs, 128> stored(a_, item, 0, static_cast<int>(threadIdx.x) % 128);
       sync();  // the results before these have been stored
       if constexpr (!kGated)
         leave(item, sums, nullptr);
@@ -87,12 +88,12 @@ class Multiplier {
       else
         leave(item, sums, [this](float x, float up) { return rarely_gate(a_.activation, x, up); });
       sync();
-      stored.run(a_, item, buffers_.results);
+      stored.run(a_, item.block * kOutputs + group_ * kGroupOutputs, buffers_.results[group_]);
     }
   }
 
  private:
-  static constexpr int kOutputs = kGated ? S::kRows / 2 : S::kRows;
+  static constexpr int kGroupOutputs = kGated ? 32 : 64, kOutputs = S::kGroups * kGroupOutputs;
   using Codec = typename S::Codec;
   using Operands = uint32_t[2][4];  // of 32 of k: two products
   using Sums = float[S::kTokens / 2];
@@ -102,27 +103,39 @@ class Multiplier {
     return reinterpret_cast<float (&)[kColumns / 2]>(sums);
   }
 
+  // 16 bytes of codes of each of the lane's two rows, and their words.
+  struct Read {
+    uint32_t codes[2][4], words[2][Codec::kWords];
+  };
+
   template <int kCount>
   __device__ __forceinline__ void multiply_all(float (&sums)[kCount]) {
+    const int units = (static_cast<int>(a_.in_features) + S::kDepth - 1) / S::kDepth;
     Operands a[2] = {};
     int before = -1;  // the stage whose products may be under way
+    Read now;
+    enter_stage();
+    load(now, 0, 0);
 #pragma unroll 1
-    for (int unit = 0; unit * S::kDepth < a_.in_features; ++unit) {
-      buffers_.full[at_.index].wait(at_.parity);
-      fence_async_proxy();  // rows of x were not written by the copy engine
+    for (int unit = 0; unit < units; ++unit) {
       const uint64_t x = operand(shared_address(buffers_.tokens[at_.index]), kSwizzleBytes);
+      const int stage = at_.index;
 #pragma unroll
       for (int read = 0; read < S::kReads; ++read) {
-        uint32_t codes[2][4], words[2][Codec::kWords];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) load(codes[half], words[half], row_ + half * 8, unit, read);
+        Read next = now;
 #pragma unroll
         for (int group = 0; group < Codec::kGroups; ++group) {
           const int i = read * Codec::kGroups + group;
           wait_operands<1>();  // all products but the last two
           hold(a[i % 2]);
           if (i == 1 && before >= 0) release(before);
-          widen(codes, words, group, a[i % 2]);
+          if (group == Codec::kGroups - 2) {  // what is next is there when this has been made
+            const bool leaves = read + 1 == S::kReads;
+            if (leaves) at_.advance();
+            if (leaves && unit + 1 < units) enter_stage();
+            if (!leaves || unit + 1 < units) load(next, unit + leaves, leaves ? 0 : read + 1);
+          }
+          widen(now, group, a[i % 2]);
           begin_products();
 #pragma unroll
           for (int step = 0; step < 2; ++step)
@@ -130,35 +143,41 @@ class Multiplier {
                 sums, a[i % 2][step], advance(x, i / 2 * S::kTokenPanelBytes + i % 2 * 64 + step * 32), true);
           commit_products();
         }
+        now = next;
       }
-      before = at_.index;
-      at_.advance();
+      before = stage;
     }
     wait_products<0>(sums);
     hold(a[0]), hold(a[1]);
     release(before);
   }
 
-  __device__ __forceinline__ void load(uint32_t (&codes)[4], uint32_t (&words)[Codec::kWords], int row,
-                                       int unit, int read) const {
-    load_16(codes, shared_address(buffers_.codes[at_.index]) + read * S::kCodePanelBytes +
-                       row * S::kReadBytes + lane_ % 4 * 16);
-    const uint32_t from = shared_address(buffers_.words[at_.index]) + row * S::kRowWordBytes;
-    if constexpr (Codec::kWords == 4)
-      load_16(words, from);
-    else if constexpr (Codec::kWords == 2)
-      load_8(words, from + read * 8);
-    else
-      words[0] = load_4(from + unit % 4 * 4);
+  __device__ __forceinline__ void enter_stage() const {
+    buffers_.full[at_.index].wait(at_.parity);
+    fence_async_proxy();  // rows of x were not written by the copy engine
   }
 
-  __device__ __forceinline__ void widen(const uint32_t (&codes)[2][4],
-                                        const uint32_t (&words)[2][Codec::kWords], int group,
-                                        Operands& to) const {
+  __device__ __forceinline__ void load(Read& to, int unit, int read) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = row_ + half * 8;
+      load_16(to.codes[half], shared_address(buffers_.codes[at_.index]) + read * S::kCodePanelBytes +
+                                  row * S::kReadBytes + lane_ % 4 * 16);
+      const uint32_t from = shared_address(buffers_.words[at_.index]) + row * S::kRowWordBytes;
+      if constexpr (Codec::kWords == 4)
+        load_16(to.words[half], from);
+      else if constexpr (Codec::kWords == 2)
+        load_8(to.words[half], from + read * 8);
+      else
+        to.words[half][0] = load_4(from + unit % 4 * 4);
+    }
+  }
+
+  __device__ __forceinline__ void widen(const Read& from, int group, Operands& to) const {
     uint32_t low[4], high[4];
     const uint32_t half = lane_ % 4 < 2 ? kFirstTwice : kSecondTwice;
-    Codec::widen(codes[0], words[0], group, half, low);
-    Codec::widen(codes[1], words[1], group, half, high);
+    Codec::widen(from.codes[0], from.words[0], group, half, low);
+    Codec::widen(from.codes[1], from.words[1], group, half, high);
 #pragma unroll
     for (int i = 0; i < 4; ++i) to[i / 2][i % 2 * 2] = low[i], to[i / 2][i % 2 * 2 + 1] = high[i];
   }
@@ -199,7 +218,7 @@ class Multiplier {
       if (eight * 8 >= item.count) break;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        BFloat16* to = &buffers_.results[eight * 8 + lane_ % 4 * 2 + i][place];
+        BFloat16* to = &buffers_.results[group_][eight * 8 + lane_ % 4 * 2 + i][place % kGroupOutputs];
         const float low = sums[eight * 4 + i] * scale[0] + bias[0];
         const float high = sums[eight * 4 + 2 + i] * scale[1] + bias[1];
         if constexpr (kGated) {
@@ -211,12 +230,12 @@ class Multiplier {
     }
   }
 
-  __device__ __forceinline__ static void sync() { sync_threads<1, S::kMultipliers>(); }
+  __device__ __forceinline__ void sync() const { sync_warpgroup(1 + group_); }
 
   const TileArgs& a_;
   const float* const scales_;
   FineBuffers<S>& buffers_;
-  const int row_, lane_;
+  const int group_, row_, lane_;
   Cursor<S::kStages> at_;
 };
 
@@ -267,7 +286,7 @@ void launch_tiles(const FineTilesParams& t, Stream stream) {
                    .pairs_of_row = static_cast<int>(t.shares_rows ? sizes.num_chosen : 1),
                    .activation = t.activation};
   static_assert(sizeof(FineBuffers<S>) <= kMostSharedBytes);
-  const int64_t most_items = int64_t{a.most_tiles} * a.blocks;
+  const int64_t most_items = int64_t{a.most_tiles} * a.blocks * a.cuts;
   launch(fine_expert_kernel<S, kGated>,
          {.grid = static_cast<unsigned>(std::min<int64_t>(most_items, multiprocessors())),
           .block = S::kThreads,

@@ -28,7 +28,7 @@ struct FineTileShape {
   static constexpr int kMultipliers = kGroups * 128;  // threads
   static constexpr int kRowWarps = 3;
   static constexpr int kThreads = kMultipliers + kWarp + kRowWarps * kWarp;
-  static constexpr int kResultPitch = kRows + 8;  // tokens that are stored at once lie in different banks
+  static constexpr int kResultPitch = 64 + 8;  // tokens that are stored at once lie in different banks
 };
 
 template <class S>
@@ -36,7 +36,7 @@ struct FineBuffers {
   alignas(1024) uint8_t tokens[S::kStages][S::kPanels * S::kTokenPanelBytes];
   alignas(128) uint8_t codes[S::kStages][S::kReads * S::kCodePanelBytes];
   alignas(128) uint8_t words[S::kStages][S::kRows * S::kRowWordBytes];
-  alignas(16) BFloat16 results[S::kTokens][S::kResultPitch];
+  alignas(16) BFloat16 results[S::kGroups][S::kTokens][S::kResultPitch];
   PhaseBarrier full[S::kStages];   // codes, words and rows are there
   PhaseBarrier empty[S::kStages];  // they have been multiplied
 

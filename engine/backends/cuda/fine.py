@@ -57,7 +57,7 @@ class FineWeight(WeightInCodes[FineRows]):
         return x if self.columns is None else x.index_select(1, self.columns)
 
 
-_WIDENED_ROWS = 112  # of an expert, on average: making numbers of all of them then costs less than it gains
+_WIDENED_ROWS = 256  # of an expert, on average: making numbers of all of them then costs less than it gains
 _MOST_WIDENED_BYTES = 2 << 30  # of memory that a step takes for a while
 
 
