@@ -5,16 +5,14 @@
 
 The four products of a layer follow one another as a decode step calls them, through the weights of a backend, each
 layer with weights of its own; bytes are those of the weights. --without: as chips without tiles multiply them. --sweep:
-µs of each product in tiles, as it is divided and as would be best (groups of 64 rows of W, parts of k, tiles
-that share x).
+µs of each product in tiles, as it is divided and as would be best (groups of 64 rows of W, parts of k).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
-from itertools import product
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -37,7 +35,6 @@ ROWS = (8, 16, 32, 64, 128, 256, 512)
 NUM_LAYERS = 8
 DEVICE = torch.device("cuda")
 Shape = tuple[int, int, int, int]
-Plan = tuple[int, int, int]  # groups of 64 rows of W, parts of k, tiles that share x
 SWEPT = {
     TileFormat.BFLOAT16: (8, 16, 32),
     TileFormat.FLOAT8: (8, 16, 32),
@@ -94,7 +91,7 @@ def of_layers(bits: int, name: str, shape: Shape) -> list[dict[str, float | str]
     return results
 
 
-def tiles(x: Tensor, weights: list[DenseWeight | Int4Weight], plan: Plan) -> Callable[[], None]:
+def tiles(x: Tensor, weights: list[DenseWeight | Int4Weight], plan: tuple[int, int]) -> Callable[[], None]:
     """One product after the other; x in float8 is rounded before."""
     num_tokens, depth = x.shape
     out = torch.empty(num_tokens, weights[0].out_features, dtype=torch.bfloat16, device=DEVICE)
@@ -107,22 +104,14 @@ def tiles(x: Tensor, weights: list[DenseWeight | Int4Weight], plan: Plan) -> Cal
         matrix = (rows.data_ptr(), num_tokens, depth, 1 if scales is None else 2)
         for each in weights:
             if isinstance(each, Int4Weight):
-                factors = each.packed._product(None)
+                product = each.packed._product(None)
             else:
                 codes = 0 if each.scales is None else each.scales.data_ptr()
-                factors = (each.matrix.data_ptr(), 0, each.out_features, depth, codes, 0)
+                product = (each.matrix.data_ptr(), 0, each.out_features, depth, codes, 0)
             x_scales = 0 if scales is None else scales.data_ptr()
-            _C.cuda_planned_tile_linear(matrix, x_scales, factors, out.data_ptr(), plan, current_stream())
+            _C.cuda_planned_tile_linear(matrix, x_scales, product, out.data_ptr(), plan, current_stream())
 
     return run
-
-
-def plans(outputs: int, depth: int, rows: int) -> Iterator[Plan]:
-    for groups, splits, sharers in product((1, 2, 4), range(1, 9), (1, 2, 4)):
-        num_tiles = -(-outputs // (64 * groups))
-        is_cluster = splits * sharers <= 8 and (sharers == 1 or (num_tiles % sharers == 0 and rows <= 128))
-        if is_cluster and splits <= max(1, depth // 512) and (splits == 1 or 60 <= num_tiles * splits <= 280):
-            yield groups, splits, sharers
 
 
 def sweep(format: TileFormat, name: str, shape: Shape) -> None:
@@ -136,11 +125,16 @@ def sweep(format: TileFormat, name: str, shape: Shape) -> None:
             x = torch.randn(rows, depth, device=DEVICE)
             x = x if format is TileFormat.FLOAT8_ROWS else x.bfloat16()
             planned = timed(tiles(x, weights, _C.cuda_tile_plan(rows, outputs, depth, format))) / count
-            found = [(timed(tiles(x, weights, plan)) / count, plan) for plan in plans(outputs, depth, rows)]
+            found = []
+            for plan in ((groups, splits) for groups in (1, 2, 4) for splits in range(1, 9)):
+                ctas = -(-outputs // (64 * plan[0])) * plan[1]
+                if plan[1] > max(1, depth // 512) or (plan[1] > 1 and not 60 <= ctas <= 280):
+                    continue
+                found.append((timed(tiles(x, weights, plan)) / count, plan))
             best, plan = min(found)
             totals[rows][0] += planned
             totals[rows][1] += min(best, planned)
-            line.append(f"{rows}: {planned:.1f}/{best:.1f} by {plan[0]},{plan[1]},{plan[2]}")
+            line.append(f"{rows}: {planned:.1f}/{best:.1f} by {plan[0]},{plan[1]}")
         print(f"{name} {format.name} {outputs} x {depth}  " + "  ".join(line), flush=True)
         del weights
     print(f"{name} {format.name} layer  " + "  ".join(f"{rows}: {a:.1f}/{b:.1f}" for rows, (a, b) in totals.items()))

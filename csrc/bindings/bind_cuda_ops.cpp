@@ -2,7 +2,6 @@
 
 #ifdef BEQUEST_WITH_CUDA
 
-#include <array>
 #include <optional>
 
 #include "bindings/cuda_tensors.h"
@@ -212,14 +211,14 @@ void bind_tiles(py::module_& m) {
       },
       py::arg("x"), py::arg("x_scales"), py::arg("product"), py::arg("out"), py::arg("finish"),
       py::arg("stream"));
-  // For sweeps. `x_scales`: of x in e4m3, else 0; `plan`: groups of rows, parts of k, who share x
+  // For sweeps. `x_scales`: of x in e4m3, else 0; `plan`: groups of rows and parts of k
   m.def(
       "cuda_planned_tile_linear",
       [](const Matrix& x, Address x_scales, const cuda::ChainProduct& product, Address out,
-         const std::array<int, 3>& plan, Address stream) {
+         const std::pair<int, int>& plan, Address stream) {
         cuda::SkinnyLinearParams params = skinny_params(x, product, out, {0, 0}, std::nullopt);
         params.x_scales = pointer<const float>(x_scales);
-        cuda::tile_linear(params, {plan[0], plan[1], plan[2]}, stream_of(stream));
+        cuda::tile_linear(params, {plan.first, plan.second}, stream_of(stream));
       },
       py::arg("x"), py::arg("x_scales"), py::arg("product"), py::arg("out"), py::arg("plan"),
       py::arg("stream"));
@@ -227,7 +226,7 @@ void bind_tiles(py::module_& m) {
       "cuda_tile_plan",
       [](int64_t num_tokens, int64_t out_features, int64_t in_features, int format) {
         const auto plan = cuda::tile_plan(num_tokens, out_features, in_features, cuda::TileFormat(format));
-        return std::array{plan.row_groups, plan.splits, plan.sharers};
+        return std::pair(plan.row_groups, plan.splits);
       },
       py::arg("num_tokens"), py::arg("out_features"), py::arg("in_features"), py::arg("format"));
   m.def(

@@ -14,24 +14,6 @@ __device__ inline uint32_t address_in_block(uint32_t address, int rank) {
   return result;
 }
 
-// Of all threads of a cluster: each arrives, and waits behind what it does meanwhile.
-__device__ __forceinline__ void arrive_in_cluster() {
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-}
-__device__ __forceinline__ void wait_for_cluster() {
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-}
-
-// Adds to a word of any block of the cluster, and returns what it was before.
-__device__ __forceinline__ uint32_t add_in_cluster(uint32_t address, uint32_t value) {
-  uint32_t before;
-  asm volatile("atom.acq_rel.cluster.shared::cluster.add.u32 %0, [%1], %2;"
-               : "=r"(before)
-               : "r"(address), "r"(value)
-               : "memory");
-  return before;
-}
-
 // Both addresses are in the same block, and the bytes complete on the barrier.
 __device__ inline void send_async(uint32_t to, const float4& v, uint32_t barrier) {
   asm volatile(

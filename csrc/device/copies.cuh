@@ -60,15 +60,6 @@ __device__ inline void copy_box(const CUtensorMap& map, uint32_t destination, co
       "l"(&map), "r"(column), "r"(row), "r"(block), "r"(barrier.address())
       : "memory");
 }
-// The same to the blocks of a cluster in `mask`, by rank: to this place, and to the barrier of each.
-__device__ __forceinline__ void copy_box_to_all(const CUtensorMap& map, uint32_t destination,
-                                                const PhaseBarrier& barrier, int3 at, uint16_t mask) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(destination),
-      "l"(&map), "r"(at.x), "r"(at.y), "r"(at.z), "r"(barrier.address()), "h"(mask)
-      : "memory");
-}
 // The way back. Ordinary writes to shared memory are behind a fence_async_proxy. By one thread, which calls
 // wait_stores() before the memory is written again.
 __device__ __forceinline__ void store_box(const CUtensorMap& map, uint32_t source, int column, int row,

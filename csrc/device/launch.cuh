@@ -27,7 +27,6 @@ struct LaunchShape {
   dim3 block;
   size_t shared_bytes = 0;  // dynamic
   unsigned cluster = 1;     // CTAs per cluster, along x
-  unsigned cluster_y = 1;   // and along y
   // The grid may start beside its predecessor in the stream; it calls wait_for_previous() before it touches
   // anything that the predecessor reads or writes.
   bool overlaps_previous = false;
@@ -44,9 +43,9 @@ class LaunchConfig {
     config_.dynamicSmemBytes = shape.shared_bytes;
     config_.stream = stream;
     config_.attrs = attributes_;
-    if (shape.cluster * shape.cluster_y > 1) {
+    if (shape.cluster > 1) {
       attributes_[config_.numAttrs].id = cudaLaunchAttributeClusterDimension;
-      attributes_[config_.numAttrs++].val.clusterDim = {shape.cluster, shape.cluster_y, 1};
+      attributes_[config_.numAttrs++].val.clusterDim = {shape.cluster, 1, 1};
     }
     if (shape.overlaps_previous) {
       attributes_[config_.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -11,7 +11,6 @@ from bequest.engine.kernels import cuda, cuda_coded, cuda_linear
 from bequest.engine.kernels.cuda_linear import RowNorm
 from bequest.engine.kernels.cuda_tiles import TileFormat
 from bequest.engine.kernels.kv_format import FP8
-from bequest.engine.kernels.streams import current_stream
 from tests.gpu.test_int4 import draw
 from tests.gpu.test_ops import guarded, randn, reference_norm
 from tests.gpu.test_skinny_linear import assert_near
@@ -107,33 +106,6 @@ def test_products(format: TileFormat, num_tokens: int, outputs: int, depth: int)
     assert torch.equal(residual, before + plain)
     check()
     assert torch.equal(gated_linear(x, weight, bias, "silu"), cuda.gated_activation(plain, "silu"))
-
-
-def planned(x: Tensor, weight: object, outputs: int, plan: tuple[int, int, int], *, rounded: bool) -> Tensor:
-    out = torch.empty(len(x), outputs, dtype=BF16, device=x.device)
-    rows = cuda_linear.float8_rows(x) if rounded else None
-    matrix = (x.data_ptr(), *x.shape, 1) if rows is None else (rows.codes.data_ptr(), *x.shape, 2)
-    scales = 0 if rows is None else rows.scales.data_ptr()
-    if isinstance(weight, cuda_coded.CodedRows):
-        product = weight._product(None)
-    else:
-        assert isinstance(weight, tuple)
-        product = (weight[0].data_ptr(), 0, *weight[0].shape, 0 if weight[1] is None else weight[1].data_ptr(), 0)
-    _C.cuda_planned_tile_linear(matrix, scales, product, out.data_ptr(), plan, current_stream())
-    return out
-
-
-@pytest.mark.parametrize("plan", [(1, 1, 2), (1, 1, 4), (1, 3, 2), (2, 4, 2), (2, 2, 4), (4, 1, 2), (1, 1, 8)])
-@pytest.mark.parametrize(("format", "num_tokens"), SMALL)
-def test_tiles_that_share_rows(format: TileFormat, num_tokens: int, plan: tuple[int, int, int]) -> None:
-    """They get the bits that each would get alone."""
-    groups, splits, _ = plan
-    for outputs, depth in ((2048, 4096), (8192, 1024)):
-        x = randn(num_tokens, depth, dtype=BF16, seed=1)
-        weight, _ = weight_of(outputs, depth, format)
-        alone = planned(x, weight, outputs, (groups, splits, 1), rounded=format is FLOAT8_ROWS)
-        for _ in range(3):
-            assert torch.equal(planned(x, weight, outputs, plan, rounded=format is FLOAT8_ROWS), alone)
 
 
 @pytest.mark.parametrize("num_tokens", ROWS[BFLOAT16])

@@ -8,9 +8,11 @@ namespace bequest::cuda::tiles {
 
 template <class Format, int kTokenTiles, bool kNorm>
 void launch_rows(const SkinnyLinearParams& p, const TilePlan& plan, Stream stream) {
-  if (plan.row_groups == 1) return launch_kernel<Sizes<Format, kTokenTiles, 1>, kNorm>(p, plan, stream);
-  if (plan.row_groups == 2) return launch_kernel<Sizes<Format, kTokenTiles, 2>, kNorm>(p, plan, stream);
-  launch_kernel<Sizes<Format, kTokenTiles, 4>, kNorm>(p, plan, stream);
+  if (plan.row_groups == 1)
+    return launch_kernel<Sizes<Format, kTokenTiles, 1>, kNorm>(p, plan.splits, stream);
+  if (plan.row_groups == 2)
+    return launch_kernel<Sizes<Format, kTokenTiles, 2>, kNorm>(p, plan.splits, stream);
+  launch_kernel<Sizes<Format, kTokenTiles, 4>, kNorm>(p, plan.splits, stream);
 }
 
 // kMostTiles, kFewestTiles: of 8 tokens, that the format's widest and narrowest kernels have; more tokens are

@@ -87,8 +87,7 @@ void tile_linear(const SkinnyLinearParams& p, const TilePlan& plan, Stream strea
         "tile_linear: a tap is the norm's");
   check(plan.row_groups == 1 || plan.row_groups == 2 || plan.row_groups == 4,
         "tile_linear: 1, 2 or 4 groups of rows");
-  check(plan.splits >= 1 && plan.sharers >= 1 && plan.splits * plan.sharers <= kMostSplits,
-        "tile_linear: 1 to 8 parts of k, and CTAs that share x");
+  check(plan.splits >= 1 && plan.splits <= kMostSplits, "tile_linear: 1 to 8 parts of k");
   check(p.norm_weight == nullptr || (p.scales == nullptr && p.groups == nullptr),
         "tile_linear: a norm beside codes");
   check(is_hopper(), "tile_linear: for Hopper alone");

@@ -52,15 +52,14 @@ struct RingPlace {
 // stage had then. Two rounds ago the stage was its own.
 struct Barriers {
   PhaseBarrier arrived[kMostStages][2];
-  uint32_t readings[kMostStages];   // of a stage, by warps
-  uint32_t vacancies[kMostStages];  // of a stage, by the CTAs that share rows: of the first of them
+  uint32_t readings[kMostStages];  // of a stage, by warps
 
   // By one thread.
   __device__ __forceinline__ void init(int stages) {
 #pragma unroll 1
     for (int stage = 0; stage < stages; ++stage) {
       for (PhaseBarrier& barrier : arrived[stage]) barrier.init(1);
-      readings[stage] = vacancies[stage] = 0;
+      readings[stage] = 0;
     }
     publish_barriers();
   }
@@ -83,8 +82,8 @@ template <class Size>
 class Ring {
  public:
   // row: of W (of each half, of a gated product); token: of x
-  __device__ Ring(const Maps& maps, uint32_t address, Barriers& barriers, int row, int token, int sharers)
-      : maps_(maps), address_(address), barriers_(barriers), row_(row), token_(token), sharers_(sharers) {}
+  __device__ Ring(const Maps& maps, uint32_t address, Barriers& barriers, int row, int token)
+      : maps_(maps), address_(address), barriers_(barriers), row_(row), token_(token) {}
 
   __device__ __forceinline__ void load_weights(int unit, const RingPlace& at) const {
     const uint32_t to = address_ + at.stage * Size::kStageBytes;
@@ -95,27 +94,19 @@ class Ring {
     if constexpr (Size::Format::kGrouped)
       copy_box(maps_.words, to + Size::kWeightBytes, arrived, {unit / 2 * 4, row_, 0, 0}, policy);
   }
-  // Of CTAs that share rows the last one whose stage is free asks for all.
   __device__ __forceinline__ void load_rows(int unit, const RingPlace& at) const {
     const uint32_t to = address_ + at.stage * Size::kStageBytes + Size::kWeightBytes + Size::kGroupBytes;
-    if (sharers_ == 1) return copy_box(maps_.rows, to, barriers_.of(at), 0, token_, unit * Size::kBatches);
-    const auto split = static_cast<int>(blockIdx.x), splits = static_cast<int>(gridDim.x);
-    const uint32_t vacancies = address_in_block(shared_address(&barriers_.vacancies[at.stage]), split);
-    if ((add_in_cluster(vacancies, 1) + 1) % sharers_ != 0) return;
-    uint32_t mask = 1u << split;
-    for (int i = 1; i < sharers_; ++i) mask |= mask << splits;
-    copy_box_to_all(maps_.rows, to, barriers_.of(at), {0, token_, unit * Size::kBatches},
-                    static_cast<uint16_t>(mask));
+    copy_box(maps_.rows, to, barriers_.of(at), 0, token_, unit * Size::kBatches);
   }
 
-  // W before the predecessor has ended, x behind it.
-  __device__ __forceinline__ void begin_weights(const Piece& piece, int stages) const {
+  // W before the predecessor has ended.
+  __device__ __forceinline__ void begin(const Piece& piece, int stages) const {
+    const int ahead = min(stages, piece.count);
 #pragma unroll 1
-    for (int i = 0; i < min(stages, piece.count); ++i) load_weights(piece.first + i, {i, 0});
-  }
-  __device__ __forceinline__ void begin_rows(const Piece& piece, int stages) const {
+    for (int i = 0; i < ahead; ++i) load_weights(piece.first + i, {i, 0});
+    wait_for_previous();
 #pragma unroll 1
-    for (int i = 0; i < min(stages, piece.count); ++i) load_rows(piece.first + i, {i, 0});
+    for (int i = 0; i < ahead; ++i) load_rows(piece.first + i, {i, 0});
   }
 
   // By one thread of each warp that has read the stage. The last one asks for what comes into its place.
@@ -130,7 +121,7 @@ class Ring {
   const Maps& maps_;
   const uint32_t address_;
   Barriers& barriers_;
-  const int row_, token_, sharers_;
+  const int row_, token_;
 };
 
 // The stages that are a warpgroup's: the slices take turns. places: of stage 0, and of the norm's first
@@ -177,10 +168,9 @@ __device__ __forceinline__ void stage_gain(const SkinnyLinearParams& p, const Pi
                                   : make_uint4(0, 0, 0, 0);
 }
 
-// grid (splits, tiles of rows of W · blocks of tokens), clusters of all splits of the tiles that share rows
+// grid (splits, tiles of rows of W · blocks of tokens), clusters of all splits
 template <class Size, bool kNorm>
-__device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLinearParams& p, int stages,
-                                              int sharers) {
+__device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLinearParams& p, int stages) {
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ Barriers barriers;
   let_next_start();
@@ -194,38 +184,32 @@ __device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLine
   if constexpr (kNorm) stage_gain<kUnit>(p, piece, reinterpret_cast<uint4*>(shared + Size::gain(stages)));
   __syncthreads();
   const int tile_rows = p.result == SkinnyResult::kGate ? Size::kRows / 2 : Size::kRows;
-  const Ring<Size> ring(maps, address, barriers, tile * tile_rows, block * Size::kTokens, sharers);
-  if (sharers > 1) arrive_in_cluster();  // the barriers are made
-  const bool loads = threadIdx.x < kWarp && is_elected();
-  if (loads) ring.begin_weights(piece, stages);
+  const Ring<Size> ring(maps, address, barriers, tile * tile_rows, block * Size::kTokens);
+  if (threadIdx.x < kWarp && is_elected()) ring.begin(piece, stages);
   __syncwarp();
-  if (sharers > 1) wait_for_cluster();
   wait_for_previous();
-  if (loads) ring.begin_rows(piece, stages);
-  __syncwarp();
-  const uint32_t before = Results<Size>(p, tile, block, address, squares, sharers).first_addend();
+  const uint32_t before = Results<Size>(p, tile, block, address, squares).first_addend();
   Sums<Size, kNorm> sums;
   multiply_piece(sums, ring, barriers, piece, stages,
                  {address, address + Size::kWeightBytes + Size::kGroupBytes, address + Size::kWeightBytes,
                   address + Size::gain(stages)});
   __syncthreads();  // all of the ring has been read
-  const Results<Size> results(p, tile, block, address, squares, sharers);
+  const Results<Size> results(p, tile, block, address, squares);
   auto *parts = reinterpret_cast<float*>(shared),
        *sums_of_squares = reinterpret_cast<float*>(shared + Size::squares(stages));
   leave(sums, parts, sums_of_squares);
   __syncthreads();
   add_slices<Size>(parts, sums_of_squares, results.num_tokens(), kNorm);
-  sync_parts(sharers);
+  sync_parts();
   results.store(before);
   if (kNorm && p.tap.ring_rows != nullptr) tap_rows(p, static_cast<int>(threadIdx.x), kThreads);
-  sync_parts(sharers);  // nobody leaves whose memory is still read
+  sync_parts();  // nobody leaves whose memory is still read
 }
 
 template <class Size, bool kNorm>
 __global__ __launch_bounds__(kThreads, Size::kBlocks) void tile_linear_kernel(
-    const __grid_constant__ Maps maps, const __grid_constant__ SkinnyLinearParams p, const int stages,
-    const int sharers) {
-  if constexpr (kIsHopper) multiply_tile<Size, kNorm>(maps, p, stages, sharers);
+    const __grid_constant__ Maps maps, const __grid_constant__ SkinnyLinearParams p, const int stages) {
+  if constexpr (kIsHopper) multiply_tile<Size, kNorm>(maps, p, stages);
 }
 
 // --- on the host ----------------------------------------------------------------------------------------
@@ -250,24 +234,21 @@ constexpr int stages_for(int units, int gain_bytes) {
 }
 
 template <class Size, bool kNorm>
-void launch_kernel(const SkinnyLinearParams& p, const TilePlan& plan, Stream stream) {
+void launch_kernel(const SkinnyLinearParams& p, int splits, Stream stream) {
   constexpr int kUnit = Size::Format::kUnit;
-  const int splits = plan.splits;
   const int64_t units = ceil_div(p.in_features, kUnit), most_units = ceil_div(units, splits);
   const int64_t tiles = ceil_div(p.out_features, Size::kRows), blocks = ceil_div(p.num_tokens, Size::kTokens);
   const int gain = kNorm ? static_cast<int>(most_units) * kUnit * 2 : 0;
   const int stages = stages_for<Size>(static_cast<int>(most_units), gain);
   // A stage is filled again when the next one of its slice has been asked for.
   check(stages >= most_units || stages > Size::kSlices, "tile_linear: no room for a ring");
-  check(plan.sharers == 1 || (blocks == 1 && tiles % plan.sharers == 0), "tile_linear: who shares rows");
   launch(tile_linear_kernel<Size, kNorm>,
          {.grid = {static_cast<unsigned>(splits), static_cast<unsigned>(tiles * blocks)},
           .block = kThreads,
           .shared_bytes = static_cast<size_t>(Size::gain(stages) + gain),
           .cluster = static_cast<unsigned>(splits),
-          .cluster_y = static_cast<unsigned>(plan.sharers),
           .overlaps_previous = true},
-         stream, maps_of<Size>(p), p, stages, plan.sharers);
+         stream, maps_of<Size>(p), p, stages);
 }
 
 }  // namespace bequest::cuda::tiles

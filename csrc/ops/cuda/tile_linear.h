@@ -13,9 +13,8 @@ enum class TileFormat : int { kBFloat16 = 0, kFloat8 = 1, kFloat8Rows = 2, kInt4
 
 // How a product is divided. A row's result depends on it, and not on the other rows.
 struct TilePlan {
-  int row_groups;   // 1, 2 or 4 times 64 rows of W, of a CTA
-  int splits;       // of k, among the CTAs of a cluster: 1 to 8
-  int sharers = 1;  // tiles whose CTAs get x together, in one cluster: 1 to 8
+  int row_groups;  // 1, 2 or 4 times 64 rows of W, of a CTA
+  int splits;      // of k, among the CTAs of a cluster: 1 to 8
 };
 
 // Whether tiles are the fastest way to multiply T rows with a weight [N, K], and can be: by the figures of

@@ -23,10 +23,9 @@ __device__ __forceinline__ float load_in_block(uint32_t address) {
 }
 
 // Of the CTAs that share an output: a cluster, or one alone.
-__device__ __forceinline__ void sync_parts(int sharers) {
-  if (gridDim.x * sharers == 1) return __syncthreads();
-  arrive_in_cluster();
-  wait_for_cluster();
+__device__ __forceinline__ void sync_parts() {
+  if (gridDim.x == 1) return __syncthreads();
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
 // Leaves what a warpgroup has summed in its slice's part.
@@ -83,8 +82,7 @@ __device__ __forceinline__ void add_slices(float* parts, float* squares, int tok
 template <class Size>
 class Results {
  public:
-  __device__ Results(const SkinnyLinearParams& p, int tile, int block, uint32_t parts, uint32_t squares,
-                     int sharers)
+  __device__ Results(const SkinnyLinearParams& p, int tile, int block, uint32_t parts, uint32_t squares)
       : p_(p),
         parts_(parts),
         squares_(squares),
@@ -94,8 +92,7 @@ class Results {
         tokens_(min(p.num_tokens - first_token_, Size::kTokens)),
         stride_(static_cast<int>(gated_ ? p.out_features / 2 : p.out_features)),
         first_output_(tile * pairs_ * 2),
-        begin_(static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x)),
-        first_rank_(static_cast<int>(blockIdx.y) % sharers * static_cast<int>(gridDim.x)) {}
+        begin_(static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x)) {}
 
   __device__ int num_tokens() const { return tokens_; }
 
@@ -139,7 +136,7 @@ class Results {
 #pragma unroll
     for (int split = 0; split < kMostSplits; ++split)
       if (split < static_cast<int>(gridDim.x))
-        part[split] = load_pair_in_block(address_in_block(mine, first_rank_ + split));
+        part[split] = load_pair_in_block(address_in_block(mine, split));
 #pragma unroll
     for (int split = 0; split < kMostSplits; ++split)
       if (split < static_cast<int>(gridDim.x)) sum.x += part[split].x, sum.y += part[split].y;
@@ -165,7 +162,7 @@ class Results {
 #pragma unroll
     for (int split = 0; split < kMostSplits; ++split)
       if (split < static_cast<int>(gridDim.x))
-        part[split] = load_in_block(address_in_block(squares_ + token * 4, first_rank_ + split));
+        part[split] = load_in_block(address_in_block(squares_ + token * 4, split));
 #pragma unroll
     for (int split = 0; split < kMostSplits; ++split)
       if (split < static_cast<int>(gridDim.x)) square += part[split];
@@ -175,7 +172,7 @@ class Results {
   const SkinnyLinearParams& p_;
   const uint32_t parts_, squares_;
   const bool gated_;
-  const int pairs_, first_token_, tokens_, stride_, first_output_, begin_, first_rank_;
+  const int pairs_, first_token_, tokens_, stride_, first_output_, begin_;
 };
 
 }  // namespace bequest::cuda::tiles
