@@ -173,6 +173,7 @@ template <class Size, bool kNorm>
 __device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLinearParams& p, int stages) {
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ Barriers barriers;
+  __shared__ float factors[Size::kTokens];
   let_next_start();
   constexpr int kUnit = Size::Format::kUnit;
   const int blocks = static_cast<int>(ceil_div(p.num_tokens, Size::kTokens));
@@ -188,13 +189,13 @@ __device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLine
   if (threadIdx.x < kWarp && is_elected()) ring.begin(piece, stages);
   __syncwarp();
   wait_for_previous();
-  const uint32_t before = Results<Size>(p, tile, block, address, squares).first_addend();
+  const uint32_t before = Results<Size>(p, tile, block, address, squares, factors).begin();
   Sums<Size, kNorm> sums;
   multiply_piece(sums, ring, barriers, piece, stages,
                  {address, address + Size::kWeightBytes + Size::kGroupBytes, address + Size::kWeightBytes,
                   address + Size::gain(stages)});
   __syncthreads();  // all of the ring has been read
-  const Results<Size> results(p, tile, block, address, squares);
+  const Results<Size> results(p, tile, block, address, squares, factors);
   auto *parts = reinterpret_cast<float*>(shared),
        *sums_of_squares = reinterpret_cast<float*>(shared + Size::squares(stages));
   leave(sums, parts, sums_of_squares);
