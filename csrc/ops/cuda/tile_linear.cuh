@@ -181,7 +181,10 @@ __device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLine
   const Piece piece(static_cast<int>(ceil_div(p.in_features, kUnit)), static_cast<int>(blockIdx.x),
                     static_cast<int>(gridDim.x));
   const uint32_t address = shared_address(shared), squares = address + Size::squares(stages);
-  if (threadIdx.x == 0) barriers.init(stages);
+  if (threadIdx.x == 0) {
+    prefetch_map(maps.rows);  // needed at once when the predecessor has ended
+    barriers.init(stages);
+  }
   if constexpr (kNorm) stage_gain<kUnit>(p, piece, reinterpret_cast<uint4*>(shared + Size::gain(stages)));
   __syncthreads();
   const int tile_rows = p.result == SkinnyResult::kGate ? Size::kRows / 2 : Size::kRows;
