@@ -27,25 +27,28 @@ constexpr size_t kMostSharedBytes = 227 * 1024;
 template <class S, bool kGated>
 __device__ __forceinline__ void load_weights(const TileArgs& a, const FineMaps& maps,
                                              FineBuffers<S>& buffers) {
-  constexpr int kBoxWords = S::kRowWordBytes / 4;
   constexpr int kBlockEights = S::kRows / kEight / (kGated ? 2 : 1);
   const int eights = static_cast<int>(a.outputs) / kEight;  // of gate, or of all
   const uint64_t policy = read_once_policy();
   Cursor<S::kStages> at;
+  uint32_t box = 0;
   for (ItemWalk<S> walk(a); !walk.done();) {
     const TileItem item = walk.take();
     const int row = item.expert * eights * (kGated ? 2 : 1) + item.block * kBlockEights;
     for (int unit = 0; unit * S::kDepth < a.in_features; ++unit) {
+      const bool has_words = unit % S::kSharing == 0;
       PhaseBarrier& full = buffers.full[at.index];
       buffers.empty[at.index].wait(at.parity ^ 1);
       if (is_elected()) {
-        full.arrive_expecting(S::kCodeBytes + S::kWordBytes);
+        full.arrive_expecting(S::kCodeBytes + (has_words ? S::kWordBytes : 0));
         copy_box(maps.codes, shared_address(buffers.codes[at.index]), full,
                  {unit * kPanelRowBytes, 0, 0, row}, policy);
-        copy_box(maps.words, shared_address(buffers.words[at.index]), full,
-                 {unit * S::kUnitWords / kBoxWords * kBoxWords, 0, 0, row}, policy);
+        if (has_words)
+          copy_box(maps.words, shared_address(buffers.words[box % S::kBoxes]), full,
+                   {unit * S::kUnitWords, 0, 0, row}, policy);
       }
       __syncwarp();
+      box += has_words;
       at.advance();
     }
   }
@@ -112,6 +115,7 @@ class Multiplier {
     for (int unit = 0; unit * S::kDepth < a_.in_features; ++unit) {
       buffers_.full[at_.index].wait(at_.parity);
       fence_async_proxy();  // rows of x were not written by the copy engine
+      if (unit % S::kSharing == 0) ++box_;
       const uint64_t x = operand(shared_address(buffers_.tokens[at_.index]), kSwizzleBytes);
 #pragma unroll
       for (int read = 0; read < S::kReads; ++read) {
@@ -144,8 +148,8 @@ class Multiplier {
   __device__ __forceinline__ void load(uint32_t (&codes)[4], uint32_t (&words)[Codec::kWords], int row,
                                        int unit, int read) const {
     load_16(codes, shared_address(buffers_.codes[at_.index]) + panel_offset(row, read * 4 + lane_ % 4));
-    const int at = unit * S::kUnitWords % (S::kRowWordBytes / 4) + read * Codec::kWords;
-    const uint32_t from = shared_address(buffers_.words[at_.index]) + row * S::kRowWordBytes + at * 4;
+    const int at = row * S::kRowWords + unit % S::kSharing * S::kUnitWords + read * Codec::kWords;
+    const uint32_t from = shared_address(buffers_.words[box_ % S::kBoxes]) + at * 4;
     if constexpr (Codec::kWords == 4)
       load_16(words, from);
     else if constexpr (Codec::kWords == 2)
@@ -220,6 +224,7 @@ class Multiplier {
   FineBuffers<S>& buffers_;
   const int row_, lane_;
   Cursor<S::kStages> at_;
+  uint32_t box_ = ~0u;  // of words: the loader's number
 };
 
 // waits: the plan may be of the kernels right ahead. Else it is older, and weights are asked for while these

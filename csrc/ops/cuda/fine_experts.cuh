@@ -10,8 +10,9 @@
 
 namespace bequest::cuda {
 
-// `Tokens` rows of x by 64 rows of W for each of three warpgroups. A stage has 128 bytes of each row of W:
-// the copy engine takes as long for shorter ones.
+// `Tokens` rows of x by 64 rows of W for each of three warpgroups. A stage has 128 bytes of each row of W,
+// and words come for one stage or several: the copy engine takes as long for short pieces of rows as for long
+// ones.
 template <class CodecType, int Tokens>
 struct FineTileShape {
   using Codec = CodecType;
@@ -21,10 +22,13 @@ struct FineTileShape {
   static constexpr int kDepth = kPanelRowBytes * 8 / Codec::kBits, kPanels = kDepth / kPanelColumns;
   static constexpr int kTokenPanelBytes = Tokens * kPanelRowBytes;
   static constexpr int kReads = 2;  // of 64 bytes of a row, which four lanes read at once
-  static constexpr int kUnitWords = kReads * Codec::kWords;
-  static constexpr int kRowWordBytes = kUnitWords > 4 ? kUnitWords * 4 : 16;
-  static constexpr int kCodeBytes = kRows * kPanelRowBytes, kWordBytes = kRows * kRowWordBytes;
+  static constexpr int kRowWords = 8, kUnitWords = kReads * Codec::kWords;  // of a box, and of a stage
+  static constexpr int kSharing = kRowWords / kUnitWords;  // stages that share a box of words
+  static constexpr int kCodeBytes = kRows * kPanelRowBytes, kWordBytes = kRows * kRowWords * 4;
   static constexpr int kStages = Codec::kBits == 8 || Tokens == 32 ? 4 : 3;
+  // A box is written again so many boxes later: whoever read it has given its stages back by then.
+  static constexpr int kBoxes = 4;
+  static_assert(kBoxes >= kStages && kRowWords % kUnitWords == 0);
   static constexpr int kMultipliers = kGroups * 128;  // threads
   static constexpr int kRowWarps = 3;
   static constexpr int kThreads = kMultipliers + kWarp + kRowWarps * kWarp;
@@ -35,7 +39,7 @@ template <class S>
 struct FineBuffers {
   alignas(1024) uint8_t tokens[S::kStages][S::kPanels * S::kTokenPanelBytes];
   alignas(1024) uint8_t codes[S::kStages][S::kCodeBytes];
-  alignas(128) uint8_t words[S::kStages][S::kWordBytes];
+  alignas(128) uint8_t words[S::kBoxes][S::kWordBytes];
   alignas(16) BFloat16 results[S::kTokens][S::kResultPitch];
   PhaseBarrier full[S::kStages];   // codes, words and rows are there
   PhaseBarrier empty[S::kStages];  // they have been multiplied
@@ -80,9 +84,8 @@ template <class S>
 FineMaps fine_maps(const FineMatrices& m, bool gated) {
   const int64_t depth = round_up(m.in_features, kFineUnit), code_bytes = depth * S::Codec::kBits / 8;
   const int64_t words = depth / S::kDepth * S::kUnitWords;
-  return {
-      fine_map(m.codes, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, code_bytes, kPanelRowBytes, m, gated, S::kRows),
-      fine_map(m.words, CU_TENSOR_MAP_DATA_TYPE_UINT32, 4, words, S::kRowWordBytes / 4, m, gated, S::kRows)};
+  return {fine_map(m.codes, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, code_bytes, kPanelRowBytes, m, gated, S::kRows),
+          fine_map(m.words, CU_TENSOR_MAP_DATA_TYPE_UINT32, 4, words, S::kRowWords, m, gated, S::kRows)};
 }
 
 }  // namespace bequest::cuda
