@@ -192,7 +192,7 @@ def main() -> None:
         for count in (5, 8, 16, 32, 64, 128):
             show("products 8B", count, {form: products_time(count, form) for form in forms}, found)
     if args.only in (None, "experts"):
-        for count in (1, 4, 16, 64, 512, 1024, 2048, 4096):
+        for count in (1, 4, 16, 64, 256, 512, 1024, 2048, 4096):
             times = {form: experts_time(count, form) for form in ("bfloat16", "mxfp4", "int4 / 32")}
             show("experts 20b", count, times, found)
     if args.json:

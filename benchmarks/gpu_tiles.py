@@ -95,7 +95,10 @@ def tiles(x: Tensor, weights: list[DenseWeight | Int4Weight], plan: tuple[int, i
     """One product after the other; x in float8 is rounded before."""
     num_tokens, depth = x.shape
     out = torch.empty(num_tokens, weights[0].out_features, dtype=torch.bfloat16, device=DEVICE)
-    rows, scales = (x, None) if x.dtype is torch.bfloat16 else cuda_linear.float8_rows(x.bfloat16())
+    rows, scales = x, None
+    if x.dtype is not torch.bfloat16:
+        rounded = cuda_linear.float8_rows(x.bfloat16())
+        rows, scales = rounded.codes, rounded.scales
 
     def run() -> None:
         matrix = (rows.data_ptr(), num_tokens, depth, 1 if scales is None else 2)

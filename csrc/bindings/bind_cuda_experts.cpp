@@ -72,6 +72,20 @@ void bind_products_of_pairs(py::module_& m) {
       py::arg("products"), py::arg("columns"), py::arg("dtype"), py::arg("choice"), py::arg("out"),
       py::arg("stream"));
   m.def(
+      "cuda_has_fine_expert_tiles",
+      [](const cuda::FineMatrices& matrices, const cuda::ExpertSizes& sizes) {
+        return cuda::has_fine_expert_tiles(matrices, sizes);
+      },
+      py::arg("matrices"), py::arg("sizes"));
+  m.def(
+      "cuda_fine_expert_gated",
+      [](const FineRows& rows, const cuda::FineMatrices& matrices, Address bias, const ChoicePlaces& choice,
+         int activation, Address stream) {
+        cuda::fine_expert_gated(rows.with(matrices, bias), choice, Activation(activation), stream_of(stream));
+      },
+      py::arg("rows"), py::arg("matrices"), py::arg("bias"), py::arg("choice"), py::arg("activation"),
+      py::arg("stream"));
+  m.def(
       "cuda_fine_expert_linear",
       [](const FineRows& rows, const cuda::FineMatrices& matrices, Address bias, const ChoicePlaces& choice,
          bool shared, Address stream) {

@@ -29,40 +29,49 @@ namespace {
 
 using Tap = std::optional<HiddenTap>;
 
+// Of contiguous rows; the caller says where the result goes.
+cuda::RmsNormParams norm_params(const Matrix& x, const RmsWeight& norm, Address residual, const Tap& tap) {
+  return {.x = x.data,
+          .residual = pointer<void>(residual),
+          .weight = norm.weight,
+          .offset = norm.offset,
+          .out = nullptr,
+          .dtype = x.dtype,
+          .num_tokens = x.rows,
+          .hidden = x.columns,
+          .stride = x.columns,
+          .eps = norm.eps,
+          .tap = tap.value_or(HiddenTap{})};
+}
+
 void bind_norms(py::module_& m) {
   m.def(
       "cuda_rms_norm",
       [](const Matrix& x, const RmsWeight& norm, Address residual, Address out, const Tap& tap,
          Address stream) {
-        cuda::rms_norm({.x = x.data,
-                        .residual = pointer<void>(residual),
-                        .weight = norm.weight,
-                        .offset = norm.offset,
-                        .out = pointer<void>(out),
-                        .dtype = x.dtype,
-                        .num_tokens = x.rows,
-                        .hidden = x.columns,
-                        .stride = x.columns,
-                        .eps = norm.eps,
-                        .tap = tap.value_or(HiddenTap{})},
-                       stream_of(stream));
+        cuda::RmsNormParams params = norm_params(x, norm, residual, tap);
+        params.out = pointer<void>(out);
+        cuda::rms_norm(params, stream_of(stream));
       },
       py::arg("x"), py::arg("norm"), py::arg("residual"), py::arg("out"), py::arg("tap"), py::arg("stream"));
+  // `codes`: codes and scales
+  m.def(
+      "cuda_rms_norm_float8",
+      [](const Matrix& x, const RmsWeight& norm, Address residual, const std::pair<Address, Address>& codes,
+         const Tap& tap, Address stream) {
+        cuda::RmsNormParams params = norm_params(x, norm, residual, tap);
+        params.codes = {pointer<void>(codes.first), pointer<float>(codes.second)};
+        cuda::rms_norm(params, stream_of(stream));
+      },
+      py::arg("x"), py::arg("norm"), py::arg("residual"), py::arg("codes"), py::arg("tap"),
+      py::arg("stream"));
   m.def(
       "cuda_norm_in_place",
       [](const Matrix& x, int64_t stride, const RmsWeight& norm, Address stream) {
-        cuda::rms_norm({.x = x.data,
-                        .residual = nullptr,
-                        .weight = norm.weight,
-                        .offset = norm.offset,
-                        .out = x.data,
-                        .dtype = x.dtype,
-                        .num_tokens = x.rows,
-                        .hidden = x.columns,
-                        .stride = stride,
-                        .eps = norm.eps,
-                        .tap = {}},
-                       stream_of(stream));
+        cuda::RmsNormParams params = norm_params(x, norm, 0, {});
+        params.out = x.data;
+        params.stride = stride;
+        cuda::rms_norm(params, stream_of(stream));
       },
       py::arg("x"), py::arg("stride"), py::arg("norm"), py::arg("stream"));
   m.def(
@@ -281,7 +290,7 @@ void bind_products(py::module_& m) {
   m.def(
       "cuda_float8_rows",
       [](const Matrix& x, Address codes, Address scales, Address stream) {
-        cuda::float8_rows({x.data, pointer<void>(codes), pointer<float>(scales), x.rows, x.columns},
+        cuda::float8_rows({x.data, {pointer<void>(codes), pointer<float>(scales)}, x.rows, x.columns},
                           stream_of(stream));
       },
       py::arg("x"), py::arg("codes"), py::arg("scales"), py::arg("stream"));

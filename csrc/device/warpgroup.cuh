@@ -203,6 +203,20 @@ __device__ __forceinline__ void multiply_registers(float (&c)[32], const uint32_
         "C"(Operands::kName), "n"(kIsTransposed));
 }
 template <class Operands, int kIsTransposed>
+__device__ __forceinline__ void multiply_registers(float (&c)[24], const uint32_t* a, uint64_t b,
+                                                   bool accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %29, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n48k16.f32.%30.%30 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, "
+      "%11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23}, "
+      "{%24, %25, %26, %27}, %28, p, 1, 1, %31;\n}\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
+        "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
+        "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
+        "C"(Operands::kName), "n"(kIsTransposed));
+}
+template <class Operands, int kIsTransposed>
 __device__ __forceinline__ void multiply_registers(float (&c)[16], const uint32_t* a, uint64_t b,
                                                    bool accumulate) {
   asm volatile(

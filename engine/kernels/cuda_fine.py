@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bequest.engine import _C
 from bequest.engine.kernels import cuda
+from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
 from bequest.engine.kernels.cuda_chain import MOST_CHAINED_ROWS, Product
 from bequest.engine.kernels.cuda_experts import ExpertChoice
 from bequest.engine.kernels.streams import current_stream
@@ -206,6 +207,23 @@ def expert_linear(x: Tensor, rows: FineRows, bias: Tensor | None, choice: Expert
     halves = torch.empty_like(x, dtype=torch.float16)
     passed = _rows(x, halves, rows, out, out[:0])
     _C.cuda_fine_expert_linear(passed, rows.arguments(), bias_address, choice.arguments(), shared, current_stream())
+    return out
+
+
+def has_expert_tiles(rows: FineRows, choice: ExpertChoice) -> bool:
+    """Whether `expert_gated` takes so many rows."""
+    num_tokens, top_k = choice.ids.shape
+    return num_tokens > 0 and _C.cuda_has_fine_expert_tiles(rows.arguments(), (num_tokens, top_k, choice.num_experts))
+
+
+def expert_gated(x: Tensor, rows: FineRows, bias: Tensor | None, choice: ExpertChoice, activation: str) -> Tensor:
+    """x [T, K] → [T top_k, N / 2]: of each pair f(gate) * up of its expert's product. REQUIRES: has_expert_tiles"""
+    num_tokens, top_k = choice.ids.shape
+    out = torch.empty(num_tokens * top_k, rows.num_rows // 2, dtype=_BF16, device=x.device)
+    bias_address = 0 if bias is None else cuda.address_of(bias, torch.float32, *rows.codes.shape[:2])
+    halves = torch.empty_like(x, dtype=torch.float16)
+    passed, code = _rows(x, halves, rows, out, out[:0]), ACTIVATION_CODES[activation]
+    _C.cuda_fine_expert_gated(passed, rows.arguments(), bias_address, choice.arguments(), code, current_stream())
     return out
 
 

@@ -42,6 +42,22 @@ class RowNorm:
     offset: float = 0.0  # of the weight, which a chain of a layer with experts can add; products cannot
 
 
+@dataclass(frozen=True, slots=True)
+class Float8Rows:
+    """Rows of bfloat16 that have been rounded, for a weight in float8."""
+
+    codes: Tensor  # [T, K]
+    scales: Tensor  # [T] float32
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.codes.shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.codes.device
+
+
 def tile_format(x: Tensor, weight: Tensor, *, normed: bool = False) -> TileFormat | None:
     """How the product of x [T, K] with weight [N, K] is multiplied in tiles (csrc/ops/cuda/tile_linear.h), if it is;
     `normed`: with a norm in front. With a weight in float8 a batch of more rows is rounded to it."""
@@ -67,11 +83,18 @@ def is_skinny(x: Tensor, weight: Tensor) -> bool:
     return x.dtype is _BF16 and _C.cuda_is_skinny_product(x.shape[0], weight.shape[0], weight.shape[1])
 
 
+def is_rounded(x: Tensor, weight: Tensor) -> bool:
+    """Whether the product of x [T, K] with weight [N, K] is of rows in float8: the weight is, and rows are many."""
+    if weight.dtype is not FP8 or x.dtype is not _BF16 or len(x) == 0:
+        return False
+    return tile_format(x, weight) is TileFormat.FLOAT8_ROWS or not is_fused(x, weight)
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
     """x [T, K] · weight [N, K]ᵀ + bias [N] → [T, N]. With a weight in float8 many rows are rounded to it."""
     is_ours = is_fused(x, weight)
     if scales is not None and not is_ours:
-        return _scaled_linear(x, weight, scales, bias)
+        return _scaled_linear(float8_rows(x), weight, scales, bias)
     if not is_ours and not is_skinny(x, weight):
         return F.linear(x, weight, bias)
     out = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
@@ -79,22 +102,54 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor
     return out
 
 
-def float8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [T, K] as codes [T, K] and a scale for each row, [T] float32."""
+def rounded_linear(x: Float8Rows, weight: Tensor, bias: Tensor | None, scales: Tensor) -> Tensor:
+    """The same of rows that have been rounded. REQUIRES: is_rounded"""
+    if not _is_tiled(x, weight):
+        return _scaled_linear(x, weight, scales, bias)
+    out = torch.empty(x.shape[0], weight.shape[0], dtype=_BF16, device=x.device)
+    _multiply(x, weight, bias, out, _STORE, scales=scales)
+    return out
+
+
+def _is_tiled(x: Float8Rows, weight: Tensor) -> bool:
+    outputs, depth = weight.shape
+    return cuda_tiles.is_tile_product(x.shape[0], outputs, depth, TileFormat.FLOAT8_ROWS)
+
+
+def _float8_like(x: Tensor) -> Float8Rows:
+    codes = torch.empty(x.shape, dtype=FP8, device=x.device)
+    return Float8Rows(codes, torch.empty(len(x), dtype=torch.float32, device=x.device))
+
+
+def float8_rows(x: Tensor) -> Float8Rows:
+    """x [T, K], rounded."""
     num_tokens, depth = x.shape
-    codes = torch.empty(num_tokens, depth, dtype=FP8, device=x.device)
-    scales = torch.empty(num_tokens, dtype=torch.float32, device=x.device)
+    to = _float8_like(x)
     if num_tokens > 0:
         rows = (cuda.address_of(x, _BF16, num_tokens, depth), num_tokens, depth, _BF16_CODE)
-        _C.cuda_float8_rows(rows, codes.data_ptr(), scales.data_ptr(), current_stream())
-    return codes, scales
+        _C.cuda_float8_rows(rows, to.codes.data_ptr(), to.scales.data_ptr(), current_stream())
+    return to
 
 
-def _scaled_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+def normed_float8_rows(x: Tensor, norm: RowNorm, residual: Tensor | None) -> Float8Rows:
+    """norm(x [T, K]), rounded, in one launch; with a residual as `cuda.rms_norm`."""
+    num_tokens, depth = x.shape
+    to = _float8_like(x)
+    _C.cuda_rms_norm_float8(
+        (cuda.address_of(x, _BF16, num_tokens, depth), num_tokens, depth, _BF16_CODE),
+        (cuda.address_of(norm.weight, _BF16, depth), norm.eps, norm.offset),
+        0 if residual is None else cuda.address_of(residual, _BF16, num_tokens, depth),
+        (to.codes.data_ptr(), to.scales.data_ptr()),
+        tap_arguments(norm.tap, num_tokens, depth, _BF16),
+        current_stream(),
+    )
+    return to
+
+
+def _scaled_linear(x: Float8Rows, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     """By cuBLAS or what torch has beside it. REQUIRES: 16 divides N and K"""
-    codes, row_scales = float8_rows(x)
     product = torch._scaled_mm(
-        codes, weight.t(), row_scales[:, None], scales[None, :], out_dtype=_BF16, use_fast_accum=True
+        x.codes, weight.t(), x.scales[:, None], scales[None, :], out_dtype=_BF16, use_fast_accum=True
     )
     return product if bias is None else product.add_(bias)
 
@@ -105,6 +160,15 @@ def normed_linear(
     """norm(x [T, K]) · weight [N, K]ᵀ + bias [N] → [T, N]. REQUIRES: is_fused, normed"""
     out = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
     _multiply(x, weight, bias, out, _STORE, norm=norm, scales=scales)
+    return out
+
+
+def rounded_gated_linear(x: Float8Rows, weight: Tensor, bias: Tensor | None, activation: str, scales: Tensor) -> Tensor:
+    """`gated_linear` of rows that have been rounded. REQUIRES: is_rounded"""
+    if not _is_tiled(x, weight):
+        return cuda.gated_activation(_scaled_linear(x, weight, scales, bias), activation)
+    out = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=_BF16, device=x.device)
+    _multiply(x, weight, bias, out, _GATE, activation, scales=scales)
     return out
 
 
@@ -131,7 +195,7 @@ def linear_into(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor
 
 
 def _multiply(
-    x: Tensor,
+    x: Tensor | Float8Rows,
     weight: Tensor,
     bias: Tensor | None,
     out: Tensor,
@@ -153,12 +217,13 @@ def _multiply(
     product = (cuda.address_of(weight, stored, num_outputs, depth), bias_address, num_outputs, depth, scales_address, 0)
     to = cuda.address_of(out, _BF16, num_tokens, num_outputs // 2 if result == _GATE else num_outputs)
     finish = (result, ACTIVATION_CODES[activation])
-    tiles = tile_format(x, weight, normed=norm is not None)
+    tiles = TileFormat.FLOAT8_ROWS if isinstance(x, Float8Rows) else tile_format(x, weight, normed=norm is not None)
     if tiles is TileFormat.FLOAT8_ROWS:
-        codes, row_scales = float8_rows(x)
-        rows = (codes.data_ptr(), num_tokens, depth, _FP8_CODE)
-        _C.cuda_float8_tile_linear(rows, row_scales.data_ptr(), product, to, finish, current_stream())
+        rounded = x if isinstance(x, Float8Rows) else float8_rows(x)
+        rows = (rounded.codes.data_ptr(), num_tokens, depth, _FP8_CODE)
+        _C.cuda_float8_tile_linear(rows, rounded.scales.data_ptr(), product, to, finish, current_stream())
         return
+    assert isinstance(x, Tensor)
     rows = (cuda.address_of(x, _BF16, num_tokens, depth), num_tokens, depth, _BF16_CODE)
     if tiles is not None:
         _C.cuda_tile_linear(rows, product, to, finish, normed, current_stream())

@@ -36,10 +36,15 @@ class Stream:
 
     def normed(self, norm: Norm, tap: LayerTap | None = None) -> Tensor:
         """[T, H]; the stream stays as it is. The tap sees the state, or with `of_output` the result."""
-        added, self.added = self.added, None
+        added = self.take_added()
         if added is None:
             return self.ops.norm(self.total, norm, None, tap)
         return self.ops.norm(added, norm, self.total, tap)
+
+    def take_added(self) -> Tensor | None:
+        """What is still to be added: the caller adds it to the total."""
+        added, self.added = self.added, None
+        return added
 
     def become_normed(self, norm: Norm, tap: LayerTap | None = None) -> None:
         """The stream is its normed state from here on."""

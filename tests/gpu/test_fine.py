@@ -20,7 +20,7 @@ from bequest.engine.backends.cuda.backend import CudaBackend
 from bequest.engine.backends.cuda.experts import PlannedChoice
 from bequest.engine.backends.cuda.fine import FineExperts, FineWeight
 from bequest.engine.backends.cuda.ops import CudaOps
-from bequest.engine.kernels import cuda_chain, cuda_experts, cuda_fine
+from bequest.engine.kernels import cuda, cuda_chain, cuda_experts, cuda_fine
 from bequest.engine.kernels.cpu_weights import QuantisedRows, StoredType
 from bequest.engine.kernels.cuda_chain import Head, Product, Tail
 from bequest.engine.kernels.cuda_experts import ExpertChoice, ExpertMatrices
@@ -192,13 +192,13 @@ def choose(num_tokens: int, num_experts: int, top_k: int) -> ExpertChoice:
     return cuda_experts.route(logits, replace(PLAIN, top_k=top_k, renormalises=True))
 
 
-@pytest.mark.parametrize("shape", [(4, 2, 64, 32), (32, 4, 320, 736), (9, 1, 256, 160)])
+@pytest.mark.parametrize("shape", [(4, 2, 64, 32), (32, 4, 320, 736), (9, 1, 256, 160), (8, 2, 480, 960)])
 @pytest.mark.parametrize("codec", CODECS)
 def test_experts(codec: Codec, shape: tuple[int, int, int, int]) -> None:
     num_experts, top_k, hidden, inner = shape
     up = draw_experts(codec, num_experts, 2 * inner, hidden, 20)
     down = draw_experts(codec, num_experts, hidden, inner, 70)
-    for num_tokens in (0, 1, 3, 17, 70, 600, 1100):
+    for num_tokens in (0, 1, 3, 17, 70, 200, 600, 1100):
         x, choice = randn(num_tokens, hidden, dtype=BF16, seed=13), choose(num_tokens, num_experts, top_k)
         both = cuda_fine.expert_linear(x, up.rows, up.numbers.bias, choice, shared=True)
         expected = products(x, up.numbers, choice, top_k)
@@ -210,6 +210,9 @@ def test_experts(codec: Codec, shape: tuple[int, int, int, int]) -> None:
         summed = cuda_experts.sum_products(each, choice)
         of_ranks = each.double().view(num_tokens, top_k, hidden) * choice.weights.double()[:, :, None]
         assert_near_rows(summed, of_ranks.sum(1))
+        if cuda_fine.has_expert_tiles(up.rows, choice):
+            gated = cuda_fine.expert_gated(x, up.rows, up.numbers.bias, choice, "clamped_swish")
+            assert torch.equal(gated, cuda.gated_activation(both, "clamped_swish"))
         if num_tokens:
             alone = choose(num_tokens, num_experts, top_k)
             few = cuda_fine.expert_linear(x[:1], up.rows, up.numbers.bias, _first(alone), shared=True)

@@ -10,10 +10,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from bequest.engine.kernels import cuda_chain, cuda_linear
+from bequest.engine.backends.cuda.ops import CudaOps
+from bequest.engine.backends.cuda.weights import DenseWeight
+from bequest.engine.kernels import cuda, cuda_chain, cuda_linear
 from bequest.engine.kernels.cuda_chain import Head, Product, Tail
 from bequest.engine.kernels.cuda_linear import RowNorm
 from bequest.engine.kernels.kv_format import FP8
+from bequest.engine.layers.parts import Norm
+from bequest.engine.layers.stream import Stream
 from tests.engine.direct import LLM
 from tests.engine.test_against_transformers import PARAMS, Judge, prompts
 from tests.gpu.test_engine import BF16_GAP, config
@@ -159,12 +163,46 @@ def test_products_of_few_rows(outputs: int, depth: int, num_tokens: int) -> None
 def test_products_of_many_rows(outputs: int, depth: int, num_tokens: int) -> None:
     x, codes, matrix = made(outputs, depth, num_tokens)
     assert codes.bias is not None and not cuda_linear.is_fused(x, codes.weight)
-    rows, scales = cuda_linear.float8_rows(x)
-    rounded = rows.float() * scales[:, None]
+    rows = cuda_linear.float8_rows(x)
+    rounded = rows.codes.float() * rows.scales[:, None]
     assert (rounded - x.float()).abs().max() <= 2**-4 * x.float().abs().max()
-    assert torch.equal(rows.float().abs().amax(1), torch.full((num_tokens,), 448.0, device="cuda"))
+    assert torch.equal(rows.codes.float().abs().amax(1), torch.full((num_tokens,), 448.0, device="cuda"))
     actual = cuda_linear.linear(x, codes.weight, codes.bias, codes.scales)
     assert_near(actual, rounded @ matrix.T + codes.bias.float())
+
+
+@pytest.mark.parametrize("with_residual", [False, True])
+@pytest.mark.parametrize("hidden", [64, 1024, 4096, 9216, 14336])
+@pytest.mark.parametrize("num_tokens", [1, 64, 300])
+def test_norms_that_round(hidden: int, num_tokens: int, with_residual: bool) -> None:
+    """The bits of a norm and of rounding its result, one behind the other."""
+    x, weight = randn(num_tokens, hidden, dtype=BF16, seed=1), randn(hidden, dtype=BF16, seed=2)
+    x[num_tokens // 2] = 0
+    x[-1, -1] = torch.nan
+    residual = randn(num_tokens, hidden, dtype=BF16, seed=3) if with_residual else None
+    added = None if residual is None else residual.clone()
+    expected = cuda_linear.float8_rows(cuda.rms_norm(x, weight, 1e-5, residual, offset=1.0))
+    found = cuda_linear.normed_float8_rows(x, RowNorm(weight, 1e-5, offset=1.0), added)
+    assert torch.equal(found.codes.view(torch.uint8), expected.codes.view(torch.uint8))
+    assert torch.equal(found.scales, expected.scales)
+    if residual is not None and added is not None:
+        assert torch.equal(residual.view(torch.int16), added.view(torch.int16))
+
+
+@pytest.mark.parametrize(("outputs", "depth"), PRODUCTS)
+@pytest.mark.parametrize("num_tokens", [40, 65])
+def test_products_of_normed_rows(outputs: int, depth: int, num_tokens: int) -> None:
+    """A weight gives the bits of its norm, its rounding and its product one behind the other, also where something is
+    still to be added to the stream."""
+    x, codes, _ = made(outputs, depth, num_tokens)
+    weight = DenseWeight(codes.weight, codes.bias, CudaOps(), codes.scales)
+    norm = Norm(randn(depth, dtype=BF16, seed=4), 1e-5)
+    for added in (None, randn(num_tokens, depth, dtype=BF16, seed=5)):
+        one, other = (Stream(weight.ops, x.clone(), None if added is None else added.clone()) for _ in range(2))
+        assert torch.equal(weight.normed(one, norm), weight(other.normed(norm)))
+        assert torch.equal(one.state(), other.state())
+        if outputs % 4 == 0:
+            assert torch.equal(weight.normed_gated(one, norm, "silu"), weight.gated(other.normed(norm), "silu"))
 
 
 @pytest.mark.parametrize("num_tokens", [6, 40, 65])

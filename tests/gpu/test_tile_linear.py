@@ -41,8 +41,8 @@ def multiplied(x: Tensor, format: TileFormat) -> Tensor:
     """What is multiplied of x, in float32."""
     if format is not FLOAT8_ROWS:
         return x.float()
-    codes, scales = cuda_linear.float8_rows(x)
-    return codes.float() * scales[:, None]
+    rows = cuda_linear.float8_rows(x)
+    return rows.codes.float() * rows.scales[:, None]
 
 
 ALL = [

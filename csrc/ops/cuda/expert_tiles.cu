@@ -19,12 +19,11 @@
 #include "device/vectors.cuh"
 #include "ops/cuda/activation.cuh"
 #include "ops/cuda/expert_linear.cuh"
+#include "ops/cuda/expert_rows.cuh"
 #include "ops/cuda/expert_tiles.cuh"
 
 namespace bequest::cuda {
 namespace {
-
-constexpr int kEight = 8;  // rows of W that follow each other in a tile, and elements of 16 bytes
 
 // --- what is copied -------------------------------------------------------------------------------------
 
@@ -75,96 +74,13 @@ __device__ __forceinline__ void load_weights(const TileArgs& a, const CUtensorMa
   }
 }
 
-// A lane's rows of x: one 16-byte chunk of each along the depth of a stage. Where a row comes from and where
-// it goes is known before the stages are walked through: a copy takes a few instructions there.
-template <class S>
-class RowLoader {
- public:
-  __device__ RowLoader(const TileArgs& a, TileBuffers<S>& buffers, int thread)
-      : a_(a), buffers_(buffers), chunk_(thread % kChunks), first_(thread / kChunks) {
-    const uint32_t panel = shared_address(buffers.tokens[0]) + chunk_ / 8 * S::kTokenPanelBytes;
-#pragma unroll
-    for (int i = 0; i < kPeriod; ++i) places_[i] = panel + panel_offset(first_ + i * kStep, chunk_ % 8);
-  }
-
-  __device__ __forceinline__ void run() {
-    ItemWalk<S> walk(a_);
-    if (walk.done()) return;
-    TileItem next = walk.take();
-    bool has_next = true;
-    int32_t pairs[kMine];
-    ask(next, pairs);
-    while (has_next) {
-      uint64_t sources[kMine];
-      const int count = next.count;
-#pragma unroll
-      for (int i = 0; i < kMine; ++i)
-        sources[i] = kept(reinterpret_cast<uint64_t>(
-            static_cast<const BFloat16*>(a_.x) +
-            static_cast<int64_t>(pairs[i] / a_.pairs_of_row) * a_.in_features + chunk_ * kEight));
-      has_next = !walk.done();
-      if (has_next) {
-        next = walk.take();
-        ask(next, pairs);  // while the rows of this one are copied
-      }
-      for (int k = 0; k < a_.in_features; k += S::kDepth) copy(sources, count, k);
-    }
-    commit_copies();
-    wait_copies<0>();
-  }
-
- private:
-  static constexpr int kChunks = S::kDepth / kEight;
-  static constexpr int kStep = S::kRowWarps * kWarp / kChunks;
-  static constexpr int kMine = (S::kTokens + kStep - 1) / kStep;
-  // The pattern of a panel repeats every 8 rows.
-  static constexpr int kPeriod = kStep % 8 == 0 ? 1 : kStep % 4 == 0 ? 2 : kStep % 2 == 0 ? 4 : 8;
-
-  // A value that is computed here, once, and not again wherever it is used.
-  __device__ __forceinline__ static uint64_t kept(uint64_t value) {
-    asm volatile("" : "+l"(value));
-    return value;
-  }
-
-  // Of rows that do not exist: pair 0, which is not copied.
-  __device__ __forceinline__ void ask(const TileItem& item, int32_t (&pairs)[kMine]) const {
-#pragma unroll
-    for (int i = 0; i < kMine; ++i)
-      pairs[i] =
-          first_ + i * kStep < item.count ? __ldcg(a_.plan.order + item.first + first_ + i * kStep) : 0;
-  }
-
-  __device__ __forceinline__ void copy(const uint64_t (&sources)[kMine], int count, int k) {
-    buffers_.empty[at_.index].wait(at_.parity ^ 1);
-    const uint64_t exists = kept(k + chunk_ * kEight < a_.in_features ? 1 : 0);
-    const uint64_t bytes = kept(exists != 0 ? k * sizeof(BFloat16) : 0);
-    uint32_t places[kPeriod];
-#pragma unroll
-    for (int i = 0; i < kPeriod; ++i)
-      places[i] = static_cast<uint32_t>(kept(places_[i] + at_.index * (S::kPanels * S::kTokenPanelBytes)));
-#pragma unroll
-    for (int i = 0; i < kMine; ++i)
-      if (first_ + i * kStep < count)
-        copy_16_async(places[i % kPeriod] + i / kPeriod * (kPeriod * kStep * kPanelRowBytes),
-                      reinterpret_cast<const void*>(sources[i] + bytes), exists != 0);
-    buffers_.full[at_.index].arrive_behind_copies();
-    at_.advance();
-  }
-
-  const TileArgs& a_;
-  TileBuffers<S>& buffers_;
-  const int chunk_, first_;
-  uint32_t places_[kPeriod];  // in the first stage, of the first rows
-  Cursor<S::kStages> at_;
-};
-
 // By the warps that do not multiply: the first brings weights, the others bring rows.
 template <class S, bool kGated>
 __device__ __forceinline__ void load(const TileArgs& a, const CUtensorMap& map, TileBuffers<S>& buffers,
                                      int thread) {
   if (thread < kWarp) return load_weights<S, kGated>(a, map, buffers);
   wait_for_previous();
-  RowLoader<S>(a, buffers, thread - kWarp).run();
+  RowLoader<S, TileBuffers<S>>(a, buffers, thread - kWarp).run();
 }
 
 // --- what is multiplied ---------------------------------------------------------------------------------
@@ -193,6 +109,8 @@ class Multiplier {
  private:
   static constexpr int kOutputs = kGated ? S::kRows / 2 : S::kRows;
   using Sums = float[S::kPartTokens / 2];
+  using Store = RowStore<S::kPartTokens, kOutputs, S::kMultipliers>;
+  static_assert(S::kParts == 1 || S::kPartTokens * Store::kChunks % S::kMultipliers == 0);
 
   // kParts of the tile's columns have tokens.
   template <int kParts>
@@ -201,8 +119,7 @@ class Multiplier {
     multiply_all<kParts>(sums);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      int32_t pairs[kStored];
-      ask_pairs(item, part * S::kPartTokens, pairs);
+      const Store stored(a_, item, part * S::kPartTokens, static_cast<int>(threadIdx.x));
       sync();  // the results before these have been stored
       if constexpr (!kGated)
         leave(item, sums[part]);
@@ -212,7 +129,7 @@ class Multiplier {
         leave_gated(item, sums[part],
                     [this](float x, float up) { return rarely_gate(a_.activation, x, up); });
       sync();
-      store(item, pairs);
+      stored.run(a_, item.block * kOutputs, buffers_.results);
     }
   }
 
@@ -278,35 +195,6 @@ class Multiplier {
   }
   __device__ __forceinline__ BFloat16& result(int i, int place) {
     return buffers_.results[i / 2 * 8 + lane_ % 4 * 2 + i % 2][place];
-  }
-
-  // A thread stores kStored chunks of a part, whose first token is `first`. The pairs of these tokens are
-  // asked for before results are made.
-  static constexpr int kChunks = kOutputs / kEight;
-  static constexpr int kStored = (S::kPartTokens * kChunks + S::kMultipliers - 1) / S::kMultipliers;
-  static_assert(S::kMultipliers % kChunks == 0);
-  static_assert(S::kParts == 1 || S::kPartTokens * kChunks % S::kMultipliers == 0);
-
-  __device__ __forceinline__ static int stored_token(int i) {
-    return (static_cast<int>(threadIdx.x) + i * S::kMultipliers) / kChunks;
-  }
-  __device__ __forceinline__ void ask_pairs(const TileItem& item, int first,
-                                            int32_t (&pairs)[kStored]) const {
-#pragma unroll
-    for (int i = 0; i < kStored; ++i) {
-      const int token = first + stored_token(i);
-      pairs[i] = token < item.count ? __ldcg(a_.plan.order + item.first + token) : -1;
-    }
-  }
-  __device__ __forceinline__ void store(const TileItem& item, int32_t const (&pairs)[kStored]) const {
-    const int place = static_cast<int>(threadIdx.x) % kChunks * kEight,
-              output = item.block * kOutputs + place;
-    if (output >= a_.outputs) return;
-#pragma unroll
-    for (int i = 0; i < kStored; ++i)
-      if (pairs[i] >= 0)
-        *reinterpret_cast<uint4*>(static_cast<BFloat16*>(a_.out) + pairs[i] * a_.outputs + output) =
-            *reinterpret_cast<const uint4*>(&buffers_.results[stored_token(i)][place]);
   }
 
   __device__ __forceinline__ static void sync() { sync_threads<1, S::kMultipliers>(); }
@@ -393,6 +281,7 @@ void multiply_tiles(const ExpertProduct& p, Stream stream) {
                    .in_features = p.matrices.in_features,
                    .outputs = p.outputs(),
                    .most_tiles = static_cast<int>(p.choice.sizes.most_tiles()),
+                   .cuts = 1,
                    .blocks = 0,
                    .pairs_of_row = static_cast<int>(p.shares_rows ? p.choice.sizes.num_chosen : 1),
                    .activation = p.activation};

@@ -20,6 +20,7 @@ struct TileArgs {
   int64_t in_features;
   int64_t outputs;  // of a pair: out_features, or half of them
   int most_tiles;
+  int cuts;          // of a tile of the plan, where it has more tokens than a product
   int blocks;        // of outputs, per tile
   int pairs_of_row;  // pairs that share a row of x: 1, or those of a token
   Activation activation;
@@ -29,6 +30,7 @@ struct TileArgs {
 template <int Tokens, int Groups>
 struct TileShape {
   static constexpr int kTokens = Tokens, kGroups = Groups;
+  static constexpr bool kIsCut = false;                            // of tiles of the plan
   static constexpr int kRows = Groups * 64;                        // of W
   static constexpr int kPartTokens = Tokens < 128 ? Tokens : 128;  // columns of one product
   static constexpr int kParts = Tokens / kPartTokens;
@@ -74,38 +76,57 @@ struct TileItem {
 };
 
 // The items of a CTA. Those of one expert and one block of outputs follow each other, so that weights which
-// several tiles need are read by neighbours at about the same time.
+// several tiles need are read by neighbours at about the same time. Where tiles are cut, all first cuts come
+// before all second ones, many of which are empty.
 template <class S>
 class ItemWalk {
  public:
   __device__ explicit ItemWalk(const TileArgs& a) : a_(a), index_(static_cast<int>(blockIdx.x)) {
     ask();
-    num_items_ = __ldcg(a.plan.num_tiles) * a.blocks;
+    num_uncut_ = __ldcg(a.plan.num_tiles) * a.blocks;
+    if (S::kIsCut && index_ >= num_uncut_ && !done()) ask();  // of a later cut
+    find();
   }
 
-  __device__ bool done() const { return index_ >= num_items_; }
+  __device__ bool done() const { return index_ >= (S::kIsCut ? num_uncut_ * a_.cuts : num_uncut_); }
 
   __device__ TileItem take() {
-    const int4 run = run_;
-    const int index = index_;
+    const TileItem item = at(index_);
     index_ += static_cast<int>(gridDim.x);
     ask();
-    const int tiles = (run.z + S::kTokens - 1) / S::kTokens, place = index - run.w * a_.blocks;
-    const int begin = place % tiles * S::kTokens;
-    return {run.x, run.y + begin, min(S::kTokens, run.z - begin), place / tiles};
+    find();
+    return item;
   }
 
  private:
   // Ahead of its use, and before it is known whether there is such an item.
   __device__ void ask() {
-    const int tile = min(index_ / a_.blocks, a_.most_tiles - 1);
+    const int of_cut = S::kIsCut && index_ >= num_uncut_ ? index_ % num_uncut_ : index_;
+    const int tile = min(of_cut / a_.blocks, a_.most_tiles - 1);
     run_ = __ldcg(reinterpret_cast<const int4*>(a_.plan.runs) + tile);
+  }
+  // Passes by what is empty.
+  __device__ void find() {
+    if constexpr (S::kIsCut)
+      while (!done() && at(index_).count <= 0) {
+        index_ += static_cast<int>(gridDim.x);
+        ask();
+      }
+  }
+
+  __device__ __forceinline__ TileItem at(int index) const {
+    const int tile_rows = S::kIsCut ? S::kTokens * a_.cuts : S::kTokens;
+    const int cut = S::kIsCut ? index / num_uncut_ : 0;
+    const int tiles = (run_.z + tile_rows - 1) / tile_rows;
+    const int place = index - cut * num_uncut_ - run_.w * a_.blocks;
+    const int begin = place % tiles * tile_rows + cut * S::kTokens;
+    return {run_.x, run_.y + begin, min(S::kTokens, run_.z - begin), place / tiles};
   }
 
   const TileArgs& a_;
   int index_;
-  int num_items_;
-  int4 run_;  // an ExpertRun
+  int num_uncut_ = INT32_MAX;  // items of first cuts
+  int4 run_;                   // an ExpertRun
 };
 
 }  // namespace bequest::cuda

@@ -15,6 +15,7 @@
 #include "device/shared_memory.cuh"
 #include "device/tensor_core.cuh"
 #include "device/vectors.cuh"
+#include "ops/cuda/fine_experts.h"
 #include "ops/cuda/fine_linear.h"
 #include "ops/cuda/summed_parts.h"
 #include "ops/cuda/unit_walk.cuh"
@@ -24,10 +25,9 @@ namespace {
 
 constexpr int kWarps = 8, kThreads = kWarps * kWarp;
 constexpr int kMostSharedBytes = 226 * 1024;
-constexpr int kRowBytes = 128;             // of a stage
-constexpr int kReads = 2;                  // of 16 bytes of a lane, of a stage
-constexpr int kTile = 8;                   // tokens
-constexpr float kBesideCodes = 1.0f / 16;  // of x, as in the chain
+constexpr int kRowBytes = 128;  // of a stage
+constexpr int kReads = 2;       // of 16 bytes of a lane, of a stage
+constexpr int kTile = 8;        // tokens
 
 // What a launch multiplies. Without a plan all rows are those of one matrix.
 struct Work {
@@ -276,8 +276,10 @@ __global__ __launch_bounds__(kThreads, Shape<Codec, kTokenTiles, kRowTiles>::kBl
   store(w, tile, sums, warp, lane);
 }
 
-// x as float16, scaled: what is too large for that stays the largest. A thread has eight values.
-__global__ void halves_kernel(const uint4* x, uint4* halves, int64_t count) {
+// x as float16, scaled: what is too large for that stays the largest. A thread has eight values. Permuted: of
+// each 32, pair i of eight neighbours lies behind pairs i of the eights before it, as warpgroups take them.
+template <bool kPermuted>
+__global__ void halves_kernel(const uint4* x, uint32_t* halves, int64_t count) {
   let_next_start();
   wait_for_previous();
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -287,16 +289,23 @@ __global__ void halves_kernel(const uint4* x, uint4* halves, int64_t count) {
                     __uint_as_float(pair & 0xffff0000u) * kBesideCodes);
   };
   const uint4 eight = __ldcg(x + i);
-  halves[i] = {convert(eight.x), convert(eight.y), convert(eight.z), convert(eight.w)};
+  const uint4 made{convert(eight.x), convert(eight.y), convert(eight.z), convert(eight.w)};
+  if constexpr (kPermuted) {
+    uint32_t* to = halves + i / 4 * 16 + i % 4;
+    to[0] = made.x, to[4] = made.y, to[8] = made.z, to[12] = made.w;
+  } else {
+    reinterpret_cast<uint4*>(halves)[i] = made;
+  }
 }
 
+template <bool kPermuted>
 void make_halves(const FineLinearParams& p, int64_t rows_of_x, Stream stream) {
   const int64_t count = rows_of_x * p.matrices.in_features / 8;
-  launch(halves_kernel,
+  launch(halves_kernel<kPermuted>,
          {.grid = static_cast<unsigned>(ceil_div(count, kThreads)),
           .block = kThreads,
           .overlaps_previous = true},
-         stream, static_cast<const uint4*>(p.x), static_cast<uint4*>(p.halves), count);
+         stream, static_cast<const uint4*>(p.x), static_cast<uint32_t*>(p.halves), count);
 }
 
 struct Grid {
@@ -351,6 +360,12 @@ void check_params(const FineLinearParams& p) {
     check(is_aligned(pointer, 16), "fine_linear: rows must be aligned");
 }
 
+void check_choice(const FineLinearParams& p, const ExpertChoice& choice) {
+  check_params(p);
+  check(p.matrices.num_matrices == choice.sizes.num_experts && p.num_rows == choice.sizes.num_pairs(),
+        "fine_expert_linear: sizes of the choice");
+}
+
 }  // namespace
 
 int64_t fine_splits(int64_t out_features, int64_t in_features) {
@@ -362,7 +377,7 @@ void fine_linear(const FineLinearParams& p, Stream stream) {
   check_params(p);
   check(p.matrices.num_matrices == 1 && p.num_rows >= 0, "fine_linear: one matrix");
   if (p.num_rows == 0) return;
-  make_halves(p, p.num_rows, stream);
+  make_halves<false>(p, p.num_rows, stream);
   const int64_t pieces = fine_splits(p.matrices.out_features, p.matrices.in_features);
   const Work work{.p = p, .plan = {}, .has_plan = false, .pairs_of_row = 1, .subs = 1};
   multiply(work, p.num_rows, {ceil_div(p.num_rows, kMostFineTokens), pieces}, stream);
@@ -377,12 +392,15 @@ void fine_linear(const FineLinearParams& p, Stream stream) {
 }
 
 void fine_expert_linear(const FineLinearParams& p, const ExpertChoice& choice, bool shared, Stream stream) {
-  check_params(p);
+  check_choice(p, choice);
   const ExpertSizes& sizes = choice.sizes;
-  check(p.matrices.num_matrices == sizes.num_experts && p.num_rows == sizes.num_pairs(),
-        "fine_expert_linear: sizes of the choice");
   if (p.num_rows == 0) return;
-  make_halves(p, shared ? sizes.num_tokens : sizes.num_pairs(), stream);
+  const int64_t rows_of_x = shared ? sizes.num_tokens : sizes.num_pairs();
+  if (has_fine_expert_tiles(p.matrices, sizes)) {
+    make_halves<true>(p, rows_of_x, stream);
+    return fine_expert_tiles({p, choice, shared, false, Activation::kSilu}, stream);
+  }
+  make_halves<false>(p, rows_of_x, stream);
   const int tile_rows = sizes.tile_rows(), tokens = std::min(tile_rows, kMostFineTokens);
   const Work work{.p = p,
                   .plan = expert_plan_at(choice.plan, sizes),
@@ -390,6 +408,14 @@ void fine_expert_linear(const FineLinearParams& p, const ExpertChoice& choice, b
                   .pairs_of_row = shared ? static_cast<int>(sizes.num_chosen) : 1,
                   .subs = tile_rows / tokens};
   multiply(work, tokens, {sizes.most_tiles() * work.subs, 1}, stream);
+}
+
+void fine_expert_gated(const FineLinearParams& p, const ExpertChoice& choice, Activation activation,
+                       Stream stream) {
+  check_choice(p, choice);
+  check(has_fine_expert_tiles(p.matrices, choice.sizes), "fine_expert_gated: no tiles of these sizes");
+  make_halves<true>(p, choice.sizes.num_tokens, stream);
+  fine_expert_tiles({p, choice, true, true, activation}, stream);
 }
 
 }  // namespace bequest::cuda

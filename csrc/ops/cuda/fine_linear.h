@@ -29,4 +29,12 @@ void fine_linear(const FineLinearParams& p, Stream stream);
 // else each has its own, [T * top_k, K]. Rows of pairs that are in no run may be left as they are.
 void fine_expert_linear(const FineLinearParams& p, const ExpertChoice& choice, bool shared, Stream stream);
 
+// Whether as many rows are multiplied by warpgroups, which can gate them, too.
+bool has_fine_expert_tiles(const FineMatrices& m, const ExpertSizes& sizes);
+
+// Of each pair f(gate) * up of the product with its expert's matrix, whose rows are those of the gate, then
+// of up; a token's pairs read one row of x. REQUIRES: has_fine_expert_tiles
+void fine_expert_gated(const FineLinearParams& p, const ExpertChoice& choice, Activation activation,
+                       Stream stream);
+
 }  // namespace bequest::cuda

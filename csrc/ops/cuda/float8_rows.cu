@@ -4,14 +4,13 @@
 #include "device/launch.cuh"
 #include "device/reductions.cuh"
 #include "device/vectors.cuh"
-#include "ops/cuda/float8_rows.h"
+#include "ops/cuda/float8_rows.cuh"
 
 namespace bequest::cuda {
 namespace {
 
 constexpr int kWidth = kVectorWidth<BFloat16>;
 constexpr int kMostThreads = 512;
-constexpr float kLargestCode = 448;
 
 __global__ void float8_rows_kernel(const Float8RowsParams p) {
   __shared__ float shared[kMostThreads / kWarp];
@@ -27,9 +26,9 @@ __global__ void float8_rows_kernel(const Float8RowsParams p) {
     for (float value : x) largest = fmaxf(largest, fabsf(value));
   }
   largest = block_reduce(largest, shared, [](float a, float b) { return fmaxf(a, b); });
-  const float scale = largest > 0 ? largest / kLargestCode : 1.0f, factor = 1.0f / scale;
-  if (threadIdx.x == 0) p.scales[row] = scale;
-  Float8* to = static_cast<Float8*>(p.codes) + row * p.width;
+  const float scale = float8_scale(largest), factor = 1.0f / scale;
+  if (threadIdx.x == 0) p.to.scales[row] = scale;
+  Float8* to = static_cast<Float8*>(p.to.codes) + row * p.width;
   for (int64_t i = first; i < p.width; i += step) {
     float x[kWidth];
     load_vector<BFloat16, kWidth>(from + i, x);
@@ -43,7 +42,7 @@ __global__ void float8_rows_kernel(const Float8RowsParams p) {
 
 void float8_rows(const Float8RowsParams& p, Stream stream) {
   check(p.num_tokens >= 1 && p.width >= kWidth && p.width % kWidth == 0, "float8_rows: sizes");
-  check(is_aligned(p.x, 16) && is_aligned(p.codes, 8),
+  check(is_aligned(p.x, 16) && is_aligned(p.to.codes, 8),
         "float8_rows: rows are aligned to 16 bytes, codes to 8");
   const int64_t threads = std::min<int64_t>(round_up(ceil_div(p.width, kWidth), kWarp), kMostThreads);
   const LaunchShape shape{.grid = static_cast<unsigned>(p.num_tokens),

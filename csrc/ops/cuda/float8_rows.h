@@ -7,10 +7,14 @@
 
 namespace bequest::cuda {
 
-struct Float8RowsParams {
-  const void* x;  // [T, K] bfloat16, contiguous, aligned to 16 bytes
+struct Float8Rows {
   void* codes;    // [T, K] e4m3, contiguous, aligned to 8 bytes
   float* scales;  // [T]: x = scale * code; the largest code of a row is the largest there is
+};
+
+struct Float8RowsParams {
+  const void* x;  // [T, K] bfloat16, contiguous, aligned to 16 bytes
+  Float8Rows to;
   int64_t num_tokens;
   int64_t width;  // K
 };

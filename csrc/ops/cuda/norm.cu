@@ -9,6 +9,7 @@
 #include "device/launch.cuh"
 #include "device/reductions.cuh"
 #include "device/vectors.cuh"
+#include "ops/cuda/float8_rows.cuh"
 #include "ops/cuda/hidden_tap.cuh"
 #include "ops/cuda/norm_row.cuh"
 
@@ -22,10 +23,38 @@ inline constexpr bool kCentres = std::is_same_v<Params, LayerNormParams>;
 __host__ __device__ __forceinline__ int64_t row_stride(const RmsNormParams& p) { return p.stride; }
 __host__ __device__ __forceinline__ int64_t row_stride(const LayerNormParams& p) { return p.hidden; }
 
+// The result may go to rows in e4m3.
+template <class Params, class T, int W>
+inline constexpr bool kMakesCodes = !kCentres<Params> && std::is_same_v<T, BFloat16> && W > 1;
+
+// The same bits as float8_rows gives of what would be stored.
+template <int W, int N, bool kWarpPerRow>
+__device__ __forceinline__ void store_codes(const NormPlace<W, N, kWarpPerRow>& place, const Float8Rows& to,
+                                            int64_t hidden, float (&values)[N][W], float* shared) {
+  const auto larger = [](float a, float b) { return fmaxf(a, b); };
+  float largest = 0;
+  place.for_each_vector([&](int n, int) {
+#pragma unroll
+    for (float& value : values[n]) {
+      value = rounded<BFloat16>(value);
+      largest = fmaxf(largest, fabsf(value));
+    }
+  });
+  largest = kWarpPerRow ? warp_reduce(largest, larger) : block_reduce(largest, shared, larger);
+  const float scale = float8_scale(largest), factor = 1.0f / scale;
+  if (place.is_first()) to.scales[place.row()] = scale;
+  Float8* codes = static_cast<Float8*>(to.codes) + place.row() * hidden;
+  place.for_each_vector([&](int n, int at) {
+#pragma unroll
+    for (float& value : values[n]) value *= factor;
+    store_vector<Float8, W>(codes + at, values[n]);
+  });
+}
+
 template <class Params, class T, int W, int N, bool kWarpPerRow>
 __global__ void norm_kernel(const Params p) {
   constexpr bool kCentred = kCentres<Params>;
-  __shared__ float shared[kCentred ? 2 : 1][kNormMaxThreads / kWarp];
+  __shared__ float shared[2][kNormMaxThreads / kWarp];
   let_next_start();
   wait_for_previous();
   const NormPlace<W, N, kWarpPerRow> place(p.hidden);
@@ -57,7 +86,6 @@ __global__ void norm_kernel(const Params p) {
       sum_row(place, values, shared[0], [mean](float x) { return (x - mean) * (x - mean); });
   const float scale = rsqrtf(squares / hidden + p.eps);
 
-  T* out = static_cast<T*>(p.out) + row * row_stride(p);
   place.for_each_vector([&](int n, int at) {
     float bias[W];
     if constexpr (kCentred) {
@@ -69,9 +97,11 @@ __global__ void norm_kernel(const Params p) {
       values[n][i] = (values[n][i] - mean) * scale * weight[n][i];
       if constexpr (kCentred) values[n][i] += bias[i];
     }
-    store_vector<T, W>(out + at, values[n]);
     if (tapped != nullptr && p.tap.store_output) store_vector<T, W>(tapped + at, values[n]);
   });
+  if constexpr (kMakesCodes<Params, T, W>)
+    if (p.codes.codes != nullptr) return store_codes(place, p.codes, p.hidden, values, shared[1]);
+  store_row(place, static_cast<T*>(p.out) + row * row_stride(p), values);
 }
 
 constexpr int kTapThreads = 128;
@@ -137,17 +167,23 @@ void launch_width(const Params& p, Stream stream) {
 bool is_bias_aligned(const RmsNormParams&) { return true; }
 bool is_bias_aligned(const LayerNormParams& p) { return is_aligned(p.bias, 16); }
 
+template <class T, class Params>
+bool is_aligned_norm(const Params& p) {
+  constexpr int kWide = kVectorWidth<T>;
+  return p.hidden % kWide == 0 && row_stride(p) % kWide == 0 && is_aligned(p.x, 16) &&
+         is_aligned(p.residual, 16) && is_aligned(p.weight, 16) && is_bias_aligned(p) &&
+         is_aligned(p.out, 16) && is_aligned(p.tap.ring, 16);
+}
+
 template <class Params>
 void norm(const Params& p, Stream stream) {
   check(p.num_tokens >= 0 && p.hidden >= 1, "norm: empty rows");
-  check(p.num_tokens == 0 || p.out != p.residual, "norm: the result would overwrite the residual");
+  check(p.num_tokens == 0 || p.out == nullptr || p.out != p.residual,
+        "norm: the result would overwrite the residual");
   check(in_range(p.tap), "norm: tap out of range");
   dispatch(p.dtype, [&]<class T>() {
     constexpr int kWide = kVectorWidth<T>;
-    const bool aligned = p.hidden % kWide == 0 && row_stride(p) % kWide == 0 && is_aligned(p.x, 16) &&
-                         is_aligned(p.residual, 16) && is_aligned(p.weight, 16) && is_bias_aligned(p) &&
-                         is_aligned(p.out, 16) && is_aligned(p.tap.ring, 16);
-    return aligned ? launch_width<T, kWide>(p, stream) : launch_width<T, 1>(p, stream);
+    return is_aligned_norm<T>(p) ? launch_width<T, kWide>(p, stream) : launch_width<T, 1>(p, stream);
   });
 }
 
@@ -155,6 +191,9 @@ void norm(const Params& p, Stream stream) {
 
 void rms_norm(const RmsNormParams& p, Stream stream) {
   check(p.num_tokens <= 1 || p.stride >= p.hidden, "norm: rows overlap");
+  check(p.codes.codes == nullptr ||
+            (p.dtype == DType::kBF16 && is_aligned(p.codes.codes, 8) && is_aligned_norm<BFloat16>(p)),
+        "norm: codes are of aligned rows in bfloat16");
   norm(p, stream);
 }
 

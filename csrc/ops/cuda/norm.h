@@ -6,6 +6,7 @@
 
 #include "core/dtype.h"
 #include "device/stream.h"
+#include "ops/cuda/float8_rows.h"
 #include "ops/hidden_tap.h"
 
 namespace bequest::cuda {
@@ -15,13 +16,14 @@ struct RmsNormParams {
   void* residual;      // [T, H], contiguous, or null: residual += x, and the residual is what is normalised
   const void* weight;  // [H]
   float offset;        // added to the weight, in float32
-  void* out;           // [T, H], rows `stride` apart; may be x
+  void* out;           // [T, H], rows `stride` apart; may be x; null: codes are the result
   DType dtype;         // of all of them
   int64_t num_tokens;
   int64_t hidden;
   int64_t stride;  // elements
   float eps;
   HiddenTap tap;
+  Float8Rows codes = {};  // where the result goes instead of `out`, rounded once more
 };
 
 // Throws on H > 8192, in bf16 with H a multiple of 8 on H > 16384. REQUIRES: out does not overlap the

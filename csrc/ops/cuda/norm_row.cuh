@@ -16,6 +16,7 @@ class NormPlace {
   __device__ explicit NormPlace(int64_t hidden) : num_vectors_(static_cast<int>(hidden / W)) {}
 
   __device__ int64_t row() const { return row_; }
+  __device__ bool is_first() const { return first_ == 0; }  // of the row's threads
 
   // Calls f(n, at) for the n-th of the thread's vectors, which begins with element `at` of the row.
   template <class F>

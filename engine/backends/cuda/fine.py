@@ -57,7 +57,7 @@ class FineWeight(WeightInCodes[FineRows]):
         return x if self.columns is None else x.index_select(1, self.columns)
 
 
-_WIDENED_ROWS = 112  # of an expert, on average: making numbers of all of them then costs less than it gains
+_WIDENED_ROWS = 256  # of an expert, on average: making numbers of all of them then costs less than it gains
 _MOST_WIDENED_BYTES = 2 << 30  # of memory that a step takes for a while
 
 
@@ -95,6 +95,8 @@ class FineExperts(PlannedExperts):
         choice = choice_of(chosen)
         if self._is_widened(choice):
             return cuda_experts.gated(x, self._numbers(), choice, activation)
+        if cuda_fine.has_expert_tiles(self.packed, choice):
+            return cuda_fine.expert_gated(x, self.packed, self.bias, choice, activation)
         return self._ops.gated_activation(self.products(x, choice, shares_rows=True), activation)
 
     def summed(self, x: Tensor, chosen: Chosen) -> Tensor:

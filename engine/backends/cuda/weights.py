@@ -55,13 +55,28 @@ class DenseWeight(Weight):
     def normed(self, stream: Stream, norm: Norm, tap: LayerTap | None = None) -> Tensor:
         if self._takes_norm(stream, norm):
             return cuda_linear.normed_linear(stream.total, row_norm(norm, tap), self.matrix, self.bias, self.scales)
+        if (rows := self._rounded(stream, norm, tap)) is not None:
+            assert self.scales is not None
+            return cuda_linear.rounded_linear(rows, self.matrix, self.bias, self.scales)
         return super().normed(stream, norm, tap)
 
     def normed_gated(self, stream: Stream, norm: Norm, activation: Activation, tap: LayerTap | None = None) -> Tensor:
         if self._takes_norm(stream, norm):
             normed = row_norm(norm, tap)
             return cuda_linear.gated_linear(stream.total, self.matrix, self.bias, activation, normed, self.scales)
+        if (rows := self._rounded(stream, norm, tap)) is not None:
+            assert self.scales is not None
+            return cuda_linear.rounded_gated_linear(rows, self.matrix, self.bias, activation, self.scales)
         return super().normed_gated(stream, norm, activation, tap)
+
+    def _rounded(self, stream: Stream, norm: Norm, tap: LayerTap | None) -> cuda_linear.Float8Rows | None:
+        """The normed stream, where the product takes rows in float8: the norm rounds them, too."""
+        if norm.bias is not None or not cuda_linear.is_rounded(stream.total, self.matrix):
+            return None
+        added, normed = stream.take_added(), row_norm(norm, tap)
+        if added is None:
+            return cuda_linear.normed_float8_rows(stream.total, normed, None)
+        return cuda_linear.normed_float8_rows(added, normed, stream.total)
 
     def add_to(self, stream: Stream, x: Tensor) -> None:
         """Where the product is our own, it adds; else the norm that follows does."""
