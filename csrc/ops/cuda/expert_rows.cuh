@@ -91,18 +91,17 @@ class RowLoader {
   Cursor<S::kStages> at_;
 };
 
-// Results of some tokens of an item on their way from shared memory, kOutputs to each, by kThreads threads. A
-// thread stores kStored chunks, and asks for the pairs of their tokens before results are made.
-template <int kTokens, int kOutputs, int kThreads>
+// Results of a part of an item on their way from shared memory, a row of kOutputs to each token. A thread
+// stores kStored chunks, and asks for the pairs of their tokens before results are made.
+template <class S, int kOutputs>
 class RowStore {
  public:
   static constexpr int kChunks = kOutputs / kEight;
-  static constexpr int kStored = (kTokens * kChunks + kThreads - 1) / kThreads;
-  static_assert(kThreads % kChunks == 0);
+  static constexpr int kStored = (S::kPartTokens * kChunks + S::kMultipliers - 1) / S::kMultipliers;
+  static_assert(S::kMultipliers % kChunks == 0);
 
-  // first: of the tokens; thread: of those that store
-  __device__ __forceinline__ RowStore(const TileArgs& a, const TileItem& item, int first, int thread)
-      : thread_(thread) {
+  // first: of the part's tokens
+  __device__ __forceinline__ RowStore(const TileArgs& a, const TileItem& item, int first) {
 #pragma unroll
     for (int i = 0; i < kStored; ++i) {
       const int token = first + token_of(i);
@@ -110,10 +109,10 @@ class RowStore {
     }
   }
 
-  // first: of the outputs
   template <class Results>
-  __device__ __forceinline__ void run(const TileArgs& a, int first, const Results& results) const {
-    const int place = thread_ % kChunks * kEight, output = first + place;
+  __device__ __forceinline__ void run(const TileArgs& a, const TileItem& item, const Results& results) const {
+    const int place = static_cast<int>(threadIdx.x) % kChunks * kEight,
+              output = item.block * kOutputs + place;
     if (output >= a.outputs) return;
 #pragma unroll
     for (int i = 0; i < kStored; ++i)
@@ -123,9 +122,10 @@ class RowStore {
   }
 
  private:
-  __device__ __forceinline__ int token_of(int i) const { return (thread_ + i * kThreads) / kChunks; }
+  __device__ __forceinline__ static int token_of(int i) {
+    return (static_cast<int>(threadIdx.x) + i * S::kMultipliers) / kChunks;
+  }
 
-  const int thread_;
   int32_t pairs_[kStored];
 };
 

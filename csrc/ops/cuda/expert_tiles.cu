@@ -109,7 +109,7 @@ class Multiplier {
  private:
   static constexpr int kOutputs = kGated ? S::kRows / 2 : S::kRows;
   using Sums = float[S::kPartTokens / 2];
-  using Store = RowStore<S::kPartTokens, kOutputs, S::kMultipliers>;
+  using Store = RowStore<S, kOutputs>;
   static_assert(S::kParts == 1 || S::kPartTokens * Store::kChunks % S::kMultipliers == 0);
 
   // kParts of the tile's columns have tokens.
@@ -119,7 +119,7 @@ class Multiplier {
     multiply_all<kParts>(sums);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      const Store stored(a_, item, part * S::kPartTokens, static_cast<int>(threadIdx.x));
+      Store stored(a_, item, part * S::kPartTokens);
       sync();  // the results before these have been stored
       if constexpr (!kGated)
         leave(item, sums[part]);
@@ -129,7 +129,7 @@ class Multiplier {
         leave_gated(item, sums[part],
                     [this](float x, float up) { return rarely_gate(a_.activation, x, up); });
       sync();
-      stored.run(a_, item.block * kOutputs, buffers_.results);
+      stored.run(a_, item, buffers_.results);
     }
   }
 

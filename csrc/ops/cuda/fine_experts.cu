@@ -27,27 +27,28 @@ constexpr size_t kMostSharedBytes = 227 * 1024;
 template <class S, bool kGated>
 __device__ __forceinline__ void load_weights(const TileArgs& a, const FineMaps& maps,
                                              FineBuffers<S>& buffers) {
-  constexpr int kWords = kFineUnitWords<typename S::Codec>, kBoxWords = S::kRowWordBytes / 4;
   constexpr int kBlockEights = S::kRows / kEight / (kGated ? 2 : 1);
   const int eights = static_cast<int>(a.outputs) / kEight;  // of gate, or of all
   const uint64_t policy = read_once_policy();
   Cursor<S::kStages> at;
+  uint32_t box = 0;
   for (ItemWalk<S> walk(a); !walk.done();) {
     const TileItem item = walk.take();
     const int row = item.expert * eights * (kGated ? 2 : 1) + item.block * kBlockEights;
     for (int unit = 0; unit * S::kDepth < a.in_features; ++unit) {
+      const bool has_words = unit % S::kSharing == 0;
       PhaseBarrier& full = buffers.full[at.index];
       buffers.empty[at.index].wait(at.parity ^ 1);
       if (is_elected()) {
-        full.arrive_expecting(S::kWeightBytes);
-#pragma unroll
-        for (int read = 0; read < S::kReads; ++read)
-          copy_box(maps.codes, shared_address(buffers.codes[at.index]) + read * S::kCodePanelBytes, full,
-                   {(unit * S::kReads + read) * S::kReadBytes, 0, 0, row}, policy);
-        copy_box(maps.words, shared_address(buffers.words[at.index]), full,
-                 {unit * kWords / kBoxWords * kBoxWords, 0, 0, row}, policy);
+        full.arrive_expecting(S::kCodeBytes + (has_words ? S::kWordBytes : 0));
+        copy_box(maps.codes, shared_address(buffers.codes[at.index]), full,
+                 {unit * kPanelRowBytes, 0, 0, row}, policy);
+        if (has_words)
+          copy_box(maps.words, shared_address(buffers.words[box % S::kBoxes]), full,
+                   {unit * S::kUnitWords, 0, 0, row}, policy);
       }
       __syncwarp();
+      box += has_words;
       at.advance();
     }
   }
@@ -61,8 +62,7 @@ class Multiplier {
       : a_(a),
         scales_(scales),
         buffers_(buffers),
-        group_(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0)),
-        row_(static_cast<int>(threadIdx.x) / kWarp * 16 + static_cast<int>(threadIdx.x) % kWarp / 4),
+        row_(static_cast<int>(threadIdx.x) / kWarp * 16 + spread(static_cast<int>(threadIdx.x) % kWarp / 4)),
         lane_(static_cast<int>(threadIdx.x) % kWarp) {}
 
   __device__ __forceinline__ void run() {
@@ -77,7 +77,7 @@ class Multiplier {
         multiply_all(first<S::kTokens - 16>(sums));
       else
         multiply_all(sums);
-      const RowStore<S::kTokens, kGroupOutputs, 128> stored(a_, item, 0, static_cast<int>(threadIdx.x) % 128);
+      const RowStore<S, kOutputs> stored(a_, item, 0);
       sync();  // the results before these have been stored
       if constexpr (!kGated)
         leave(item, sums, nullptr);
@@ -88,54 +88,47 @@ class Multiplier {
       else
         leave(item, sums, [this](float x, float up) { return rarely_gate(a_.activation, x, up); });
       sync();
-      stored.run(a_, item.block * kOutputs + group_ * kGroupOutputs, buffers_.results[group_]);
+      stored.run(a_, item, buffers_.results);
     }
   }
 
  private:
-  static constexpr int kGroupOutputs = kGated ? 32 : 64, kOutputs = S::kGroups * kGroupOutputs;
+  static constexpr int kOutputs = kGated ? S::kRows / 2 : S::kRows;
   using Codec = typename S::Codec;
   using Operands = uint32_t[2][4];  // of 32 of k: two products
   using Sums = float[S::kTokens / 2];
+
+  // Which of eight rows of W is a row of a product: eight lanes, which are served at once, read rows that lie
+  // in different banks.
+  __device__ static __forceinline__ int spread(int row) { return row / 2 + row % 2 * 4; }
 
   template <int kColumns>
   __device__ static __forceinline__ auto& first(Sums& sums) {
     return reinterpret_cast<float (&)[kColumns / 2]>(sums);
   }
 
-  // 16 bytes of codes of each of the lane's two rows, and their words.
-  struct Read {
-    uint32_t codes[2][4], words[2][Codec::kWords];
-  };
-
   template <int kCount>
   __device__ __forceinline__ void multiply_all(float (&sums)[kCount]) {
-    const int units = (static_cast<int>(a_.in_features) + S::kDepth - 1) / S::kDepth;
     Operands a[2] = {};
     int before = -1;  // the stage whose products may be under way
-    Read now;
-    enter_stage();
-    load(now, 0, 0);
 #pragma unroll 1
-    for (int unit = 0; unit < units; ++unit) {
+    for (int unit = 0; unit * S::kDepth < a_.in_features; ++unit) {
+      buffers_.full[at_.index].wait(at_.parity);
+      fence_async_proxy();  // rows of x were not written by the copy engine
+      if (unit % S::kSharing == 0) ++box_;
       const uint64_t x = operand(shared_address(buffers_.tokens[at_.index]), kSwizzleBytes);
-      const int stage = at_.index;
 #pragma unroll
       for (int read = 0; read < S::kReads; ++read) {
-        Read next = now;
+        uint32_t codes[2][4], words[2][Codec::kWords];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) load(codes[half], words[half], row_ + half * 8, unit, read);
 #pragma unroll
         for (int group = 0; group < Codec::kGroups; ++group) {
           const int i = read * Codec::kGroups + group;
           wait_operands<1>();  // all products but the last two
           hold(a[i % 2]);
           if (i == 1 && before >= 0) release(before);
-          if (group == Codec::kGroups - 2) {  // what is next is there when this has been made
-            const bool leaves = read + 1 == S::kReads;
-            if (leaves) at_.advance();
-            if (leaves && unit + 1 < units) enter_stage();
-            if (!leaves || unit + 1 < units) load(next, unit + leaves, leaves ? 0 : read + 1);
-          }
-          widen(now, group, a[i % 2]);
+          widen(codes, words, group, a[i % 2]);
           begin_products();
 #pragma unroll
           for (int step = 0; step < 2; ++step)
@@ -143,41 +136,35 @@ class Multiplier {
                 sums, a[i % 2][step], advance(x, i / 2 * S::kTokenPanelBytes + i % 2 * 64 + step * 32), true);
           commit_products();
         }
-        now = next;
       }
-      before = stage;
+      before = at_.index;
+      at_.advance();
     }
     wait_products<0>(sums);
     hold(a[0]), hold(a[1]);
     release(before);
   }
 
-  __device__ __forceinline__ void enter_stage() const {
-    buffers_.full[at_.index].wait(at_.parity);
-    fence_async_proxy();  // rows of x were not written by the copy engine
+  __device__ __forceinline__ void load(uint32_t (&codes)[4], uint32_t (&words)[Codec::kWords], int row,
+                                       int unit, int read) const {
+    load_16(codes, shared_address(buffers_.codes[at_.index]) + panel_offset(row, read * 4 + lane_ % 4));
+    const int at = row * S::kRowWords + unit % S::kSharing * S::kUnitWords + read * Codec::kWords;
+    const uint32_t from = shared_address(buffers_.words[box_ % S::kBoxes]) + at * 4;
+    if constexpr (Codec::kWords == 4)
+      load_16(words, from);
+    else if constexpr (Codec::kWords == 2)
+      load_8(words, from);
+    else
+      words[0] = load_4(from);
   }
 
-  __device__ __forceinline__ void load(Read& to, int unit, int read) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = row_ + half * 8;
-      load_16(to.codes[half], shared_address(buffers_.codes[at_.index]) + read * S::kCodePanelBytes +
-                                  row * S::kReadBytes + lane_ % 4 * 16);
-      const uint32_t from = shared_address(buffers_.words[at_.index]) + row * S::kRowWordBytes;
-      if constexpr (Codec::kWords == 4)
-        load_16(to.words[half], from);
-      else if constexpr (Codec::kWords == 2)
-        load_8(to.words[half], from + read * 8);
-      else
-        to.words[half][0] = load_4(from + unit % 4 * 4);
-    }
-  }
-
-  __device__ __forceinline__ void widen(const Read& from, int group, Operands& to) const {
+  __device__ __forceinline__ void widen(const uint32_t (&codes)[2][4],
+                                        const uint32_t (&words)[2][Codec::kWords], int group,
+                                        Operands& to) const {
     uint32_t low[4], high[4];
     const uint32_t half = lane_ % 4 < 2 ? kFirstTwice : kSecondTwice;
-    Codec::widen(from.codes[0], from.words[0], group, half, low);
-    Codec::widen(from.codes[1], from.words[1], group, half, high);
+    Codec::widen(codes[0], words[0], group, half, low);
+    Codec::widen(codes[1], words[1], group, half, high);
 #pragma unroll
     for (int i = 0; i < 4; ++i) to[i / 2][i % 2 * 2] = low[i], to[i / 2][i % 2 * 2 + 1] = high[i];
   }
@@ -218,7 +205,7 @@ class Multiplier {
       if (eight * 8 >= item.count) break;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        BFloat16* to = &buffers_.results[group_][eight * 8 + lane_ % 4 * 2 + i][place % kGroupOutputs];
+        BFloat16* to = &buffers_.results[eight * 8 + lane_ % 4 * 2 + i][place];
         const float low = sums[eight * 4 + i] * scale[0] + bias[0];
         const float high = sums[eight * 4 + 2 + i] * scale[1] + bias[1];
         if constexpr (kGated) {
@@ -230,13 +217,14 @@ class Multiplier {
     }
   }
 
-  __device__ __forceinline__ void sync() const { sync_warpgroup(1 + group_); }
+  __device__ __forceinline__ static void sync() { sync_threads<1, S::kMultipliers>(); }
 
   const TileArgs& a_;
   const float* const scales_;
   FineBuffers<S>& buffers_;
-  const int group_, row_, lane_;
+  const int row_, lane_;
   Cursor<S::kStages> at_;
+  uint32_t box_ = ~0u;  // of words: the loader's number
 };
 
 // waits: the plan may be of the kernels right ahead. Else it is older, and weights are asked for while these

@@ -173,6 +173,7 @@ template <class Size, bool kNorm>
 __device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLinearParams& p, int stages) {
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ Barriers barriers;
+  __shared__ float factors[Size::kTokens];
   let_next_start();
   constexpr int kUnit = Size::Format::kUnit;
   const int blocks = static_cast<int>(ceil_div(p.num_tokens, Size::kTokens));
@@ -180,7 +181,10 @@ __device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLine
   const Piece piece(static_cast<int>(ceil_div(p.in_features, kUnit)), static_cast<int>(blockIdx.x),
                     static_cast<int>(gridDim.x));
   const uint32_t address = shared_address(shared), squares = address + Size::squares(stages);
-  if (threadIdx.x == 0) barriers.init(stages);
+  if (threadIdx.x == 0) {
+    prefetch_map(maps.rows);  // needed at once when the predecessor has ended
+    barriers.init(stages);
+  }
   if constexpr (kNorm) stage_gain<kUnit>(p, piece, reinterpret_cast<uint4*>(shared + Size::gain(stages)));
   __syncthreads();
   const int tile_rows = p.result == SkinnyResult::kGate ? Size::kRows / 2 : Size::kRows;
@@ -188,13 +192,13 @@ __device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLine
   if (threadIdx.x < kWarp && is_elected()) ring.begin(piece, stages);
   __syncwarp();
   wait_for_previous();
-  const uint32_t before = Results<Size>(p, tile, block, address, squares).first_addend();
+  const uint32_t before = Results<Size>(p, tile, block, address, squares, factors).begin();
   Sums<Size, kNorm> sums;
   multiply_piece(sums, ring, barriers, piece, stages,
                  {address, address + Size::kWeightBytes + Size::kGroupBytes, address + Size::kWeightBytes,
                   address + Size::gain(stages)});
   __syncthreads();  // all of the ring has been read
-  const Results<Size> results(p, tile, block, address, squares);
+  const Results<Size> results(p, tile, block, address, squares, factors);
   auto *parts = reinterpret_cast<float*>(shared),
        *sums_of_squares = reinterpret_cast<float*>(shared + Size::squares(stages));
   leave(sums, parts, sums_of_squares);

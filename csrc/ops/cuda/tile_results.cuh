@@ -82,8 +82,11 @@ __device__ __forceinline__ void add_slices(float* parts, float* squares, int tok
 template <class Size>
 class Results {
  public:
-  __device__ Results(const SkinnyLinearParams& p, int tile, int block, uint32_t parts, uint32_t squares)
+  // factors: in shared memory, of the tokens of rows in e4m3
+  __device__ Results(const SkinnyLinearParams& p, int tile, int block, uint32_t parts, uint32_t squares,
+                     float* factors)
       : p_(p),
+        factors_(factors),
         parts_(parts),
         squares_(squares),
         gated_(p.result == SkinnyResult::kGate),
@@ -96,20 +99,26 @@ class Results {
 
   __device__ int num_tokens() const { return tokens_; }
 
-  // What the thread's first results are added to: asked for early.
-  __device__ __forceinline__ uint32_t first_addend() const {
+  // Early: the factors of tokens, and what the thread's first results are added to, which it returns. Memory
+  // is several hundred clocks away, too far for each result.
+  __device__ __forceinline__ uint32_t begin() const {
+    const int token = static_cast<int>(threadIdx.x);
+    if (p_.x_scales != nullptr && token < tokens_)
+      factors_[token] = __ldcg(p_.x_scales + first_token_ + token);
     if (p_.result != SkinnyResult::kAdd || begin_ >= tokens_ * pairs_ || output(begin_) >= stride_) return 0;
     return __ldcg(place(begin_));
   }
 
   __device__ __forceinline__ void store(uint32_t first_before) const {
     const int step = static_cast<int>(gridDim.x) * kThreads;
+    uint32_t next_before = first_before;
 #pragma unroll 1
     for (int i = begin_; i < tokens_ * pairs_; i += step) {
       const int token = i / pairs_, at = output(i);
+      const uint32_t before = next_before;
+      if (p_.result == SkinnyResult::kAdd && i + step < tokens_ * pairs_ && output(i + step) < stride_)
+        next_before = __ldcg(place(i + step));
       if (at >= stride_) continue;
-      uint32_t before = first_before;
-      if (p_.result == SkinnyResult::kAdd && i != begin_) before = __ldcg(place(i));
       const float norm = scale_of(token);
       float2 value = finished(token, i % pairs_ * 2, at, norm);
       if (gated_) {
@@ -156,7 +165,7 @@ class Results {
 
   // What a token's results are multiplied by: its scale, or what the norm comes to.
   __device__ __forceinline__ float scale_of(int token) const {
-    if (p_.x_scales != nullptr) return __ldcg(p_.x_scales + first_token_ + token);
+    if (p_.x_scales != nullptr) return factors_[token];
     if (p_.norm_weight == nullptr) return 1;
     float square = 0, part[kMostSplits];
 #pragma unroll
@@ -170,6 +179,7 @@ class Results {
   }
 
   const SkinnyLinearParams& p_;
+  float* const factors_;
   const uint32_t parts_, squares_;
   const bool gated_;
   const int pairs_, first_token_, tokens_, stride_, first_output_, begin_;
