@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from bequest.engine.runner.read_rows import reads_samples_alone
 from bequest.engine.types import MAX_BEAM_WIDTH, StepPlan
 from bequest.engine.types.plan import MIXED_SIZES
 
@@ -23,6 +25,9 @@ _MOST_CHECKED = 64
 # Tokens of prompts that come alone, between the sizes that the scheduler aims at: products of 1,429 rows of a 7B model
 # take 24 ms in 1,440 rows and 26 in 1,536.
 _BETWEEN = (896, 1152, 1440, 1664, 1920)
+# From so many tokens on the last layer is worth a graph that computes sampled rows alone: of 1,440 tokens of a 7B model
+# its products take 0.15 ms instead of 0.95, of a few hundred they read the same bytes of weights either way.
+_FEWEST_NARROWED = 1024
 # Of steps with more samples than sequences may run otherwise: those of beams.
 _BEAM_DECODE = [384, 512, 768, 1024]
 _BEAM_MIXED = [512, 1024, 1536, 2048]
@@ -33,7 +38,7 @@ class StepSize:
     """What a graph is padded to, and what its attention may have.
 
     `prefill`: prefill tiles, as of sequences with several queries; `merges`: tiles that were cut; `adapted`: rows may
-    have adapters.
+    have adapters; `narrow`: behind its attention the last layer goes on with the samples.
     """
 
     num_tokens: int
@@ -41,6 +46,12 @@ class StepSize:
     prefill: bool
     merges: bool = True
     adapted: bool = False
+    narrow: bool = False
+
+    def narrowed(self) -> StepSize | None:
+        """Its twin; None: the last layer has little to save."""
+        is_long = self.num_tokens >= max(_FEWEST_NARROWED, 2 * self.num_samples)
+        return replace(self, narrow=True) if is_long and self.num_samples and not self.adapted else None
 
 
 def decode_ladder(max_num_seqs: int) -> list[int]:
@@ -59,9 +70,13 @@ def mixed_ladder(max_num_batched_tokens: int) -> list[int]:
 class Ladder:
     """All sizes of an engine."""
 
-    def __init__(self, max_num_seqs: int, max_num_batched_tokens: int, *, adapted: bool = False) -> None:
-        """`adapted`: each size has a twin for steps with adapters."""
+    def __init__(
+        self, max_num_seqs: int, max_num_batched_tokens: int, *, adapted: bool = False, num_layers: int | None = None
+    ) -> None:
+        """`adapted`: each size has a twin for steps with adapters. `num_layers`: of a model the last of which goes on
+        with samples where nobody reads other rows; None: somebody always does."""
         self._adapted = adapted
+        self._num_layers = num_layers if os.environ.get("WINDOW_NARROW") != "off" else None
         most_samples = max(max_num_seqs, _MOST_CHECKED)
         self._decode = decode_ladder(max_num_seqs)
         self._decode += [size for size in _BEAM_DECODE if size > max_num_seqs]
@@ -81,8 +96,28 @@ class Ladder:
         """Largest first: smaller graphs then fit into the memory of larger ones."""
         decode = [StepSize(size, size, prefill=False) for size in reversed(self._decode)]
         uncut = [replace(size, merges=False) for size in decode if size.num_tokens <= _MOST_WITHOUT_MERGES]
-        sizes = self._mixed_beams[::-1] + self._mixed[::-1] + decode + uncut
-        return sizes + [replace(size, adapted=True) for size in sizes if self._adapted]
+        mixed = self._mixed_beams[::-1] + self._mixed[::-1]
+        narrow = [twin for size in mixed if self._num_layers is not None and (twin := size.narrowed())]
+        sizes = mixed + decode + uncut
+        return sizes + narrow + [replace(size, adapted=True) for size in sizes if self._adapted]
+
+    def size_of(self, plan: StepPlan, *, prefill: bool, merges: bool) -> StepSize | None:
+        """As `size_for`, the twin for what the step has and reads."""
+        counts = plan.num_tokens, len(plan.batch.seq_lens), len(plan.samples)
+        size = self.size_for(*counts, prefill=prefill, merges=merges)
+        return None if size is None else self._twin(size, plan)
+
+    def exact_size(self, plan: StepPlan) -> StepSize:
+        """Of a step that runs eagerly."""
+        return self._twin(StepSize(plan.num_tokens, len(plan.samples), prefill=True), plan)
+
+    def _twin(self, size: StepSize, plan: StepPlan) -> StepSize:
+        if plan.batch.adapters is not None:
+            return replace(size, adapted=True)
+        twin = size.narrowed()
+        if twin is None or self._num_layers is None or not reads_samples_alone(plan, self._num_layers):
+            return size
+        return twin
 
     def size_for(
         self, num_tokens: int, num_sequences: int, num_samples: int, *, prefill: bool, merges: bool
@@ -104,7 +139,3 @@ def is_plain(plan: StepPlan) -> bool:
     rows = len(plan.rows.open) + len(plan.rows.close)
     told = plan.samples.num_logprobs is not None or plan.prompt_logprobs or plan.beams or plan.taps is not None
     return not (moves or rows or told or plan.encoders or plan.images is not None)
-
-
-def exact_size(plan: StepPlan) -> StepSize:
-    return StepSize(plan.num_tokens, len(plan.samples), prefill=True, adapted=plan.batch.adapters is not None)

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from bequest.engine.runner.cuda_sizes import MOST_GRAPH_TOKENS, Ladder, StepSize
-from bequest.engine.types import MAX_BEAM_WIDTH
+from bequest.engine.types import MAX_BEAM_WIDTH, StepPlan
+from tests.engine.test_read_rows import plan_of
 
 
 @pytest.mark.parametrize(("seqs", "tokens"), [(1, 1), (7, 40), (256, 2048), (300, 512), (1024, 8192), (2048, 2048)])
@@ -75,3 +76,35 @@ def test_the_default_limits_have_few_sizes() -> None:
     assert len([size for size in sizes if size.merges]) <= 50
     assert len([size for size in sizes if not size.merges]) <= 11
     assert StepSize(256, 256, prefill=False) in sizes
+
+
+def size_of(plan: StepPlan, num_layers: int | None = 3) -> StepSize | None:
+    """In a ladder of the default limits."""
+    return Ladder(256, 2048, num_layers=num_layers).size_of(plan, prefill=True, merges=True)
+
+
+def test_a_long_step_goes_on_with_its_samples_where_nobody_reads_other_rows() -> None:
+    alone, scored = plan_of([1429, 1], [1428, 1429], []), plan_of([1429, 1], [1428, 1429], [(7, 3)])
+    assert size_of(alone) == StepSize(1440, 256, prefill=True, narrow=True)
+    assert size_of(scored) == size_of(alone, num_layers=None) == StepSize(1440, 256, prefill=True)
+    assert size_of(plan_of([1500], [], [])) == StepSize(1536, 256, prefill=True, narrow=True)  # a chunk of a prompt
+    assert size_of(plan_of([700], [699], [])) == StepSize(768, 256, prefill=True)
+
+
+def test_eager_steps_go_on_with_their_samples_if_there_are_any() -> None:
+    ladder = Ladder(256, 8192, num_layers=3)
+    assert ladder.exact_size(plan_of([4000], [3999], [])) == StepSize(4000, 1, prefill=True, narrow=True)
+    assert ladder.exact_size(plan_of([4000], [], [])) == StepSize(4000, 0, prefill=True)
+    every = [*range(1024)]  # each token of a long draft, say
+    assert ladder.exact_size(plan_of([1024], every, [])) == StepSize(1024, 1024, prefill=True)
+
+
+@pytest.mark.parametrize(("seqs", "tokens"), [(1, 2048), (256, 2048), (256, 512), (1024, 8192)])
+def test_every_narrow_size_has_a_graph_behind_its_twin(seqs: int, tokens: int) -> None:
+    sizes = Ladder(seqs, tokens, num_layers=3).sizes()
+    narrow = [size for size in sizes if size.narrow]
+    assert narrow == [size for size in sizes[-len(narrow) :] if narrow], "they are the last: others load their kernels"
+    for size in sizes:
+        twin = size.narrowed()
+        assert twin is None or twin in narrow
+    assert not any(size.narrow for size in Ladder(seqs, tokens).sizes())
