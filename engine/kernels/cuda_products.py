@@ -106,7 +106,7 @@ def measured_times(calls: Sequence[Callable[[], Tensor]], rounds: int) -> list[f
         for call, mark in zip(calls, each[1:], strict=True):
             call()
             mark.record()
-    torch.cuda.synchronize()
+    marks[-1][-1].synchronize()
     return [min(each[i].elapsed_time(each[i + 1]) for each in marks) for i in range(len(calls))]
 
 
