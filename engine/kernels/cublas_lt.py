@@ -11,7 +11,6 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,12 +50,12 @@ class _Library:
         self.handle = c_void_p()
         self.call("cublasLtCreate", byref(self.handle))
 
-    def call(self, name: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: object) -> None:
         status = getattr(self._loaded, name)(*arguments)
         if status != 0:
             raise RuntimeError(f"{name} failed with status {status}")
 
-    def made(self, name: str, *arguments: Any) -> c_void_p:
+    def made(self, name: str, *arguments: object) -> c_void_p:
         """A descriptor, which lives as long as the process."""
         place = c_void_p()
         self.call(name, byref(place), *arguments)
