@@ -1,12 +1,12 @@
 """Where the milliseconds of an image's first token are: on the host by stamps, on the device by a profile.
 
-    python -m benchmarks.image_stages [--rounds 12] [--side 1024] [--profile FILE] [--crowd 64]
+    python -m benchmarks.image_stages [--rounds 12] [--side 1024] [--profile FILE] [--crowd 64] [--at-once 32]
 
 The model, the images and the texts are those of benchmarks/gpu_images.py, one request at a time, the client in another
 process. Stations are printed with the median of milliseconds since the first byte came, and since the station before.
 With --profile three more images and three more texts are computed under torch's profiler: the kernels of each are
 printed by name, and FILE is the trace (which changes the times of the host, and of the device a little). With --crowd
-so many images are asked for 32 at a time as well: their rate, and with --profile their kernels. Sizes of steps are
+so many images are asked for as well, --at-once of them at a time: their rate, and with --profile their kernels. Sizes of steps are
 printed at the end.
 """
 
@@ -35,7 +35,7 @@ from benchmarks.stations import STAMPS, run_stamped, served, wrap
 _FIRST = 4  # images and texts that nobody measures
 _PROFILED = 3
 _TOWER, _BYTES_IN, _COMPUTED = "tower", "bytes in", "computed"
-_AT_ONCE, _ANSWER = 32, 32  # requests of a crowd, and tokens that each of them asks for
+_ANSWER = 32  # tokens that each request of a crowd asks for
 _SIZES: Counter[tuple[int, int]] = Counter()  # of steps: images that were looked at, hundreds of tokens
 Way = dict[str, int]  # the first stamp of each station, ns
 
@@ -197,7 +197,7 @@ async def ask(url: str, folder: Path, options: argparse.Namespace) -> None:
 
 async def ask_crowd(asker: Asker, folder: Path, options: argparse.Namespace, first: int) -> None:
     """Twice: once for the rate, and once for the profile."""
-    limit = asyncio.Semaphore(_AT_ONCE)
+    limit = asyncio.Semaphore(options.at_once)
 
     async def bounded(file: bytes) -> None:
         async with limit:
@@ -213,7 +213,7 @@ async def ask_crowd(asker: Asker, folder: Path, options: argparse.Namespace, fir
         began = time.perf_counter()
         await asyncio.gather(*map(bounded, files))
         rate = options.crowd / (time.perf_counter() - began)
-        print(f"{rate:.2f} images per second, {_AT_ONCE} at a time{', under the profiler' * number}", flush=True)
+        print(f"{rate:.2f} images per second, {options.at_once} at a time{', under the profiler' * number}", flush=True)
     if options.profile:
         (folder / "crowd.end").touch()
         await asyncio.to_thread(_await, folder / "crowd.ended")
@@ -224,7 +224,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--side", type=int, default=1024)
     parser.add_argument("--profile", type=Path, help="write traces to FILE.image.json.gz and FILE.text.json.gz")
-    parser.add_argument("--crowd", type=int, default=0, help="images that are asked for 32 at a time")
+    parser.add_argument("--crowd", type=int, default=0, help="images that are asked for together")
+    parser.add_argument("--at-once", type=int, default=32, help="requests of the crowd at a time")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, served(serve, folder, options) as port:
         asyncio.run(ask(f"http://127.0.0.1:{port}", Path(folder), options))

@@ -24,7 +24,11 @@ CHECKED_ROWS = (1, *_FEW)  # of a sequence alone
 _MOST_CHECKED = 64
 # Tokens of prompts that come alone, between the sizes that the scheduler aims at: products of 1,429 rows of a 7B model
 # take 24 ms in 1,440 rows and 26 in 1,536.
-_BETWEEN = (896, 1152, 1440, 1664, 1920)
+_BETWEEN = (
+    (896, 1152, 1440, 1472, 1488, 1664, 1920)
+    if os.environ.get("WINDOW_SIZES") != "off"
+    else (896, 1152, 1440, 1664, 1920)
+)
 # From so many tokens on the last layer is worth a graph that computes sampled rows alone: of 1,440 tokens of a 7B model
 # its products take 0.15 ms instead of 0.95, of a few hundred they read the same bytes of weights either way.
 _FEWEST_NARROWED = 1024
