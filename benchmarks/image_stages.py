@@ -6,8 +6,8 @@ The model, the images and the texts are those of benchmarks/gpu_images.py, one r
 process. Stations are printed with the median of milliseconds since the first byte came, and since the station before.
 With --profile three more images and three more texts are computed under torch's profiler: the kernels of each are
 printed by name, and FILE is the trace (which changes the times of the host, and of the device a little). With --crowd
-so many images are asked for as well, --at-once of them at a time: their rate, and with --profile their kernels. Sizes of steps are
-printed at the end.
+so many images are asked for as well, --at-once of them at a time: their rate, and with --profile their kernels. Sizes
+of steps are printed at the end.
 """
 
 from __future__ import annotations
