@@ -21,10 +21,10 @@ from torch import Tensor
 from bequest.engine.kernels import cublas_lt
 
 _BF16 = torch.bfloat16
-_FEWEST_ROWS = 256  # fewer are bound by the bytes of the weight
-_FEWEST_ELEMENTS = 1 << 20  # of a weight: products of smaller ones are short
+_FEWEST_ROWS = 512  # fewer are bound by the bytes of the weight
+_FEWEST_ELEMENTS = 8 << 20  # of a weight: a model of smaller ones starts fast
 _CANDIDATES = 8
-_ROUNDS = 3
+_ROUNDS = 2
 _MOST_SECONDS = 1.0  # of a start: shapes that come later are torch's; large ones come first
 _GAIN = 0.97  # of torch's time, at the most: less is within what a clock changes from run to run
 _Shape = tuple[int, int, int, bool]  # T, N, K, whether there is a bias

@@ -57,7 +57,7 @@ def test_a_shape_keeps_its_algorithm_in_graphs_too() -> None:
 
 def test_what_is_not_dense_is_left_to_torch() -> None:
     choices = Choices()
-    x, weight, _ = given(512, 2048, 2048, has_bias=False)
+    x, weight, _ = given(512, 4096, 2048, has_bias=False)
     assert x is not None and weight is not None
     with choices.measuring():
         choices.linear(x, weight, None)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bequest.engine.kernels.cuda_products import CHOICES
 from bequest.engine.kernels.pixels import copy_bytes
 from bequest.engine.layers.parts import Norm
 from bequest.engine.models.reader import Reader
@@ -76,7 +75,7 @@ class Affine:
         self._bias = torch.cat(biases) if biases else None
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return CHOICES.linear(rows, self._matrix, self._bias)
+        return functional.linear(rows, self._matrix, self._bias)
 
 
 class TowerNorm:

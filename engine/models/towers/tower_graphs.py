@@ -1,9 +1,8 @@
 """Runs of a tower as CUDA graphs, one for each size of its input. A tower has some hundred small kernels, and launching
 them takes longer than they run.
 
-A size has a graph from its second run on: many images come once. Its products are measured in the first, so that all
-runs multiply alike. The graphs share their memory with those of steps, so what one made is copied before anything else
-runs. Owned by the device thread.
+A size has a graph from its second run on: many images come once. The graphs share their memory with those of steps, so
+what one made is copied before anything else runs. Owned by the device thread.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import torch
 from torch import Tensor
 
 from bequest.engine.kernels.cuda_capture import Pool, captured
-from bequest.engine.kernels.cuda_products import CHOICES
 
 _MOST_KEPT = 8  # sizes
 _Shape = tuple[int, ...]
@@ -47,8 +45,7 @@ class TowerGraphs:
     def run(self, given: Tensor) -> Tensor:
         shape = tuple(given.shape)
         if shape not in self._kept:
-            with CHOICES.measuring():
-                made, self._kept[shape] = self._run(given), None
+            made, self._kept[shape] = self._run(given), None
         else:
             graph = self._kept[shape] or self._captured(given)
             made, self._kept[shape] = graph.run(given), graph
