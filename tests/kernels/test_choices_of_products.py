@@ -9,7 +9,7 @@ from torch import Tensor
 from bequest.engine.kernels import cublas_lt, cuda_products
 from bequest.engine.kernels.cuda_products import Choices
 
-ROWS, SIZE = 512, 2904  # about the smallest product that is measured
+ROWS, SIZE = 32, 64  # the smallest product that these tests measure
 
 
 class _Way:
@@ -29,6 +29,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return None if bias is None else _Way()
 
     monkeypatch.setattr(cuda_products, "choose", choose)
+    monkeypatch.setattr(cuda_products, "_FEWEST_ROWS", ROWS)
+    monkeypatch.setattr(cuda_products, "_FEWEST_ELEMENTS", SIZE * SIZE)
     monkeypatch.setattr(cublas_lt, "library", object)
     return found
 
