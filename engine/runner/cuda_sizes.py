@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -32,6 +33,8 @@ _BETWEEN = (
 # From so many tokens on the last layer is worth a graph that computes sampled rows alone: of 1,440 tokens of a 7B model
 # its products take 0.15 ms instead of 0.95, of a few hundred they read the same bytes of weights either way.
 _FEWEST_NARROWED = 1024
+# Such a step has most often few samples: 64 of a vocabulary of 152,064 take 0.25 ms, 256 take 0.4.
+_FEW_SAMPLES = 64
 # Of steps with more samples than sequences may run otherwise: those of beams.
 _BEAM_DECODE = [384, 512, 768, 1024]
 _BEAM_MIXED = [512, 1024, 1536, 2048]
@@ -52,10 +55,11 @@ class StepSize:
     adapted: bool = False
     narrow: bool = False
 
-    def narrowed(self) -> StepSize | None:
-        """Its twin; None: the last layer has little to save."""
-        is_long = self.num_tokens >= max(_FEWEST_NARROWED, 2 * self.num_samples)
-        return replace(self, narrow=True) if is_long and self.num_samples and not self.adapted else None
+    def narrowed(self, num_samples: int) -> StepSize | None:
+        """Its twin for so many samples; None: the last layer has little to save."""
+        room = min(self.num_samples, _FEW_SAMPLES) if num_samples <= _FEW_SAMPLES else self.num_samples
+        is_long = self.num_tokens >= max(_FEWEST_NARROWED, 2 * room)
+        return replace(self, num_samples=room, narrow=True) if is_long and room and not self.adapted else None
 
 
 def decode_ladder(max_num_seqs: int) -> list[int]:
@@ -96,20 +100,30 @@ class Ladder:
             if max_num_seqs < size <= tokens[-1]
         ]
 
+        self._narrow = {} if num_layers is None else dict.fromkeys(self._narrow_sizes(most_samples))
+
+    def _narrow_sizes(self, most_samples: int) -> Iterator[StepSize]:
+        """Steps with many samples, which others run beside, are of sizes that the scheduler aims at."""
+        for size in reversed(self._mixed):
+            aimed_at = size.num_tokens in MIXED_SIZES
+            for room in {_FEW_SAMPLES, most_samples if aimed_at else _FEW_SAMPLES}:
+                if (twin := size.narrowed(room)) is not None:
+                    yield twin
+
     def sizes(self) -> list[StepSize]:
         """Largest first: smaller graphs then fit into the memory of larger ones."""
         decode = [StepSize(size, size, prefill=False) for size in reversed(self._decode)]
         uncut = [replace(size, merges=False) for size in decode if size.num_tokens <= _MOST_WITHOUT_MERGES]
         mixed = self._mixed_beams[::-1] + self._mixed[::-1]
-        narrow = [twin for size in mixed if self._num_layers is not None and (twin := size.narrowed())]
         sizes = mixed + decode + uncut
-        return sizes + narrow + [replace(size, adapted=True) for size in sizes if self._adapted]
+        return sizes + [*self._narrow] + [replace(size, adapted=True) for size in sizes if self._adapted]
 
     def size_of(self, plan: StepPlan, *, prefill: bool, merges: bool) -> StepSize | None:
         """As `size_for`, the twin for what the step has and reads."""
         counts = plan.num_tokens, len(plan.batch.seq_lens), len(plan.samples)
         size = self.size_for(*counts, prefill=prefill, merges=merges)
-        return None if size is None else self._twin(size, plan)
+        twin = None if size is None else self._twin(size, plan)
+        return size if twin is None or (twin.narrow and twin not in self._narrow) else twin
 
     def exact_size(self, plan: StepPlan) -> StepSize:
         """Of a step that runs eagerly."""
@@ -118,7 +132,7 @@ class Ladder:
     def _twin(self, size: StepSize, plan: StepPlan) -> StepSize:
         if plan.batch.adapters is not None:
             return replace(size, adapted=True)
-        twin = size.narrowed()
+        twin = size.narrowed(len(plan.samples))
         if twin is None or self._num_layers is None or not reads_samples_alone(plan, self._num_layers):
             return size
         return twin
