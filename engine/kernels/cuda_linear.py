@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bequest.engine import _C
 from bequest.engine.kernels import cuda, cuda_tiles
 from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
-from bequest.engine.kernels.cuda_products import CHOICES
 from bequest.engine.kernels.cuda_tiles import TileFormat
 from bequest.engine.kernels.hidden_tap import LayerTap, TapArguments, tap_arguments
 from bequest.engine.kernels.kv_format import FP8
@@ -73,7 +73,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor
     if scales is not None and not is_ours:
         return _scaled_linear(x, weight, scales, bias)
     if not is_ours and not is_skinny(x, weight):
-        return CHOICES.linear(x, weight, bias)
+        return F.linear(x, weight, bias)
     out = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
     _multiply(x, weight, bias, out, _STORE, scales=scales)
     return out

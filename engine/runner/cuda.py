@@ -16,7 +16,6 @@ from torch import Tensor
 from bequest.engine.kernels import cuda as kernels
 from bequest.engine.kernels.cuda_attention import CudaAttentionWorkspace
 from bequest.engine.kernels.cuda_capture import captured
-from bequest.engine.kernels.cuda_products import CHOICES
 from bequest.engine.kernels.cuda_sampler import CudaSampler
 from bequest.engine.kernels.streams import StreamScope
 from bequest.engine.layers.start import FixedOverlay, Overlay
@@ -308,8 +307,8 @@ class CudaRunner:
                 self._stage_padding(size)
                 # A size without merges comes behind its twin, and a narrow one behind its twin and other narrow ones.
                 if size.merges and not (size.narrow and follows_narrow):
-                    with CHOICES.measuring():  # loads kernels and cuBLAS plans, which a capture must not
-                        self._forward(size, self._fixed.of(size))
+                    # Loads kernels and cuBLAS plans, which a capture must not.
+                    self._forward(size, self._fixed.of(size))
                 follows_narrow = size.narrow
                 # Not `torch.cuda.graph`: it gives the memory of the forward above back to the driver, each time anew.
                 with captured(pool) as graph:

@@ -76,7 +76,7 @@ def test_the_default_limits_have_few_sizes() -> None:
     assert len([size for size in sizes if size.merges]) <= 52
     assert len([size for size in sizes if not size.merges]) <= 11
     assert StepSize(256, 256, prefill=False) in sizes
-    assert len([size for size in Ladder(256, 2048, num_layers=3).sizes() if size.narrow]) <= 16
+    assert len([size for size in Ladder(256, 2048, num_layers=3).sizes() if size.narrow]) <= 15
 
 
 def size_of(plan: StepPlan, num_layers: int | None = 3) -> StepSize | None:
