@@ -1,13 +1,13 @@
 """Where the milliseconds of an image's first token are: on the host by stamps, on the device by a profile.
 
-    python -m benchmarks.image_stages [--rounds 12] [--side 1024] [--profile FILE] [--crowd 64]
+    python -m benchmarks.image_stages [--rounds 12] [--side 1024] [--profile FILE] [--crowd 64] [--at-once 32]
 
 The model, the images and the texts are those of benchmarks/gpu_images.py, one request at a time, the client in another
 process. Stations are printed with the median of milliseconds since the first byte came, and since the station before.
 With --profile three more images and three more texts are computed under torch's profiler: the kernels of each are
 printed by name, and FILE is the trace (which changes the times of the host, and of the device a little). With --crowd
-so many images are asked for 32 at a time as well: their rate, and with --profile their kernels. Sizes of steps are
-printed at the end.
+so many images are asked for as well, --at-once of them at a time: their rate, and with --profile their kernels. Sizes
+of steps and their times on the device are printed at the end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,30 +35,33 @@ from benchmarks.stations import STAMPS, run_stamped, served, wrap
 _FIRST = 4  # images and texts that nobody measures
 _PROFILED = 3
 _TOWER, _BYTES_IN, _COMPUTED = "tower", "bytes in", "computed"
-_AT_ONCE, _ANSWER = 32, 32  # requests of a crowd, and tokens that each of them asks for
-_SIZES: Counter[tuple[int, int]] = Counter()  # of steps: images that were looked at, hundreds of tokens
+_ANSWER = 32  # tokens that each request of a crowd asks for
+# Milliseconds of steps on the device, by images that were looked at and hundreds of tokens.
+_STEPS: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
 Way = dict[str, int]  # the first stamp of each station, ns
 
 
 def wrap_way_in() -> None:
     """What stations.py does not know: from a body to a request, and from pixels to rows."""
     from bequest.engine.models.towers.tower import Tower
-    from bequest.engine.runner.cuda import CudaRunner
     from bequest.engine.runner.cuda_overlay import FixedPlaces
     from bequest.engine.runner.images import SeenImages
+    from bequest.engine.scheduling.scheduler import Scheduler
     from bequest.engine.state.contents import ContentKey
     from bequest.engine.vision import grid
     from bequest.server.asks import call, chats, images
     from bequest.server.stores.images import ImageStore
     from bequest.server.transport import intake
 
-    launch = CudaRunner.launch
+    apply = Scheduler.apply
 
-    def counted(self: CudaRunner, plan: Any) -> Any:
-        _SIZES[0 if plan.images is None else len(plan.images.looked_at), -(-plan.num_tokens // 100)] += 1
-        return launch(self, plan)
+    def timed(self: Scheduler, launch: Any, result: Any, now: float) -> Any:
+        plan = launch.plan
+        images = 0 if plan.images is None else len(plan.images.looked_at)
+        _STEPS[images, -(-plan.num_tokens // 100)].append(1e3 * result.device_seconds)
+        return apply(self, launch, result, now)
 
-    CudaRunner.launch = counted  # type: ignore[method-assign]
+    Scheduler.apply = timed  # type: ignore[method-assign]
     wrap(intake, "_whole", "read body", "body is whole")
     wrap(intake, "structure_of", "count", "counted")
     wrap(intake, "parse_large_object", "parse", "parsed")
@@ -88,9 +91,11 @@ def serve(port: int, folder: str, options: argparse.Namespace) -> None:
         chosen = [way for way in ways if (_TOWER in way) is seen][_FIRST:][: options.rounds]
         print(f"\n{what}: ms since the first byte, since the station before, and the 90th percentile of the first")
         print("\n".join(_report(chosen)), flush=True)
-    print("\nsteps by images that were looked at and tokens, rounded up to hundreds")
-    for (images, hundreds), count in sorted(_SIZES.items()):
-        print(f"{images:4}{100 * hundreds:7}{count:6}")
+    print(
+        "\nsteps by images that were looked at and tokens, rounded up to hundreds: their number, and the median of ms"
+    )
+    for (images, hundreds), times in sorted(_STEPS.items()):
+        print(f"{images:4}{100 * hundreds:7}{len(times):6}{np.median(times):9.2f}")
 
 
 def _ways() -> Iterator[Way]:
@@ -197,7 +202,7 @@ async def ask(url: str, folder: Path, options: argparse.Namespace) -> None:
 
 async def ask_crowd(asker: Asker, folder: Path, options: argparse.Namespace, first: int) -> None:
     """Twice: once for the rate, and once for the profile."""
-    limit = asyncio.Semaphore(_AT_ONCE)
+    limit = asyncio.Semaphore(options.at_once)
 
     async def bounded(file: bytes) -> None:
         async with limit:
@@ -213,7 +218,7 @@ async def ask_crowd(asker: Asker, folder: Path, options: argparse.Namespace, fir
         began = time.perf_counter()
         await asyncio.gather(*map(bounded, files))
         rate = options.crowd / (time.perf_counter() - began)
-        print(f"{rate:.2f} images per second, {_AT_ONCE} at a time{', under the profiler' * number}", flush=True)
+        print(f"{rate:.2f} images per second, {options.at_once} at a time{', under the profiler' * number}", flush=True)
     if options.profile:
         (folder / "crowd.end").touch()
         await asyncio.to_thread(_await, folder / "crowd.ended")
@@ -224,7 +229,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--side", type=int, default=1024)
     parser.add_argument("--profile", type=Path, help="write traces to FILE.image.json.gz and FILE.text.json.gz")
-    parser.add_argument("--crowd", type=int, default=0, help="images that are asked for 32 at a time")
+    parser.add_argument("--crowd", type=int, default=0, help="images that are asked for together")
+    parser.add_argument("--at-once", type=int, default=32, help="requests of the crowd at a time")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, served(serve, folder, options) as port:
         asyncio.run(ask(f"http://127.0.0.1:{port}", Path(folder), options))

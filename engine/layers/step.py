@@ -24,10 +24,11 @@ def strip_views(kv_cache: Tensor, shapes: Sequence[tuple[int, ...]]) -> tuple[Te
 
 @dataclass(frozen=True, slots=True)
 class ReadRows:
-    """R of a step's T tokens: those whose hidden states somebody reads."""
+    """R of a step's T tokens, R < T: those whose hidden states somebody reads."""
 
-    rows: Tensor  # [R] int64, in [0, T), ascending
-    attention: AttentionWork  # of these queries alone, over the strip of the last layer
+    rows: Tensor  # [R] int64, in [0, T); ascending where attention is of these alone
+    # Of these queries alone, over the strip of the last layer; None: all queries attend there, and these are kept.
+    attention: AttentionWork | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,6 +60,6 @@ class Stream:
         self.inputs = None if self.inputs is None else self.inputs[rows]
 
     def narrow(self, rows: Tensor) -> None:
-        """Keeps the rows [R] int64, in ascending order, unless it has no others any more."""
+        """Keeps the rows [R] int64, unless it has no others any more."""
         if len(rows) < len(self.total):
             self.keep(rows)

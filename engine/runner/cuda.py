@@ -7,20 +7,20 @@ Log-probabilities and steps larger than any graph add launches of their own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bequest.engine.kernels import cuda as kernels
-from bequest.engine.kernels.cuda_attention import CudaAttentionWorkspace, WorkCounts
+from bequest.engine.kernels.cuda_attention import CudaAttentionWorkspace
 from bequest.engine.kernels.cuda_capture import captured
 from bequest.engine.kernels.cuda_sampler import CudaSampler
 from bequest.engine.kernels.streams import StreamScope
 from bequest.engine.layers.start import FixedOverlay, Overlay
 from bequest.engine.models.any_model import Model, logits_of
-from bequest.engine.models.batch import ModelInput, strip_views
+from bequest.engine.models.batch import ModelInput, ReadRows, strip_views
 from bequest.engine.models.encoder_decoder import EncoderDecoder
 from bequest.engine.models.towers.tower import Tower
 from bequest.engine.runner.catalogues import PlacedCatalogues
@@ -36,7 +36,7 @@ from bequest.engine.runner.cuda_masks import DeviceMasks
 from bequest.engine.runner.cuda_overlay import FixedPlaces
 from bequest.engine.runner.cuda_results import PendingResults, ResultBuffers
 from bequest.engine.runner.cuda_rows import send_step
-from bequest.engine.runner.cuda_sizes import CHECKED_ROWS, Ladder, StepSize, exact_size, is_plain
+from bequest.engine.runner.cuda_sizes import CHECKED_ROWS, Ladder, StepSize, is_plain
 from bequest.engine.runner.cuda_states import StatesRing
 from bequest.engine.runner.cuda_times import DraftTimes, draft_times, one_sequence, time_replays
 from bequest.engine.runner.host_cache import PinnedHostCache
@@ -71,7 +71,7 @@ class _Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Outputs:
-    hidden: Tensor  # [T, H]
+    hidden: Tensor  # [T, H], or [N, H] of a narrow size
     logits: Tensor  # [N, V]
 
 
@@ -127,7 +127,12 @@ class CudaRunner:
         self._catalogues = PlacedCatalogues(self._device)
         self._beams = CudaBeams(config.vocab_size, limits.max_samples, self._device, self._catalogues)
         self._masks = DeviceMasks(limits.max_num_seqs, config.vocab_size, self._device)
-        self._ladder = Ladder(limits.max_num_seqs, limits.max_num_batched_tokens, adapted=adapters.num_slots > 0)
+        self._ladder = Ladder(
+            limits.max_num_seqs,
+            limits.max_num_batched_tokens,
+            adapted=adapters.num_slots > 0,
+            num_layers=config.num_layers if self._drafts is None else None,  # heads that draft read all states
+        )
         self._graphs: dict[StepSize, _Graph] = {}
         # All of the above was made on the default stream, which this runner's stream does not wait for.
         torch.cuda.synchronize(self._device)
@@ -178,9 +183,9 @@ class CudaRunner:
             overlay = self._overlay(plan)  # first: the tower works while the rest of the step is staged
             buffers = self._buffers_of(plan.num_tokens)
             work = buffers.write_lists(plan.batch if plan.num_tokens else None)
-            size = self._size_of(plan, work)
+            size = self._ladder.size_of(plan, prefill=work.prefill_items > 0, merges=work.merges > 0)
             graph = None if size is None or not self._fixed.knows(plan.images, size) else self._graphs.get(size)
-            padded = size if size is not None and graph is not None else exact_size(plan)
+            padded = size if size is not None and graph is not None else self._ladder.exact_size(plan)
             if buffers is not self._buffers_of(padded.num_tokens):
                 buffers = self._large
                 buffers.write_lists(plan.batch)
@@ -239,16 +244,6 @@ class CudaRunner:
         with torch.inference_mode():
             return self._images.see(plan.images, plan.batch, self._kv_cache.shape[4])
 
-    def _size_of(self, plan: StepPlan, work: WorkCounts) -> StepSize | None:
-        size = self._ladder.size_for(
-            plan.num_tokens,
-            len(plan.batch.seq_lens),
-            len(plan.samples),
-            prefill=work.prefill_items > 0,
-            merges=work.merges > 0,
-        )
-        return replace(size, adapted=True) if size is not None and plan.batch.adapters is not None else size
-
     def register_adapter(self, handle: int, weights: AdapterWeights) -> None:
         self._adapters.register(handle, weights)
 
@@ -306,12 +301,15 @@ class CudaRunner:
         """Captures a graph for every size of the ladder; returns their number."""
         pool = torch.cuda.graph_pool_handle()
         self._images.use_graphs(pool)
+        follows_narrow = False
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             for size in self._ladder.sizes():
                 self._stage_padding(size)
-                if size.merges:  # a size without merges comes behind its twin
+                # A size without merges comes behind its twin, and a narrow one behind its twin and other narrow ones.
+                if size.merges and not (size.narrow and follows_narrow):
                     # Loads kernels and cuBLAS plans, which a capture must not.
                     self._forward(size, self._fixed.of(size))
+                follows_narrow = size.narrow
                 # Not `torch.cuda.graph`: it gives the memory of the forward above back to the driver, each time anew.
                 with captured(pool) as graph:
                     outputs = self._forward(size, self._fixed.of(size))
@@ -420,6 +418,7 @@ class CudaRunner:
     def _forward(self, size: StepSize, overlay: Overlay | FixedOverlay | None = None) -> _Outputs:
         """From the staged arrays to sampled tokens; every tensor it touches has a fixed place."""
         buffers = self._buffers_of(size.num_tokens)
+        samples = buffers.on_device("sample_tokens")[: size.num_samples]
         hidden = self._model.forward(
             ModelInput(
                 input_ids=buffers.on_device("input_ids")[: size.num_tokens],
@@ -428,6 +427,7 @@ class CudaRunner:
                 kv_cache=self._kv_cache,
                 strip_caches=self._strip_caches,
                 attention=tuple(buffers.bind(strip, size) for strip in buffers.strips),
+                read=ReadRows(samples.long(), None) if size.narrow else None,
                 last_tokens=self._sampler.last_tokens,
                 overlay=overlay,
                 cross=buffers.bind(CROSS, size) if CROSS in buffers.workspaces else None,
@@ -439,7 +439,7 @@ class CudaRunner:
             )
         )
         # `embedding` gathers rows of anything, and starts beside the kernel before it.
-        sampled = kernels.embedding(buffers.on_device("sample_tokens")[: size.num_samples], hidden)
+        sampled = hidden if size.narrow else kernels.embedding(samples, hidden)
         logits = logits_of(self._model, sampled, self._adapters.bind_samples(size, buffers.on_device))
         rows = buffers.on_device("sample_rows")[: size.num_samples]
         tokens = self._results.tokens[: size.num_samples]

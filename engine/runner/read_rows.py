@@ -1,7 +1,8 @@
 """Which tokens of a step somebody reads the hidden states of: the last layer computes no others.
 
-They are the last ones of each sequence, from the first that is sampled, scored or delivered as a hidden state of the
-last layer on, so that attention sees them as a shorter chunk. A chunk in the middle of a prompt has none.
+On a CPU they are the last ones of each sequence, from the first that is sampled, scored or delivered as a hidden state
+of the last layer on, so that attention sees them as a shorter chunk. A chunk in the middle of a prompt has none. On a
+GPU they are the sampled ones, or all: graphs are made for either.
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ def samples_each(plan: StepPlan) -> bool:
     num_tokens, tokens = plan.num_tokens, plan.samples.tokens
     # Their bytes: of a few numbers, in a third of the time that an array of truths takes.
     return len(tokens) == num_tokens and tokens.tobytes() == np.arange(num_tokens, dtype=tokens.dtype).tobytes()
+
+
+def reads_samples_alone(plan: StepPlan, num_layers: int) -> bool:
+    """Whether nobody reads the last layer's states of a token that is not sampled."""
+    is_tapped = plan.taps is not None and len(plan.taps.tokens_of_layer(num_layers)) > 0
+    return not (is_tapped or plan.prompt_logprobs)
 
 
 def read_tokens(plan: StepPlan, num_layers: int) -> ReadTokens | None:

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from bequest.engine.runner.cuda_sizes import MOST_GRAPH_TOKENS, Ladder, StepSize
-from bequest.engine.types import MAX_BEAM_WIDTH
+from bequest.engine.types import MAX_BEAM_WIDTH, StepPlan
+from tests.engine.test_read_rows import plan_of
 
 
 @pytest.mark.parametrize(("seqs", "tokens"), [(1, 1), (7, 40), (256, 2048), (300, 512), (1024, 8192), (2048, 2048)])
@@ -72,6 +73,51 @@ def test_steps_without_cut_tiles_launch_no_merge_while_that_is_worth_a_graph() -
 def test_the_default_limits_have_few_sizes() -> None:
     """Each costs a start some 25 ms, one without merges half of that."""
     sizes = Ladder(256, 2048).sizes()
-    assert len([size for size in sizes if size.merges]) <= 50
+    assert len([size for size in sizes if size.merges]) <= 52
     assert len([size for size in sizes if not size.merges]) <= 11
     assert StepSize(256, 256, prefill=False) in sizes
+    assert len([size for size in Ladder(256, 2048, num_layers=3).sizes() if size.narrow]) <= 15
+
+
+def size_of(plan: StepPlan, num_layers: int | None = 3) -> StepSize | None:
+    """In a ladder of the default limits."""
+    return Ladder(256, 2048, num_layers=num_layers).size_of(plan, prefill=True, merges=True)
+
+
+def test_a_long_step_goes_on_with_its_samples_where_nobody_reads_other_rows() -> None:
+    alone, scored = plan_of([1429, 1], [1428, 1429], []), plan_of([1429, 1], [1428, 1429], [(7, 3)])
+    assert size_of(alone) == StepSize(1440, 64, prefill=True, narrow=True)
+    assert size_of(scored) == size_of(alone, num_layers=None) == StepSize(1440, 256, prefill=True)
+    assert size_of(plan_of([2000], [], [])) == StepSize(2048, 64, prefill=True, narrow=True)  # a chunk of a prompt
+    assert size_of(plan_of([700], [699], [])) == StepSize(768, 256, prefill=True)
+
+
+def test_a_long_step_with_many_samples_does_at_sizes_that_the_scheduler_aims_at() -> None:
+    many = [*range(65)]
+    assert size_of(plan_of([1] * 65 + [1900], many, [])) == StepSize(2048, 256, prefill=True, narrow=True)
+    assert size_of(plan_of([1] * 65 + [1800], many, [])) == StepSize(1920, 256, prefill=True)
+    assert size_of(plan_of([1] * 64 + [1800], many[:-1], [])) == StepSize(1920, 64, prefill=True, narrow=True)
+
+
+def test_eager_steps_go_on_with_their_samples_if_there_are_any() -> None:
+    ladder = Ladder(256, 8192, num_layers=3)
+    assert ladder.exact_size(plan_of([4000], [3999], [])) == StepSize(4000, 1, prefill=True, narrow=True)
+    assert ladder.exact_size(plan_of([4000], [], [])) == StepSize(4000, 0, prefill=True)
+    every = [*range(1024)]  # each token of a long draft, say
+    assert ladder.exact_size(plan_of([1024], every, [])) == StepSize(1024, 1024, prefill=True)
+
+
+@pytest.mark.parametrize(("seqs", "tokens"), [(1, 2048), (256, 2048), (300, 1500), (256, 512), (1024, 8192)])
+def test_what_a_step_gets_has_a_graph_with_room_for_it(seqs: int, tokens: int) -> None:
+    ladder = Ladder(seqs, tokens, num_layers=3)
+    sizes = ladder.sizes()
+    assert len(set(sizes)) == len(sizes)
+    order = [size.narrow for size in sizes]
+    assert order == sorted(order), "narrow ones are the last: others load their kernels"
+    for count in range(1000, min(tokens, MOST_GRAPH_TOKENS) + 1, 7):
+        for num_samples in (0, 1, min(64, seqs), min(65, seqs), seqs):
+            if num_samples < count:
+                found = ladder.size_of(plan_of([count], [*range(num_samples)], []), prefill=True, merges=True)
+                assert found in sizes
+                assert found.num_tokens >= count and found.num_samples >= num_samples
+    assert not any(size.narrow for size in Ladder(seqs, tokens).sizes())

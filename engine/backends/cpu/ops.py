@@ -40,7 +40,7 @@ class CpuOps:
         return _attend(_prepared(qkv, heads, step), heads, step, step.attention[heads.strip])
 
     def attend_read(self, qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
-        assert step.read is not None
+        assert step.read is not None and step.read.attention is not None
         return _attend(_prepared(qkv, heads, step)[step.read.rows], heads, step, step.read.attention)
 
     def attend_cross(self, q: Tensor, heads: Heads, step: LayerStep) -> Tensor:

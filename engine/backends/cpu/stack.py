@@ -107,6 +107,7 @@ class StackProgram:
         made = cpu_stack.step(step.slot_mapping, step.kv_cache, plans, cross)
         cpu_stack.set_positions(made, step.positions)
         if self._narrows and step.read is not None:
+            assert step.read.attention is not None
             cpu_stack.set_read(made, step.read.rows, plan_of(step.read.attention))
         if step.tap is not None:
             cpu_stack.set_tap(made, step.tap, self._hidden)

@@ -42,6 +42,8 @@ class CudaOps:
 
     def attend_read(self, qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
         assert step.read is not None
+        if step.read.attention is None:
+            return self.attend(qkv, heads, step)[step.read.rows]
         return _attend(_prepared(qkv, heads, step)[step.read.rows], heads, step, _plan(step.read.attention))
 
     def attend_cross(self, q: Tensor, heads: Heads, step: LayerStep) -> Tensor:
