@@ -18,13 +18,13 @@ def test_garbage_does_not_end_a_capture() -> None:
         x + 1  # loads its kernel
         with captured(pool) as first:
             x + 1
-        cycle: list[object] = [first]
-        cycle.append(cycle)
-        del first, cycle
         before = gc.get_threshold()
-        gc.set_threshold(1)
         try:
             with captured(pool) as second:
+                cycle: list[object] = [first]
+                cycle.append(cycle)
+                del first, cycle  # not earlier: a pool ends with its last graph
+                gc.set_threshold(1)
                 made = x + 1
                 assert len([[] for _ in range(1000)]) == 1000  # enough for a collection
         finally:
