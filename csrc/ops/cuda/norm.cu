@@ -178,7 +178,8 @@ bool is_aligned_norm(const Params& p) {
 template <class Params>
 void norm(const Params& p, Stream stream) {
   check(p.num_tokens >= 0 && p.hidden >= 1, "norm: empty rows");
-  check(p.num_tokens == 0 || p.out == nullptr || p.out != p.residual, "norm: the result would overwrite the residual");
+  check(p.num_tokens == 0 || p.out == nullptr || p.out != p.residual,
+        "norm: the result would overwrite the residual");
   check(in_range(p.tap), "norm: tap out of range");
   dispatch(p.dtype, [&]<class T>() {
     constexpr int kWide = kVectorWidth<T>;
