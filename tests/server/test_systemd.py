@@ -117,12 +117,19 @@ async def test_the_watchdog_is_fed_by_the_device_alone(manager: Manager) -> None
         await asyncio.sleep(of_seconds)
         return manager.messages().count("WATCHDOG=1")
 
-    assert await beats() > 2, "idle"
+    async def three_beats() -> None:
+        """However slow the machine is, and however few messages the socket holds."""
+        async with asyncio.timeout(20):
+            seen = 0
+            while seen < 3:
+                seen += await beats(0.005)
+
+    await three_beats()  # idle
     engine.device_works.clear()
     await asyncio.sleep(0.01)
     assert await beats() == 0, "the device hangs; the loop does not"
     engine.device_works.set()
-    assert await beats() > 2
+    await three_beats()
     engine.runs["stuck"] = None  # type: ignore[assignment]
     await asyncio.sleep(0.01)
     assert await beats() == 0, "there is work, and no step comes back"
@@ -133,7 +140,7 @@ async def test_the_watchdog_is_fed_by_the_device_alone(manager: Manager) -> None
             await asyncio.sleep(0.001)
 
     working = asyncio.ensure_future(work())
-    assert await beats() > 2
+    await three_beats()
     engine.state = "dead"
     await asyncio.sleep(0.01)
     assert await beats() == 0
