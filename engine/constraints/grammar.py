@@ -222,7 +222,7 @@ class GrammarMatcher:
         self._num_sampled = 0
         self.num_seen = 0  # of those steps, by the mask thread
         self.ended = False  # nobody looks at what is sampled from now on
-        self.failed: str | None = None  # why it cannot go on: a limit that its grammar ran into
+        self.failed: str | None = None  # why it cannot go on: a limit that its grammar ran into, or a stray token
         self.failed_ahead: str | None = None  # the same behind the drafts of the last step, if these are right
 
     @property
@@ -396,6 +396,8 @@ def _lark_regex(pattern: str) -> str:
 # What llguidance says when no token continues what has been said.
 _DEAD_END = "NoExtension"
 UNSPELLABLE = "it wants text that no token of this model spells"
+# What it says of a token that its own mask excludes: no limit, but a mask that was not the sampler's.
+_STRAY = "doesn't satisfy the grammar"
 
 # What llguidance says when a grammar is well-formed and runs into one of the limits.
 _LIMIT_WORDS = ("fuel", "too many", "too large", "max is", "limit", "unable to determine if regex is empty")
@@ -404,6 +406,11 @@ _LIMIT_WORDS = ("fuel", "too many", "too large", "max is", "limit", "unable to d
 def _explained(message: str) -> GrammarError:
     line = _first_line(message)
     return GrammarError(line, too_large=any(word in line.lower() for word in _LIMIT_WORDS))
+
+
+def is_stray(why: str) -> bool:
+    """Whether a matcher failed at a token that does not match, rather than at a limit."""
+    return _STRAY in why
 
 
 def _first_line(message: str) -> str:

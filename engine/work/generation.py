@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 
 from bequest.engine._C import BlockTable, TokenList
-from bequest.engine.constraints.grammar import UNSPELLABLE
+from bequest.engine.constraints.grammar import UNSPELLABLE, is_stray
 from bequest.engine.errors import EngineError, GrammarTooLarge, InternalError, InvalidRequest
 from bequest.engine.state.capture import capture_of
 from bequest.engine.state.guesses import Guesses
@@ -241,6 +241,8 @@ def _why_nothing_was_sampled(sequence: Sequence) -> EngineError:
     if sequence.matcher is not None and (why := sequence.matcher.why_nothing) is not None:
         if why == UNSPELLABLE:
             return InvalidRequest(f"The grammar has no end: {why}.", reason="grammar_endless", field="grammar", why=why)
+        if is_stray(why):
+            return InternalError(f"A token left the grammar: {why}.", reason="grammar_left", why=why)
         return GrammarTooLarge(f"The grammar became too large: {why}.", reason="grammar_grew", why=why)
     excludes = params.min_tokens > 0 or bool(params.bad_words)
     allows = [part for part in (params.allowed_token_ids, params.grammar) if part is not None]

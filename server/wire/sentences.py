@@ -158,6 +158,8 @@ SENTENCES = {
     "late_in_prompt": "The request's timeout passed while it was still in the prompt; nothing was generated.",
     "late_parent": "The request's timeout passed while it waited for its parent '{reference}' to end.",
     # the engine itself
+    "grammar_left": "A token was sampled that the grammar excludes, which is a fault of this server; the request was "
+    "stopped: {why}.",
     "not_a_number": "The model produced NaN for this request; it was stopped.",
     "closed": "The server is shutting down and takes no new requests.",
     "stopped": "The server is shutting down; the request was not finished.",

@@ -24,7 +24,7 @@ from bequest.engine.constraints.grammar import (
     lark_of_any,
 )
 from bequest.engine.constraints.grammar_check import GrammarCheck
-from bequest.engine.errors import EngineDraining, GrammarTooLarge, InvalidRequest
+from bequest.engine.errors import EngineDraining, GrammarTooLarge, InternalError, InvalidRequest
 from bequest.engine.types import Delta, OutputMode, Request, SamplingParams, mask_words
 from tests.engine.direct import LLM
 from tests.engine.grammar_world import (
@@ -146,7 +146,7 @@ async def test_a_grammar_that_grows_fails_its_request_alone() -> None:
     async with random_engine() as engine:
         broken = asyncio.ensure_future(answer(engine, request(1, blowing)))
         fine = asyncio.ensure_future(answer(engine, request(2, grammar(PERSON))))
-        with pytest.raises(GrammarTooLarge):
+        with pytest.raises(GrammarTooLarge, match="became too large: lexer error: too many expressions"):
             await broken
         jsonschema.validate(json.loads((await fine).choices[0].text), PERSON)
 
@@ -307,6 +307,19 @@ def test_a_model_with_fewer_tokens_than_its_tokenizer_spells_with_those_it_has()
             masks.advance([(matcher, [int(allowed[-1])])])
         assert bool(re.fullmatch(text, said.decode())) == spelled == (matcher.failed is None)
         assert spelled or matcher.failed == UNSPELLABLE
+
+
+async def test_a_token_that_does_not_match_is_no_limit_of_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = grammar("abc")
+    matcher, masks = rule.matcher(), GrammarMasks(1)
+    mask = np.empty((1, mask_words(vocabulary().vocab_size)), np.int32)
+    masks.fill([matcher], mask)
+    masks.advance([(matcher, tokenizer().encode("x", False))])  # as if the sampler had not seen the mask
+    monkeypatch.setattr(rule, "matcher", lambda: matcher)
+    async with random_engine() as engine:
+        with pytest.raises(InternalError, match='left the grammar: token "x" doesn\'t satisfy') as caught:
+            await answer(engine, request(1, rule))
+    assert caught.value.reason == "grammar_left" and not isinstance(caught.value, InvalidRequest)
 
 
 async def test_text_that_no_token_spells_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,9 @@ import pytest
 from bequest.engine.types.model import Numbers
 from bequest.engine.watching.observation import EngineLoad, RequestStats, StepStats
 from tests.server.conftest import Starter
-from tests.server.fakes import BOS, FakeEngine
+from tests.server.fakes import BOS, FakeEngine, FakeText
 from tests.server.front import Front
+from tests.text.conftest import make_byte_fallback
 
 COMPLETION = {"prompt": "abc"}
 
@@ -450,6 +451,19 @@ async def test_sampling_reaches_the_engine(front: Front) -> None:
     assert params.seed == 2**64 - 1 and params.logit_bias == ((5, -100.0), (7, 1.5))
     assert params.allowed_token_ids == (5, 6) and params.stop == ("z",) and params.stop_token_ids == {9}
     assert params.bad_words == (tuple(b"x"), tuple(b" x"), tuple(b" y"))
+
+
+async def test_bad_words_behind_a_tokenizer_that_begins_with_a_space(start: Starter) -> None:
+    """SentencePiece puts one before a text. A word inside another has none, one that opens the next has one."""
+    tokenizer, engine = make_byte_fallback(), FakeEngine()
+    engine.info = replace(engine.info, vocab_size=300)
+    front = await start(engine, FakeText(tokenizer))  # type: ignore[arg-type]
+    body = {"prompt": "b", "bad_words": ["a", " b", "b", "ж", "a a"]}
+    answer, content = await front.post("/v1/completions", body)
+    assert answer.status == 200, content
+    sequences = ["a", "▁a", "▁ b", "b", "<0xD0> <0xB6>", "▁ <0xD0> <0xB6>", "a ▁a", "▁a ▁a"]
+    ids = tuple(tuple(tokenizer.id_of(piece) for piece in sequence.split(" ")) for sequence in sequences)
+    assert front.engine.submitted[0].params.bad_words == ids
 
 
 async def test_sampling_defaults(start: Starter) -> None:
