@@ -43,10 +43,11 @@ def test_equals_transformers(scenario: str, matmul: Literal["exact", "fast"], to
         host_cache_gb=0,
         cpu_matmul=matmul,
     )
+    every = 3 if scenario == "chunk-1" else 1  # where every token takes a step
     with LLM(config) as llm:
         for _ in range(2 if scenario == "chunk-64" else 1):  # the second round finds its prompts in the prefix cache
-            answers = llm.generate(prompts(), PARAMS, progress=False)
-            for answer, expected in zip(answers, judge(answers), strict=True):
+            answers = llm.generate(prompts()[::every], PARAMS, progress=False)
+            for answer, expected in zip(answers, judge(answers, every), strict=True):
                 [choice] = answer.choices
                 assert list(choice.token_ids) == expected.tokens and choice.logprobs is not None
                 best = expected.logprobs.max(-1).values.tolist()

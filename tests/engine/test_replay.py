@@ -35,7 +35,7 @@ from tests.engine.test_encoder_decoder_models import encoder_decoder as encoder_
 from tests.engine.test_random_schedule import run
 from tests.engine.world import NAN_TOKEN, Shape
 
-STEPS = 1000
+STEPS = 500
 
 
 class RecordedFake(PagedFakeRunner):
