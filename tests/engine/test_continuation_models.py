@@ -52,9 +52,10 @@ async def tell(engine: AsyncEngine, asked: Request) -> Told:
 
 
 async def compare(engine: AsyncEngine, asked: Request) -> Inheritance:
-    """Asks for a continuation, and for the same tokens under another name, where nothing can be inherited."""
-    *child, inheritance = await tell(engine, asked)
-    *fresh, _ = await tell(engine, request(asked.prompt_token_ids, asked.params, tenant=asked.id, keep_record=False))
+    """Asks for a continuation, and for the same tokens under another name, where nothing can be inherited. Both at
+    once: a step of both takes hardly longer than one of either."""
+    alone = request(asked.prompt_token_ids, asked.params, tenant=asked.id, keep_record=False)
+    (*child, inheritance), (*fresh, _) = await asyncio.gather(tell(engine, asked), tell(engine, alone))
     assert child == fresh
     assert inheritance is not None
     return inheritance

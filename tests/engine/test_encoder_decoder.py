@@ -17,6 +17,7 @@ from bequest.engine.types.encoder import EncoderInput, TokenRules
 from tests.engine.harness import EOS, Answer, Setup, ask, ask_all, request, running, until
 from tests.engine.paged_fake import VOCAB, PagedFakeRunner, expected_tokens
 from tests.engine.test_beam_groups import check as check_beams
+from tests.engine.test_differential import crowd_size
 
 BASE = Setup(num_blocks=400, block_size=4, max_model_len=160, encoder_len=64)
 GREEDY = SamplingParams(max_tokens=8, temperature=0)
@@ -80,7 +81,7 @@ async def test_tokens_equal_the_oracle_alone_and_in_a_crowd(
     setup = replace(
         BASE, num_blocks=num_blocks, chunk=chunk, prefix_caching=prefix_caching, pipelined=pipelined, encoder_tokens=100
     )
-    requests = crowd(seed=chunk, count=24)
+    requests = crowd(seed=chunk, count=crowd_size(chunk))
     async with running(setup) as (engine, runner):
         for asked in requests[:4]:
             await asked_for(engine, asked)

@@ -13,7 +13,7 @@ from bequest.engine.types.recurrent import StateSizes
 from tests.engine.drafters import OracleDrafter
 from tests.engine.harness import Setup, ask, ask_all, request, running
 from tests.engine.paged_fake import expected_tokens
-from tests.engine.test_differential import check, crowd
+from tests.engine.test_differential import check, crowd, crowd_size
 
 STATES = StateSizes(num_slots=120, num_lease_slots=60, interval=24)
 FEW = StateSizes(num_slots=36, num_lease_slots=4, interval=8)
@@ -27,7 +27,7 @@ async def test_tokens_equal_the_oracle_alone_and_in_a_crowd(
     states: StateSizes, chunk: int, num_blocks: int, pipelined: bool
 ) -> None:
     setup = Setup(num_blocks, chunk=chunk, pipelined=pipelined, max_model_len=160, states=states, num_host_blocks=60)
-    jobs = crowd(seed=chunk, count=24)
+    jobs = crowd(seed=chunk, count=crowd_size(chunk))
     async with running(setup) as (engine, _):
         for prompt, params in jobs[:4]:
             check(prompt, params, (await ask(engine, request(prompt, params))).token_ids)
