@@ -15,6 +15,7 @@ import pytest
 import setuptools
 
 from benchmarks.house.circles import Circles, include_circles, python_circles
+from benchmarks.house.sources import within
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("server", "engine", "offline", "bench", "cli", "cluster")
@@ -95,9 +96,7 @@ def imports_of(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.add(node.module)
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
-        # Statements and what holds them: expressions import nothing.
-        holding = (ast.stmt, ast.excepthandler, ast.match_case)
-        stack.extend(one for one in ast.iter_child_nodes(node) if isinstance(one, holding))
+        stack.extend(within(node))  # expressions import nothing
     return {name.removeprefix(OWN) for name in names}
 
 

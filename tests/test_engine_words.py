@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from benchmarks.house.sources import walk
 from bequest.engine.config import EngineConfig, ServerConfig
 from bequest.engine.errors import EngineError, ModelError
 from bequest.server.audio import form
@@ -40,11 +41,11 @@ def files() -> list[Path]:
 @functools.cache
 def literals(path: Path) -> list[tuple[int, str]]:
     """The strings of a file with their lines, the parts of formatted ones too, but no docstrings."""
-    tree = ast.parse(path.read_text())
-    statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    nodes = walk(ast.parse(path.read_text()))
+    statements = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     return [
         (node.lineno, node.value)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in statements
     ]
 
@@ -68,7 +69,7 @@ def test_every_reason_has_a_sentence_and_every_sentence_a_reason() -> None:
         node.value.value
         for path in files()
         if "reason=" in (text := path.read_text())
-        for node in ast.walk(ast.parse(text))
+        for node in walk(ast.parse(text))
         if isinstance(node, ast.keyword) and node.arg == "reason" and isinstance(node.value, ast.Constant)
     }
     assert reasons - {""} <= said
@@ -80,9 +81,9 @@ def raised() -> Iterator[tuple[str, str, set[str]]]:
         text = path.read_text()
         if "reason=" not in text:
             continue
-        for function in ast.walk(ast.parse(text)):
+        for function in walk(ast.parse(text)):
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                for call in ast.walk(function):
+                for call in walk(function):
                     if isinstance(call, ast.Call) and (given := {k.arg: k.value for k in call.keywords}).get("reason"):
                         for reason in _reasons(given["reason"], function):
                             yield f"{path.name}:{call.lineno}", reason, _names(given)
@@ -94,17 +95,15 @@ def _reasons(node: ast.expr, function: ast.AST) -> set[str]:
         return {reason for reason in sentences.SENTENCES if reason.startswith("encoder_needs_")}
     sources: list[ast.AST] = [node]
     if isinstance(node, ast.Name):
-        assigned = [n for n in ast.walk(function) if isinstance(n, ast.Assign)]
-        sources = [
-            n.value for n in assigned if node.id in map(ast.unparse, (p for t in n.targets for p in ast.walk(t)))
-        ]
-    parts = [part for source in sources for part in ast.walk(source)]
+        assigned = [n for n in walk(function) if isinstance(n, ast.Assign)]
+        sources = [n.value for n in assigned if node.id in map(ast.unparse, (p for t in n.targets for p in walk(t)))]
+    parts = [part for source in sources for part in walk(source)]
     return {str(n.value) for n in parts if isinstance(n, ast.Constant) and n.value in sentences.SENTENCES}
 
 
 def _names(given: dict[str | None, ast.expr]) -> set[str]:
     details = given.get("details")
-    numbers = [key for part in ast.walk(details) if isinstance(part, ast.Dict) for key in part.keys] if details else []
+    numbers = [key for part in walk(details) if isinstance(part, ast.Dict) for key in part.keys] if details else []
     named = {str(key.value) for key in numbers if isinstance(key, ast.Constant)}
     if details is not None and not numbers:  # those of a lease that there is no room for
         named = {"budget_blocks", "used_blocks", "needed_blocks", "earliest_expiry"}

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.house.sources import Module, read_modules
+from benchmarks.house.sources import Module, read_modules, walk
 
 _ENTRANCES = ("submit", "generate")
 _ROUTES = "ROUTES"  # what the name of a list of routes ends with
@@ -68,16 +68,16 @@ class _Server:
 
     def handlers(self) -> Iterator[str]:
         for name, module in self._modules.items():
-            for node in ast.walk(module.tree):
+            for node in walk(module.tree):
                 if isinstance(node, ast.Assign | ast.AnnAssign) and _assigned(node).endswith(_ROUTES) and node.value:
-                    for part in ast.walk(node.value):
+                    for part in walk(node.value):
                         if isinstance(part, ast.Name | ast.Attribute):
                             yield from self._meant(part, _Place(name, None, {}))
 
     def called_by(self, name: str) -> Iterator[str]:
         module, owner, function = self.functions[name]
         place = _Place(module, owner, self._types_in(function, module))
-        for node in ast.walk(function):
+        for node in walk(function):
             if isinstance(node, ast.Call):
                 if _enters_engine(node):
                     yield ENGINE
@@ -107,7 +107,7 @@ class _Server:
         if f"{owner}.__init__" in self.functions:
             made = self.functions[f"{owner}.__init__"][2]
             types = self._types_in(made, module)
-            for node in ast.walk(made):
+            for node in walk(made):
                 if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
                     kind = (
                         types.get(node.value.id) if isinstance(node.value, ast.Name) else self._made(node.value, module)
@@ -120,7 +120,7 @@ class _Server:
         for argument in (*function.args.args, *function.args.kwonlyargs):
             if argument.annotation and (kind := self._class(argument.annotation, module)):
                 found[argument.arg] = kind
-        for node in ast.walk(function):
+        for node in walk(function):
             match node:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
                     pass
@@ -137,7 +137,7 @@ class _Server:
 
     def _class(self, node: ast.expr, module: str) -> str | None:
         """The class of server/ that an annotation, or what is called, names."""
-        for part in ast.walk(node):
+        for part in walk(node):
             if isinstance(part, ast.Name):
                 whole = self._imports[module].get(part.id, f"{module}.{part.id}")
                 if whole in self._classes:

@@ -15,7 +15,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.house.sources import read_modules
+from benchmarks.house.sources import read_modules, walk
 
 FLAGS = frozenset({"search", "beams", "capture", "owing", "extracts", "cross", "forked", "encodes_only"})
 KINDS = ("engine.work", "engine.beams", "engine.states", "engine.types")
@@ -35,13 +35,13 @@ def _flags_read(tree: ast.Module) -> set[ast.Attribute]:
     return {
         node
         for condition in _conditions(tree)
-        for node in ast.walk(condition)
+        for node in walk(condition)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in FLAGS
     }
 
 
 def _conditions(tree: ast.Module) -> Iterator[ast.expr]:
-    for node in ast.walk(tree):
+    for node in walk(tree):
         match node:
             case ast.If() | ast.While() | ast.IfExp() | ast.Assert():
                 yield node.test

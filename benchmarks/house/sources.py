@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-_HOLD_STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
+_WITH_STATEMENTS = ("body", "handlers", "orelse", "finalbody", "cases")  # fields of statements, and of their parts
 INSTALLED = "bequest."  # what imports begin with, and folders do not
 
 
@@ -74,7 +74,26 @@ def statements(tree: ast.Module) -> Iterator[ast.AST]:
     while stack:
         node = stack.pop()
         yield node
-        stack.extend(one for one in ast.iter_child_nodes(node) if isinstance(one, _HOLD_STATEMENTS))
+        stack.extend(within(node))
+
+
+def within(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements right inside another, and what else holds some."""
+    for field in _WITH_STATEMENTS:
+        yield from getattr(node, field, ())
+
+
+def walk(tree: ast.AST) -> list[ast.AST]:
+    """What ast.walk gives, in half its time."""
+    found = [tree]
+    for node in found:  # and those that are found meanwhile
+        for field in node._fields:
+            value = getattr(node, field, None)
+            if isinstance(value, ast.AST):
+                found.append(value)
+            elif isinstance(value, list):
+                found.extend([one for one in value if isinstance(one, ast.AST)])
+    return found
 
 
 def read_modules(root: Path, packages: tuple[str, ...]) -> dict[str, Module]:

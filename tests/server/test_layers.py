@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.house.sources import statements
+
 SERVER = Path(__file__).parents[2] / "server"
 PREFIX = "bequest.server."
 # From the ground up; families of endpoints lie side by side, and `about` may describe the others.
@@ -38,7 +40,7 @@ def imports() -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for path in SERVER.rglob("*.py"):
         module = ".".join(path.relative_to(SERVER).with_suffix("").parts)
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in statements(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(PREFIX):
                 found += [(module, f"{node.module}.{alias.name}".removeprefix(PREFIX)) for alias in node.names]
     return found
@@ -82,5 +84,5 @@ def test_no_files_import_in_a_circle() -> None:
 def test_files_and_functions_are_short(path: Path) -> None:
     text = path.read_text()
     assert text.count("\n") <= 500
-    functions = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [n for n in statements(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     assert not [f.name for f in functions if (f.end_lineno or 0) - f.lineno >= 60]
