@@ -64,6 +64,7 @@ class SlowWorld(World):
         self.losing = losing
 
     def launch(self) -> bool:
+        self.moved = True
         self.tier.arrive(0.2)
         launched = super().launch()
         while not launched and not self.launched and self.tier.waiting:
