@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -96,9 +97,13 @@ def said_by_library(name: str, shown: tuple[int, ...], pictures: list[Rgb]) -> t
     return _said[key]
 
 
+# Tests come model by model, and generating changes none.
+_library = functools.lru_cache(maxsize=1)(make_seeing)
+
+
 @torch.no_grad()
 def _say(name: str, shown: torch.Tensor, pictures: list[Rgb]) -> tuple[int, ...]:
-    out = make_seeing(name).generate(
+    out = _library(name).generate(
         shown,
         attention_mask=torch.ones_like(shown),
         **pixels(name, pictures),

@@ -119,7 +119,7 @@ async def test_what_the_tool_says(
     tiny_model: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "recording"
-    await check_recorded_run(config(tiny_model("llama"), path), 400)
+    await check_recorded_run(config(tiny_model("llama"), path), 250)
     assert main([str(path)]) == 0
     assert "They are equal." in capsys.readouterr().out
 
@@ -130,7 +130,7 @@ async def test_what_the_tool_says(
     assert "in the middle of a record" in capsys.readouterr().out
 
     records = records_of(path)
-    at = next(i for i, r in enumerate(records) if i > 300 and isinstance(r, Returned) and len(r.result.tokens) > 1)
+    at = next(i for i, r in enumerate(records) if i > 150 and isinstance(r, Returned) and len(r.result.tokens) > 1)
     found = records[at]
     assert isinstance(found, Returned)
     result = found.result
