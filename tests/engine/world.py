@@ -324,9 +324,9 @@ class World:
     def launch(self) -> bool:
         if len(self.launched) >= self.shape.depth:
             return False
-        self.moved = True
         launch = self.scheduler.plan(self.now, behind=bool(self.launched))
         self.check_promises()
+        self.moved = True
         if launch is None:
             return False
         limits = self.shape.limits
@@ -351,11 +351,11 @@ class World:
     def apply(self) -> None:
         if not self.launched:
             return
-        self.moved = True
         launch = self.launched.popleft()
         result = structs.replace(
             self.runner.launch(launch.plan), device_seconds=self.draw.choice([0.0, 0.001, 0.004, 0.1])
         )
+        self.moved = True
         applied = self.scheduler.apply(launch, result, self.now)
         for group in applied.failed:
             assert NAN_TOKEN in [t for s in group.sequences for t in s.tokens.to_list()]
