@@ -445,6 +445,13 @@ async def test_keys(start: Starter) -> None:
         ({"max_tokens": None}, "max_tokens", "is missing"),
         ({"messages": []}, "messages", "empty"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "'user' or 'assistant'"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", "at least one block"),
+        ({"messages": [*ASK, {"role": "user", "content": []}], "system": "x"}, "messages[1].content", "one block"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "redacted_thinking", "data": "x"}]}]},
+            "messages[0].content[0].type",
+            "text, image, document and tool_result",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": URL}]}]},
             "messages[0].content[0].type",
@@ -462,6 +469,7 @@ async def test_keys(start: Starter) -> None:
         ({"service_tier": "gold"}, "service_tier", "standard_only"),
         ({"metadata": {"user_id": 1}}, "metadata.user_id", "string"),
         ({"output_config": {"effort": "huge"}, "thinking": {"type": "adaptive"}}, "output_config.effort", "one of"),
+        ({"output_config": {"effort": "huge"}}, "output_config.effort", "one of"),
         ({"stop_sequences": [""]}, "stop_sequences[0]", "1 to 1024"),
     ],
 )

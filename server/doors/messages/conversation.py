@@ -143,6 +143,8 @@ class _Reader:
             raise wrong_type(path, "a string or a list of blocks")
         if role == "assistant":
             self._turn(role)  # it may have said nothing
+        elif not content:
+            raise invalid(f"`{path}` must have at least one block.", path)
         for index, block in enumerate(content):
             at = f"{path}[{index}]"
             if not isinstance(block, dict):
@@ -174,7 +176,7 @@ class _Reader:
             self._turn(role).thoughts.append(string_at(block, "thinking", path))
         elif kind == "tool_use" and role == "assistant":
             self._call(block, path)
-        elif kind not in _UNREADABLE:
+        elif kind not in _UNREADABLE or role != "assistant":
             raise _unknown(kind, role, path)
 
     def _call(self, block: dict[str, Any], path: str) -> None:
