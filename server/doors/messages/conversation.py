@@ -7,6 +7,7 @@ own. Whatever this server puts into a message is accepted back.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -95,7 +96,10 @@ class Said:
 
 
 def _json(value: Any) -> bytes:
-    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS, default=str)
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS, default=str)
+    except orjson.JSONEncodeError:  # an integer of more than 64 bits
+        return json.dumps(value, sort_keys=True, default=str).encode()
 
 
 def text_part(text: str) -> dict[str, Any]:
