@@ -31,9 +31,15 @@ UNSUPPORTED_KEYS = (
     "rope.scaling.yarn_log_multiplier",
 )
 
+# The same of keys for which 0 or 1 is not the usual value.
+_USUAL = {"attention.causal": True, "use_parallel_residual": False, "attention.clamp_kqv": 0}
+
+_MOST_LAYERS = 10_000  # a file that says more is broken
+
 
 def parse_gguf_config(file: GGUFFile) -> DecoderConfig:
     architecture = file.architecture
+    _refuse_parts(file)
     variant = find_gguf_variant(architecture)
     prefix = architecture + "."
     given = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
@@ -47,6 +53,8 @@ def parse_gguf_config(file: GGUFFile) -> DecoderConfig:
     if num_heads < 1:
         raise ModelError(f"{fields.source}: attention.head_count must be positive, not {num_heads}")
     num_layers = fields.integer("block_count") - fields.integer("nextn_predict_layers", 0)  # which draft tokens
+    if not 0 < num_layers <= _MOST_LAYERS:
+        raise ModelError(f"{fields.source}: block_count must be from 1 to {_MOST_LAYERS}, not {num_layers}")
     head_dim = fields.integer("attention.key_length", hidden_size // num_heads)
     if fields.integer("attention.value_length", head_dim) != head_dim:
         raise ModelError(f"{fields.source}: attention.value_length other than attention.key_length is not supported")
@@ -219,5 +227,15 @@ def _refuse_unsupported(fields: Fields, variant: GGUFVariant) -> None:
         and fields.has(name)
         and not (isinstance(fields.raw(name), (int, float)) and fields.raw(name) in (0, 1))
     ]
+    found += [f"{name} = {fields.raw(name)!r}" for name, usual in _USUAL.items() if fields.raw(name, usual) != usual]
     if found:
         raise ModelError(f"{fields.source} asks for what is not supported: {'; '.join(found)}")
+
+
+def _refuse_parts(file: GGUFFile) -> None:
+    count = Fields(file.metadata, str(file.path)).integer("split.count", 1)
+    if count > 1:
+        raise ModelError(
+            f"{file.path} is one of {count} parts of a model (split.count): join them first, as llama-gguf-split "
+            "--merge does"
+        )
