@@ -21,7 +21,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bequest.cluster.own_answers import own_errors, refuse_metrics, refuse_unknown
+from bequest.cluster.own_answers import ask_once_more, own_errors, refuse_metrics, refuse_unknown
 from bequest.server.wire.replicas import (
     HOLDS_HEADER,
     NAME_HEADER,
@@ -316,14 +316,17 @@ def _learn() -> list[str]:
 
 
 def _redirect() -> list[str]:
-    """Once: whom the request named itself is not named again."""
+    """Once: whom the request named itself is not named again. If that one has just ended, another one gets the request
+    and sends it to the owner, in vain."""
     replica = f"{QUERY}=%[res.hdr({REPLICA_HEADER})]"
     asked = "{ var(txn.asked) -m found }"
-    return [
+    another = "!{ srv_name,strcmp(txn.asked) eq 0 }"
+    redirects = [
         f'    http-response redirect code 307 location "%[var(txn.uri)]{sign}{replica}" '
         f"if {{ status 421 }} !{asked} {condition}{{ var(txn.uri) -m sub ? }}"
         for sign, condition in (("&", ""), ("?", "!"))
     ]
+    return [ask_once_more(f"{{ status 421 }} {asked} {another}"), *redirects]
 
 
 def _replicas(routing: Routing) -> str:

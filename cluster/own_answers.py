@@ -8,11 +8,14 @@ from bequest.server.wire.errors import RETRY_SECONDS, ApiError
 from bequest.server.wire.replicas import REPLICA_HEADER
 
 _SOON = {"Retry-After": str(RETRY_SECONDS)}
+_FAILED = ApiError(
+    502, "replica_failed", "The replica ended before it answered: send the request again.", headers=_SOON
+)
 _OWN = (
     ApiError(400, "invalid_value", "The request is not valid HTTP/1.1."),
     ApiError(408, "request_timeout", "The request did not arrive in time."),
     ApiError(500, "internal_error", "The router failed."),
-    ApiError(502, "replica_failed", "The replica ended before it answered: send the request again.", headers=_SOON),
+    _FAILED,
     ApiError(503, "no_replica", "No replica takes requests at the moment: send the request again later."),
     ApiError(504, "replica_timeout", "The replica did not answer in time.", headers={"x-should-retry": "false"}),
 )
@@ -22,8 +25,7 @@ _NAMED = "(named)"  # in a message, where the request's own word goes
 def own_errors() -> list[str]:
     """Lines of the section `defaults`."""
     return [
-        f"    http-error status {error.status} content-type application/json string {_quoted(error)}"
-        + "".join(f" hdr {name} {value}" for name, value in error.headers.items())
+        f"    http-error status {error.status} content-type application/json string {_quoted(error)}{_headers(error)}"
         for error in _OWN
     ]
 
@@ -48,6 +50,19 @@ def refuse_metrics(query: str) -> str:
         f"    http-request return status 404 content-type application/json string {text} "
         "if { path /metrics } !{ var(txn.asked) -m found }"
     )
+
+
+def ask_once_more(answered_by_another: str) -> str:
+    """A line that ends requests for a replica which has ended, and is not known to have: another one answers for it."""
+    error = ApiError(503, _FAILED.code, _FAILED.message)
+    return (
+        f"    http-response return status 503 content-type application/json string {_quoted(error)}"
+        f"{_headers(error)} if {answered_by_another}"
+    )
+
+
+def _headers(error: ApiError) -> str:
+    return "".join(f" hdr {name} {value}" for name, value in error.headers.items())
 
 
 def _quoted(error: ApiError) -> str:

@@ -118,6 +118,26 @@ def test_what_a_router_answers_itself_is_json(tmp_path: Path) -> None:
             assert error["code"] == "no_replica" and answer.headers["Retry-After"] == "1"
 
 
+def test_an_owner_that_ended_a_moment_ago(tmp_path: Path) -> None:
+    """Its health has not been looked at since. Another replica believes that it runs: the client asks once more."""
+    servers = [fake(tag, tmp_path) for tag in ("r1", "r2")]
+    with Routed(tmp_path, servers) as pair:
+        parent = ask(pair, {}, {"X-Bequest-Replica": "r2"}).json()["id"]
+        wrong = ask(pair, {"continuation_of": parent}, {"X-Bequest-Replica": "r1"})
+        assert wrong.status_code == 421, "whoever was named has answered"
+        pair.router.ask("disable health replicas/r2")
+        servers[1].kill()
+        answer = ask(pair, {"continuation_of": parent})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "replica_failed"), answer.text
+        assert answer.headers["Retry-After"] == "1"
+        pair.router.ask("enable health replicas/r2")
+        end = time.monotonic() + 20
+        while (answer := ask(pair, {"continuation_of": parent})).status_code == 503:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        assert answer.json()["error"]["code"] == "continuation_parent_not_found"
+
+
 def test_prompts_that_begin_alike_meet(routed: Routed) -> None:
     begins = [f"system prompt {number} " * 18 for number in range(24)]
     first = [on(ask(routed, {"prompt": begin + "one"})) for begin in begins]
