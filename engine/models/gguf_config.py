@@ -52,9 +52,7 @@ def parse_gguf_config(file: GGUFFile) -> DecoderConfig:
     num_heads = fields.integer("attention.head_count")
     if num_heads < 1:
         raise ModelError(f"{fields.source}: attention.head_count must be positive, not {num_heads}")
-    num_layers = fields.integer("block_count") - fields.integer("nextn_predict_layers", 0)  # which draft tokens
-    if not 0 < num_layers <= _MOST_LAYERS:
-        raise ModelError(f"{fields.source}: block_count must be from 1 to {_MOST_LAYERS}, not {num_layers}")
+    num_layers = _num_layers(fields)
     head_dim = fields.integer("attention.key_length", hidden_size // num_heads)
     if fields.integer("attention.value_length", head_dim) != head_dim:
         raise ModelError(f"{fields.source}: attention.value_length other than attention.key_length is not supported")
@@ -216,6 +214,14 @@ def _parse_longrope(file: GGUFFile, fields: Fields, rope: RopeConfig) -> RopeCon
         short_divisors=tuple(short.load().tolist()),
         long_divisors=tuple(long.load().tolist()),
     )
+
+
+def _num_layers(fields: Fields) -> int:
+    """Without those that draft tokens."""
+    count = fields.integer("block_count")
+    if not 0 < count <= _MOST_LAYERS:
+        raise ModelError(f"{fields.source}: block_count must be from 1 to {_MOST_LAYERS}, not {count}")
+    return count - fields.integer("nextn_predict_layers", 0)
 
 
 def _refuse_unsupported(fields: Fields, variant: GGUFVariant) -> None:
