@@ -21,6 +21,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from bequest.cluster.own_answers import ask_once_more, own_errors, refuse_metrics, refuse_unknown
 from bequest.server.wire.replicas import (
     HOLDS_HEADER,
     NAME_HEADER,
@@ -116,7 +117,7 @@ def _peers(routing: Routing) -> str:
 def _defaults(routing: Routing) -> str:
     # A stream is silent while a long prompt is computed. What has not reached a replica is sent to another one. A check
     # of a server that has ended is refused at once; one of a busy machine may take its time.
-    return """\
+    lines = """\
 defaults
     mode http
     log global
@@ -133,6 +134,7 @@ defaults
     timeout server 1h
     timeout queue 60s
 """
+    return "\n".join([lines.rstrip(), *own_errors(), ""])
 
 
 def _frontend(routing: Routing) -> str:
@@ -145,7 +147,7 @@ def _frontend(routing: Routing) -> str:
         *_who(routing),
         *_count(),
         *_parent(),
-        *_replica_named(),
+        *_replica_named(routing),
         *_owner(routing),
         *_prefix(),
         *_metrics(routing),
@@ -214,12 +216,15 @@ def _parent() -> list[str]:
     return [*lines, "    http-request set-var(txn.key) var(txn.parent),concat(/,txn.tenant)"]
 
 
-def _replica_named() -> list[str]:
-    """What the request says itself. The query is the router's own, and does not reach a replica."""
+def _replica_named(routing: Routing) -> list[str]:
+    """What the request says itself. The query is the router's own, and does not reach a replica. A cookie may be older
+    than the replicas; a name in the request itself must be one of them."""
+    named = (f"url_param({QUERY})", f"req.hdr({REPLICA_HEADER})")
     return [
+        *(f"    http-request set-var(txn.named) {one} if {{ {one} -m found }}" for one in named),
+        refuse_unknown("txn.named", [backend.tag for backend in routing.backends]),
         f"    http-request set-var(txn.asked) req.cook({QUERY}) if {{ req.cook({QUERY}) -m found }}",
-        f"    http-request set-var(txn.asked) url_param({QUERY}) if {{ url_param({QUERY}) -m found }}",
-        f"    http-request set-var(txn.asked) req.hdr({REPLICA_HEADER}) if {{ req.hdr({REPLICA_HEADER}) -m found }}",
+        "    http-request set-var(txn.asked) var(txn.named) if { var(txn.named) -m found }",
         f"    http-request set-var(txn.chosen) url_param({QUERY}) if {{ path / }} {{ url_param({QUERY}) -m found }}",
         "    http-request set-var(txn.uri) pathq",
         f"    http-request set-query %[query,regsub(&?{QUERY}=[a-z0-9]*,)] if {{ url_param({QUERY}) -m found }}",
@@ -270,11 +275,7 @@ def _metrics(routing: Routing) -> list[str]:
             "    use_backend overview if { path /metrics } !{ var(txn.asked) -m found }",
             "    use_backend overview if { path /cluster/state }",
         ]
-    return [
-        "    http-request return status 404 content-type text/plain string "
-        f'"Metrics are those of one replica: scrape each of them, or name one with ?{QUERY}=TAG.\\n" '
-        "if { path /metrics } !{ var(txn.asked) -m found }"
-    ]
+    return [refuse_metrics(QUERY)]
 
 
 def _servers(routing: Routing, track: str = "") -> list[str]:
@@ -315,14 +316,17 @@ def _learn() -> list[str]:
 
 
 def _redirect() -> list[str]:
-    """Once: whom the request named itself is not named again."""
+    """Once: whom the request named itself is not named again. If that one has just ended, another one gets the request
+    and sends it to the owner, in vain."""
     replica = f"{QUERY}=%[res.hdr({REPLICA_HEADER})]"
     asked = "{ var(txn.asked) -m found }"
-    return [
+    another = "!{ srv_name,strcmp(txn.asked) eq 0 }"
+    redirects = [
         f'    http-response redirect code 307 location "%[var(txn.uri)]{sign}{replica}" '
         f"if {{ status 421 }} !{asked} {condition}{{ var(txn.uri) -m sub ? }}"
         for sign, condition in (("&", ""), ("?", "!"))
     ]
+    return [ask_once_more(f"{{ status 421 }} {asked} {another}"), *redirects]
 
 
 def _replicas(routing: Routing) -> str:

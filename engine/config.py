@@ -68,6 +68,7 @@ ToolCallParser = Literal[
 ]
 
 
+_HOST = r"[^\s,/@?#]+"  # neither a list nor a URL
 REPLICA_TAG = r"[a-z0-9]{1,16}"
 ADAPTER_NAME = r"[\x21-\x3c\x3e-\x7e]{1,128}"  # printable ASCII but for "="
 
@@ -383,7 +384,7 @@ class ServerConfig:
     allow_lora_loading: str | None = option(
         None, "folder from below which operators may load adapters while the server runs (POST /v1/load_lora_adapter)"
     )
-    allowed_origins: list[str] = option([], "origins that browsers may call from (CORS)")
+    allowed_origins: list[str] = option([], "origin that browsers may call from (CORS); may be repeated")
     max_body_mb: float = option(32, "largest request body in MiB")
     max_body_values: int = option(1_500_000, "most values in a JSON body, of which token ids are most")
     max_body_parts: int = option(100_000, "most strings, names, lists and objects among them")
@@ -397,7 +398,7 @@ class ServerConfig:
     images_mb: float = option(256, "memory in MiB for images that may come again")
     image_dir: str | None = option(None, "directory whose files requests may name as file: URLs; default: none")
     allow_image_hosts: list[str] = option(
-        [], "hosts that images are fetched from, *.name for all below one, * for any; default: none"
+        [], "host that images are fetched from, *.name for all below one, * for any; may be repeated; default: none"
     )
     max_catalogue_mb: float = option(1024, "largest upload of a catalogue in MiB")
     max_estate_mb: float = option(4096, "largest estate that is taken in, in MiB")
@@ -448,6 +449,9 @@ class ServerConfig:
             raise ValueError(f"allow_lora_loading must be a folder that exists, not {self.allow_lora_loading!r}")
         if self.replica_tag is not None and not re.fullmatch(REPLICA_TAG, self.replica_tag):
             raise ValueError(f"replica_tag must be 1 to 16 characters out of a-z and 0-9, not {self.replica_tag!r}")
+        for host in self.allow_image_hosts:
+            if not re.fullmatch(_HOST, host):
+                raise ValueError(f"allow_image_hosts has {host!r}: each is a name, *.name or *, and may have a :port")
         for name in _OVER_ZERO:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be over 0, not {getattr(self, name):g}")

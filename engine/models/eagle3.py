@@ -30,6 +30,9 @@ from bequest.engine.models.hf_config import parse_hf_config
 from bequest.engine.models.rope import cos_sin_table
 from bequest.engine.models.safetensors_files import find_safetensors
 
+# Fields of config.json that change what a head computes, and what they must be.
+_USUAL = {"num_hidden_layers": 1, "norm_before_residual": False, "norm_before_fc": False, "attention_bias": False}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagleHead:
@@ -70,6 +73,10 @@ class EagleHead:
 def load_eagle3(path: Path, target: Decoder, backend: Backend, dtype: torch.dtype, num_positions: int) -> EagleHead:
     """Raises ModelError."""
     values = json.loads((path / "config.json").read_text())
+    for name, usual in _USUAL.items():
+        if values.get(name) not in (None, usual):
+            said = f"{name} must be {json.dumps(usual)}, not {values[name]!r}"
+            raise ModelError(f"{path / 'config.json'}: {said}: such heads of EAGLE-3 are not read")
     plain = {**values, "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
     config = parse_hf_config(plain, str(path / "config.json"))
     return _Reading(path, backend, dtype).head(config, target, _layers(values, target.config, path), num_positions)
@@ -145,8 +152,8 @@ class _Reading:
 
     def _targets(self, num_tokens: int, vocab_size: int) -> Tensor:
         targets = torch.arange(num_tokens)
-        if "d2t" in self._tensors:
-            targets += self._tensor("d2t")
+        if "d2t" in self._tensors or num_tokens != vocab_size:
+            targets += self._tensor("d2t", (num_tokens,))
         if targets.min() < 0 or targets.max() >= vocab_size:
             raise ModelError(f"{self._path}: the head has tokens that the model has not")
         return targets.to(self._backend.device)

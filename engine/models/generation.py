@@ -24,6 +24,23 @@ SAMPLING_FIELDS = {
     "min_p": (0.0, 1.0),
     "repetition_penalty": (1e-6, 10.0),
 }
+# What transformers does beside, and this engine does not; with the value that changes nothing.
+_NOT_FOLLOWED: dict[str, object] = {
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "bad_words_ids": [],
+    "sequence_bias": {},
+    "stop_strings": [],
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "penalty_alpha": 0.0,
+    "guidance_scale": 1.0,
+    "exponential_decay_length_penalty": [],
+    "watermarking_config": {},
+}
+_FOLLOWED_BY_DECODING = ("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id")
 GGUF_SAMPLING_KEYS = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_p": "top_p",
@@ -39,6 +56,7 @@ class GenerationDefaults:
     eos_token_ids: tuple[int, ...]  # any of them ends a generation; ascending
     sampling: dict[str, float | int] = field(default_factory=dict)
     decoding: DecodingDefaults | None = None  # of an encoder-decoder model
+    not_followed: tuple[str, ...] = ()  # fields that would change what is sampled, and do not here
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +102,13 @@ def generation_defaults(
     sampling = {name: told.number(name) for name in SAMPLING_FIELDS if told.has(name)}
     decodes = _architecture(config).endswith("ForConditionalGeneration") and not config.has("text_config")
     decoding = decoding_defaults(config if generation is None else generation, config) if decodes else None
-    return GenerationDefaults(tuple(sorted(ends)), _whole_top_k(sampling), decoding)
+    return GenerationDefaults(tuple(sorted(ends)), _whole_top_k(sampling), decoding, _not_followed(told, decodes))
+
+
+def _not_followed(told: Fields, decodes: bool) -> tuple[str, ...]:
+    """Fields that make `generate` of transformers choose other tokens than this engine does."""
+    neutral = _NOT_FOLLOWED | ({} if decodes else {name: [] for name in _FOLLOWED_BY_DECODING})
+    return tuple(name for name, nothing in neutral.items() if told.raw(name) not in (None, nothing))
 
 
 def decoding_defaults(generation: Fields, config: Fields) -> DecodingDefaults:

@@ -31,9 +31,15 @@ UNSUPPORTED_KEYS = (
     "rope.scaling.yarn_log_multiplier",
 )
 
+# The same of keys for which 0 or 1 is not the usual value.
+_USUAL = {"attention.causal": True, "use_parallel_residual": False, "attention.clamp_kqv": 0}
+
+_MOST_LAYERS = 10_000  # a file that says more is broken
+
 
 def parse_gguf_config(file: GGUFFile) -> DecoderConfig:
     architecture = file.architecture
+    _refuse_parts(file)
     variant = find_gguf_variant(architecture)
     prefix = architecture + "."
     given = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
@@ -46,7 +52,7 @@ def parse_gguf_config(file: GGUFFile) -> DecoderConfig:
     num_heads = fields.integer("attention.head_count")
     if num_heads < 1:
         raise ModelError(f"{fields.source}: attention.head_count must be positive, not {num_heads}")
-    num_layers = fields.integer("block_count") - fields.integer("nextn_predict_layers", 0)  # which draft tokens
+    num_layers = _num_layers(fields)
     head_dim = fields.integer("attention.key_length", hidden_size // num_heads)
     if fields.integer("attention.value_length", head_dim) != head_dim:
         raise ModelError(f"{fields.source}: attention.value_length other than attention.key_length is not supported")
@@ -210,6 +216,14 @@ def _parse_longrope(file: GGUFFile, fields: Fields, rope: RopeConfig) -> RopeCon
     )
 
 
+def _num_layers(fields: Fields) -> int:
+    """Without those that draft tokens."""
+    count = fields.integer("block_count")
+    if not 0 < count <= _MOST_LAYERS:
+        raise ModelError(f"{fields.source}: block_count must be from 1 to {_MOST_LAYERS}, not {count}")
+    return count - fields.integer("nextn_predict_layers", 0)
+
+
 def _refuse_unsupported(fields: Fields, variant: GGUFVariant) -> None:
     names = UNSUPPORTED_KEYS if variant.renormalises_experts is not None else (*UNSUPPORTED_KEYS, "expert_count")
     found = [
@@ -219,5 +233,15 @@ def _refuse_unsupported(fields: Fields, variant: GGUFVariant) -> None:
         and fields.has(name)
         and not (isinstance(fields.raw(name), (int, float)) and fields.raw(name) in (0, 1))
     ]
+    found += [f"{name} = {fields.raw(name)!r}" for name, usual in _USUAL.items() if fields.raw(name, usual) != usual]
     if found:
         raise ModelError(f"{fields.source} asks for what is not supported: {'; '.join(found)}")
+
+
+def _refuse_parts(file: GGUFFile) -> None:
+    count = Fields(file.metadata, str(file.path)).integer("split.count", 1)
+    if count > 1:
+        raise ModelError(
+            f"{file.path} is one of {count} parts of a model (split.count): join them first, as llama-gguf-split "
+            "--merge does"
+        )

@@ -92,7 +92,9 @@ def _parse_rope(fields: Fields, scaling: Fields, max_position: int, *, is_local:
             low_freq_factor=scaling.number("low_freq_factor"),
             high_freq_factor=scaling.number("high_freq_factor"),
         )
-    factor = scaling.number("factor", max_position / original)
+    # Where both lengths are said, their ratio is the factor.
+    is_said = kind == "longrope" or original != max_position
+    factor = scaling.number("factor", max_position / original) if is_said else scaling.number("factor")
     if kind == "longrope":
         return RopeConfig(
             theta,

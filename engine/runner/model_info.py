@@ -83,6 +83,8 @@ def default_sampling(config: EngineConfig, loaded: LoadedModel) -> dict[str, flo
     """How requests are sampled that do not say it."""
     if config.generation_config == "none":
         return {}
+    if loaded.generation.not_followed:
+        log.warning("generation_config.json: not followed: %s", ", ".join(loaded.generation.not_followed))
     own = loaded.generation.sampling or (SAMPLING if config.model is None else {})
     check_sampling(own)
     if own:

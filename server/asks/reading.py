@@ -26,6 +26,11 @@ _HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "hi
 _TAIL_TOKENS = 64  # of a prompt without a text, in which a mark is looked for
 
 
+def check_effort(effort: str, param: str) -> None:
+    if effort not in EFFORTS:
+        raise invalid(f"`{param}` must be one of {', '.join(EFFORTS)}, not {shorten(repr(effort))}.", param)
+
+
 class Reading:
     """Of one request. A model that shows no thoughts and has no tools to call writes text."""
 
@@ -55,8 +60,7 @@ class Reading:
         """
         if effort is None:
             return given
-        if effort not in EFFORTS:
-            raise invalid(f"`{param}` must be one of {', '.join(EFFORTS)}, not {shorten(repr(effort))}.", param)
+        check_effort(effort, param)
         thinks = effort != "none"
         level = _HARMONY_EFFORTS.get(effort, effort) if self._dialect.is_harmony else effort
         return {"reasoning_effort": level, "enable_thinking": thinks, "thinking": thinks, **(given or {})}

@@ -12,7 +12,7 @@ from bequest.server.asks.prompts import encode
 from bequest.server.asks.ranges import between
 from bequest.server.context import Context
 from bequest.server.wire.bodies import ChatBody, SampledBody
-from bequest.server.wire.errors import invalid, unsupported
+from bequest.server.wire.errors import invalid, missing, unsupported
 
 _METHODS: dict[str, DraftMethod | None] = {
     "auto": None,
@@ -36,8 +36,8 @@ def speculation_of(body: SampledBody, info: ModelInfo, prediction: tuple[int, ..
     for name in given:
         if name not in ("method", "max_tokens"):
             raise invalid("`speculation` has `method` and `max_tokens`, no other fields.", f"speculation.{name}")
-    method = given.get("method", "auto")
-    if method not in _METHODS:
+    method = "auto" if given.get("method") is None else given["method"]
+    if not isinstance(method, str) or method not in _METHODS:
         raise invalid(f"`speculation.method` must be one of {', '.join(_METHODS)}.", "speculation.method")
     if method in ("ngram", "suffix") and info.drafts is None:
         raise unsupported("speculation.method", _NOT_HERE)
@@ -68,5 +68,7 @@ def _predicted_text(given: Mapping[str, Any]) -> str:
     if given.get("type") != "content":
         raise invalid('`prediction.type` must be "content".', "prediction.type")
     if "content" not in given:
-        raise invalid("`prediction.content` is missing: the text that the answer is expected to be.", "prediction")
+        raise missing(
+            "prediction.content", "`prediction.content` is missing: the text that the answer is expected to be."
+        )
     return text_of(given["content"], "prediction.content")

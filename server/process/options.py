@@ -48,9 +48,7 @@ _ELSEWHERE = {
     "--alias": "the flag is --served-model-name",
     "--num-gpu-blocks-override": "the flag is --num-blocks",
     "--swap-space": "the flag is --host-cache-gb",
-    "--tensor-parallel-size": "one process runs on one device",
     "--pipeline-parallel-size": "one process runs on one device",
-    "--quantization": "a quantised model is served from a .gguf file",
     "--root-path": "the paths are fixed; let a proxy rewrite them",
 }
 

@@ -98,6 +98,7 @@ async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
         beside: list[asyncio.Future[None]] = []
         code = EXIT_FAILED
         try:
+            signals = _Signals(keys, certificate, engine, notifier)  # who knows that it is ready may end it
             await web.SockSite(runner, listener, backlog=_ACCEPTED_AT_ONCE, ssl_context=tls).start()
             listener.listen(_BACKLOG)  # asyncio takes one number for both
             _log.info("%s", _dialect_line(app[CONTEXT]))
@@ -108,7 +109,7 @@ async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
             beside.append(asyncio.ensure_future(keep_reporting(metrics, engine.load)))
             if certificate is not None:
                 beside.append(asyncio.ensure_future(certificate.keep_fresh()))
-            code = await _until_end(engine, runner, keys, certificate, notifier, config.drain_timeout)
+            code = await _until_end(engine, runner, signals, notifier, config.drain_timeout)
             return code
         finally:
             for task in beside:
@@ -118,23 +119,35 @@ async def serve(config: ServerConfig, leases: LeaseTimes, load: Loader) -> int:
             await runner.cleanup()
 
 
+class _Signals:
+    """SIGTERM and SIGINT, one after the other, until they are given back. SIGHUP reads keys and certificate again."""
+
+    def __init__(self, keys: KeyRing, certificate: Certificate | None, engine: EngineLike, notifier: Notifier) -> None:
+        self._keys, self._certificate = keys, certificate
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._called: asyncio.Queue[signal.Signals] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        for number in self._before:
+            self._loop.add_signal_handler(number, self._called.put_nowait, number)
+        self._loop.add_signal_handler(signal.SIGHUP, _reload, keys, certificate, engine, notifier)
+
+    def next(self) -> asyncio.Task[signal.Signals]:
+        return asyncio.create_task(self._called.get())
+
+    def give_back(self) -> None:
+        for number, before in self._before.items():
+            self._loop.remove_signal_handler(number)
+            signal.signal(number, before)  # one more ends the process; Python's own would show a traceback
+        # It must not end what is about to end.
+        self._loop.add_signal_handler(signal.SIGHUP, _read_again, self._keys, self._certificate)
+
+
 async def _until_end(
-    engine: EngineLike,
-    runner: AppRunner,
-    keys: KeyRing,
-    certificate: Certificate | None,
-    notifier: Notifier,
-    drain_timeout: float,
+    engine: EngineLike, runner: AppRunner, signals: _Signals, notifier: Notifier, drain_timeout: float
 ) -> int:
     """Waits for a signal or the engine's death, and for what has to follow it."""
-    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    for number in before:
-        loop.add_signal_handler(number, signals.put_nowait, number)
-    loop.add_signal_handler(signal.SIGHUP, _reload, keys, certificate, engine, notifier)
     death = asyncio.ensure_future(engine.wait_dead())
-    called = asyncio.ensure_future(signals.get())
+    called = signals.next()
     draining: asyncio.Future[bool] | None = None
     try:
         await asyncio.wait({death, called}, return_when=asyncio.FIRST_COMPLETED)
@@ -142,7 +155,7 @@ async def _until_end(
             _log.info("%s", _draining_line(called.result(), engine.num_open, drain_timeout))
             notifier.stopping(f"draining {engine.num_open} requests for up to {drain_timeout:g} s")
             draining = asyncio.ensure_future(_drain(engine, runner, drain_timeout))
-            called = asyncio.ensure_future(signals.get())
+            called = signals.next()
             await asyncio.wait({death, called, draining}, return_when=asyncio.FIRST_COMPLETED)
         if death.done():
             _log.error("the engine died: %r", death.result())
@@ -161,10 +174,7 @@ async def _until_end(
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
-        for number in before:
-            loop.remove_signal_handler(number)
-            signal.signal(number, before[number])  # one more ends the process; Python's own would show a traceback
-        loop.add_signal_handler(signal.SIGHUP, _read_again, keys, certificate)  # it must not end what is about to end
+        signals.give_back()
 
 
 async def _drain(engine: EngineLike, runner: AppRunner, seconds: float) -> bool:

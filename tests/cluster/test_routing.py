@@ -93,6 +93,51 @@ def test_the_official_client_follows(routed: Routed) -> None:
             assert tag_of(answer.id) == "r3"
 
 
+def test_a_replica_that_is_not_there_is_not_replaced(routed: Routed) -> None:
+    """Whoever uploads something to each replica would believe that it is there."""
+    for answer in (
+        ask(routed, {}, {"X-Bequest-Replica": 'r"9'}),
+        requests.get(f"{routed.url}/health?bequest-replica=r9"),
+    ):
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (404, "replica_not_found", "X-Bequest-Replica")
+        assert "r1, r2, r3" in error["message"], "and the message says which there are"
+    cookie = {"bequest-replica": "r9"}  # a console that was opened before its replica went
+    assert requests.get(f"{routed.url}/health", cookies=cookie, timeout=5).ok
+
+
+def test_what_a_router_answers_itself_is_json(tmp_path: Path) -> None:
+    """Not an HTML page, of which a client shows the first line at best."""
+    server = fake("r1", tmp_path)
+    with Routed(tmp_path, [server]) as alone:
+        server.kill()
+        for _ in range(2):
+            answer = ask(alone, {})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"], error["param"]) == (503, "server_error", None)
+            assert error["code"] == "no_replica" and answer.headers["Retry-After"] == "1"
+
+
+def test_an_owner_that_ended_a_moment_ago(tmp_path: Path) -> None:
+    """Its health has not been looked at since. Another replica believes that it runs: the client asks once more."""
+    servers = [fake(tag, tmp_path) for tag in ("r1", "r2")]
+    with Routed(tmp_path, servers) as pair:
+        parent = ask(pair, {}, {"X-Bequest-Replica": "r2"}).json()["id"]
+        wrong = ask(pair, {"continuation_of": parent}, {"X-Bequest-Replica": "r1"})
+        assert wrong.status_code == 421, "whoever was named has answered"
+        pair.router.ask("disable health replicas/r2")
+        servers[1].kill()
+        answer = ask(pair, {"continuation_of": parent})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "replica_failed"), answer.text
+        assert answer.headers["Retry-After"] == "1"
+        pair.router.ask("enable health replicas/r2")
+        end = time.monotonic() + 20
+        while (answer := ask(pair, {"continuation_of": parent})).status_code == 503:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        assert answer.json()["error"]["code"] == "continuation_parent_not_found"
+
+
 def test_prompts_that_begin_alike_meet(routed: Routed) -> None:
     begins = [f"system prompt {number} " * 18 for number in range(24)]
     first = [on(ask(routed, {"prompt": begin + "one"})) for begin in begins]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from benchmarks.speculation_equality import compare
 from bequest.engine.build import build_engine
@@ -168,6 +168,8 @@ async def test_drafts_change_nothing(tiny_model: Callable[[str], Path], tmp_path
     [
         ({"intermediate_size": 96}, "of the head is"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 9]}}, "reads layers"),
+        ({"num_hidden_layers": 2}, "config.json: num_hidden_layers must be 1, not 2"),
+        ({"norm_before_residual": True}, "config.json: norm_before_residual must be false"),
     ],
 )
 async def test_a_head_of_another_model_ends_the_start(
@@ -175,6 +177,19 @@ async def test_a_head_of_another_model_ends_the_start(
 ) -> None:
     with pytest.raises(ModelError, match=why):
         await build_engine(config(tiny_model("llama"), save_head(tmp_path / "head", **fields)))
+
+
+@pytest.mark.parametrize(("d2t", "why"), [(None, "d2t of the head is missing"), (FEWER - 1, "d2t of the head is")])
+async def test_a_head_must_say_which_tokens_it_has(
+    d2t: int | None, why: str, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    head = save_head(tmp_path / "head")
+    (file,) = head.glob("*.safetensors")
+    tensors = load_file(file)
+    given = tensors.pop("d2t")
+    save_file(tensors if d2t is None else tensors | {"d2t": given[:d2t].clone()}, file)
+    with pytest.raises(ModelError, match=why):
+        await build_engine(config(tiny_model("llama"), head))
 
 
 async def test_the_method_is_the_heads(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:

@@ -145,6 +145,26 @@ def test_unsupported_architecture(tmp_path: Path) -> None:
         parse_gguf_config(file)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("split.count", 2, "model.gguf is one of 2 parts of a model"),
+        ("llama.attention.causal", False, "attention.causal = False"),
+        ("llama.use_parallel_residual", True, "use_parallel_residual = True"),
+        ("llama.attention.clamp_kqv", 8.0, "attention.clamp_kqv = 8.0"),
+        ("llama.block_count", 1 << 31, "block_count must be from 1 to 10000, not 2147483648"),
+        ("llama.block_count", 0, "block_count must be from 1"),
+    ],
+)
+def test_what_would_compute_something_else(key: str, value: object, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_tiny_gguf("llama", path)
+    file = GGUFFile(path)
+    file.metadata[key] = value
+    with pytest.raises(ModelError, match=message):
+        parse_gguf_config(file)
+
+
 def test_unexpected_tensor(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_tiny_gguf("llama", path, extra_tensors={"blk.0.ssm_in.weight": np.zeros((2, 2), np.float32)})

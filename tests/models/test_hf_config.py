@@ -98,6 +98,7 @@ def test_sliding_windows(values: dict[str, Any], windows: tuple[int, ...]) -> No
         ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "rope type 'spiral' is not supported"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "short_factor must be a list of numbers"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling lacks factor"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling lacks factor"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "all layers must rotate alike"),
         ({"rope_parameters": {"mrope_section": [8, 4, 4]}}, "mrope_section is not supported"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),

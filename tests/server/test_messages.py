@@ -398,6 +398,15 @@ async def test_too_many_marks_and_wrong_ones(front: Front) -> None:
             await create(front, cache_control=given)
 
 
+async def test_numbers_of_any_size(front: Front) -> None:
+    """In what a client's own program made: a call's arguments, a template's variables."""
+    call = {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 2**70}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": "x"}
+    messages = [*ASK, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    await create(front, messages=messages, extra_body={"chat_template_kwargs": {"a": -(2**70)}})
+    assert prompt(front).endswith("tool: x\nassistant: ")
+
+
 async def test_a_conversation_goes_on_from_what_it_left(front: Front) -> None:
     """The next request inherits the tokens of the one before, its answer's as they were sampled."""
     front.engine.script = saying("Here.", 1, by_byte=True)
@@ -445,6 +454,13 @@ async def test_keys(start: Starter) -> None:
         ({"max_tokens": None}, "max_tokens", "is missing"),
         ({"messages": []}, "messages", "empty"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "'user' or 'assistant'"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", "at least one block"),
+        ({"messages": [*ASK, {"role": "user", "content": []}], "system": "x"}, "messages[1].content", "one block"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "redacted_thinking", "data": "x"}]}]},
+            "messages[0].content[0].type",
+            "text, image, document and tool_result",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": URL}]}]},
             "messages[0].content[0].type",
@@ -462,7 +478,14 @@ async def test_keys(start: Starter) -> None:
         ({"service_tier": "gold"}, "service_tier", "standard_only"),
         ({"metadata": {"user_id": 1}}, "metadata.user_id", "string"),
         ({"output_config": {"effort": "huge"}, "thinking": {"type": "adaptive"}}, "output_config.effort", "one of"),
+        ({"output_config": {"effort": "huge"}}, "output_config.effort", "one of"),
         ({"stop_sequences": [""]}, "stop_sequences[0]", "1 to 1024"),
+        ({"cache_control": {"type": "ephemeral", "ttl": ["5m"]}}, "cache_control.ttl", "'5m' or '1h'"),
+        (
+            {"tools": [{"name": "f", "input_schema": {"maximum": 2**70}}], "tool_choice": {"type": "any"}},
+            "tools[0].input_schema",
+            "64 bits",
+        ),
     ],
 )
 async def test_what_is_refused(front: Front, fields: Any, param: str, message: str) -> None:

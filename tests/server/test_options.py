@@ -101,6 +101,8 @@ def test_wrong_command_lines(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--max-body-mb", "inf"], "max_body_mb must be a finite number"),
         (["serve", "--client-timeout", "0"], "client_timeout must be over 0"),
         (["serve", "--stored-responses", "-1"], "stored_responses must not be negative"),
+        (["serve", "--allow-image-hosts", "a.org,b.org"], "allow_image_hosts has 'a.org,b.org': each is a name"),
+        (["serve", "--allow-image-hosts", "https://a.org"], "allow_image_hosts has 'https://a.org'"),
         (["serve", "--sse-keep-alive-interval", "-1"], "sse_keep_alive_interval must not be negative"),
     ):
         with pytest.raises(SystemExit) as ended:

@@ -20,6 +20,7 @@ import pytest
 from bequest.engine.config import ServerConfig
 from bequest.engine.errors import ModelError
 from bequest.server.operation.metrics import Metrics
+from bequest.server.process import serve as serve_module
 from bequest.server.process.serve import serve
 from tests.server.conftest import LEASES
 from tests.server.fakes import FakeEngine, FakeText
@@ -89,6 +90,30 @@ async def test_sigterm_drains(caplog: pytest.LogCaptureFixture) -> None:
     assert await process.ended == 0 and process.stopped
     assert f"ready on {url} in" in caplog.text and f"fake/model; API {url}/v1, console {url}/" in caplog.text
     assert "SIGTERM: draining 1 requests for up to 10 s; another SIGTERM to stop at once" in caplog.text
+
+
+async def test_sigterm_at_the_moment_it_is_ready(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads that line may end it. The port has answered for a while then."""
+    missed: list[int] = []
+    line = serve_module._ready_line
+
+    def announced(*told: Any) -> str:
+        signal.raise_signal(signal.SIGTERM)
+        return line(*told)
+
+    monkeypatch.setattr(serve_module, "_ready_line", announced)
+    before = signal.signal(signal.SIGTERM, lambda number, _: missed.append(number))
+    try:
+        process = Process(caplog)
+        await process.url()
+        done, _ = await asyncio.wait({process.ended}, timeout=5)
+        assert not missed, "the process would have ended at once"
+        assert done and process.ended.result() == 0
+    finally:
+        process.ended.cancel()
+        signal.signal(signal.SIGTERM, before)
 
 
 async def test_drain_timeout_ends_what_runs_with_an_error(caplog: pytest.LogCaptureFixture) -> None:

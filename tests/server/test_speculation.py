@@ -26,6 +26,7 @@ def drafting(front: Front) -> Front:
         (True, Speculation()),
         (False, Speculation(method="off")),
         ({}, Speculation()),
+        ({"method": None, "max_tokens": None}, Speculation()),
         ({"method": "auto", "max_tokens": 3}, Speculation(most=3)),
         ({"method": "ngram"}, Speculation(method="ngram")),
         ({"method": "suffix", "max_tokens": 2}, Speculation(method="suffix", most=2)),
@@ -45,6 +46,8 @@ async def test_what_a_request_may_say(front: Front, path: str, given: Any, wish:
     [
         ({"method": "eagle"}, "speculation.method"),
         ({"method": 3}, "speculation.method"),
+        ({"method": ["ngram"]}, "speculation.method"),
+        ({"method": {}}, "speculation.method"),
         ({"tokens": 3}, "speculation.tokens"),
         ({"max_tokens": 0}, "speculation.max_tokens"),
         ({"max_tokens": 17}, "speculation.max_tokens"),
@@ -94,7 +97,7 @@ async def test_a_prediction(front: Front, content: Any) -> None:
     [
         ({"content": "a"}, "prediction.type"),
         ({"type": "text", "content": "a"}, "prediction.type"),
-        ({"type": "content"}, "prediction"),
+        ({"type": "content"}, "prediction.content"),
         ({"type": "content", "content": 3}, "prediction.content"),
         ({"type": "content", "content": [{"type": "video"}]}, "prediction.content[0].type"),
         ("a", "prediction"),

@@ -39,9 +39,9 @@ def ttl_of(block: Mapping[str, Any], path: str) -> str | None:
         kind = shorten(repr(given.get("type")))
         raise unsupported(f"{param}.type", f"`{param}.type` must be 'ephemeral', not {kind}.")
     ttl = given.get("ttl") or "5m"
-    if ttl not in SECONDS:
+    if not isinstance(ttl, str) or ttl not in SECONDS:
         raise invalid(f"`{param}.ttl` must be '5m' or '1h', not {shorten(repr(ttl))}.", f"{param}.ttl")
-    return str(ttl)
+    return ttl
 
 
 def check_places(places: Sequence[Place]) -> None:

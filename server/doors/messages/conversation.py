@@ -7,6 +7,7 @@ own. Whatever this server puts into a message is accepted back.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -95,7 +96,10 @@ class Said:
 
 
 def _json(value: Any) -> bytes:
-    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS, default=str)
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS, default=str)
+    except orjson.JSONEncodeError:  # an integer of more than 64 bits
+        return json.dumps(value, sort_keys=True, default=str).encode()
 
 
 def text_part(text: str) -> dict[str, Any]:
@@ -143,6 +147,8 @@ class _Reader:
             raise wrong_type(path, "a string or a list of blocks")
         if role == "assistant":
             self._turn(role)  # it may have said nothing
+        elif not content:
+            raise invalid(f"`{path}` must have at least one block.", path)
         for index, block in enumerate(content):
             at = f"{path}[{index}]"
             if not isinstance(block, dict):
@@ -174,7 +180,7 @@ class _Reader:
             self._turn(role).thoughts.append(string_at(block, "thinking", path))
         elif kind == "tool_use" and role == "assistant":
             self._call(block, path)
-        elif kind not in _UNREADABLE:
+        elif kind not in _UNREADABLE or role != "assistant":
             raise _unknown(kind, role, path)
 
     def _call(self, block: dict[str, Any], path: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bequest.server.asks.reading import Reading
+from bequest.server.asks.reading import Reading, check_effort
 from bequest.server.doors.messages.body import ConversingBody
 from bequest.server.wire.errors import ApiError, invalid, missing, unsupported
 from bequest.server.wire.reading import shorten
@@ -35,6 +35,8 @@ def thinking_of(body: ConversingBody, reading: Reading) -> Thinking:
     effort = (body.output_config or {}).get("effort")
     if effort is not None and not isinstance(effort, str):
         raise ApiError(400, "invalid_type", "`output_config.effort` must be a string.", param="output_config.effort")
+    if effort is not None:
+        check_effort(effort, "output_config.effort")  # of a message that does not think, too
     given = body.thinking
     if given is None:
         return Thinking(effort=effort)
