@@ -195,6 +195,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--crowds", type=int, nargs="+", default=[8, 64])
+    parser.add_argument("--alone", action="store_true", help="without transformers")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -207,7 +208,7 @@ def main() -> None:
             if process is not None:
                 process.terminate()
                 process.wait()
-    theirs = None if options.url else transformers_ms(options.shape)
+    theirs = None if options.url or options.alone else transformers_ms(options.shape)
     if theirs is not None:
         figures["transformers_ms"] = theirs
     for name, value in figures.items():

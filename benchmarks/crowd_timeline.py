@@ -237,7 +237,7 @@ def serve(port: int, options: argparse.Namespace, folder: str) -> None:
         runner.run(run_server(config, leases, loading))
     if profiler is not None:
         profiler.stop()
-print(_kernels(profiler), flush=True)
+        print(_kernels(profiler), flush=True)
     else:
         print(report(), flush=True)
 
