@@ -43,7 +43,7 @@ from bequest.engine.state.parts import Times
 from bequest.engine.state.record import KeptBeams
 from bequest.engine.state.sequence import Applied, Begin, Group, Lane, Sequence, Status, Wish
 from bequest.engine.state.step import EncoderWish, Stretch
-from bequest.engine.types import Request, Sink, StepResult
+from bequest.engine.types import MAX_BEAM_WIDTH, Request, Sink, StepResult
 from bequest.engine.types.blocks import BytesWrite
 from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.work.desk import Drafter
@@ -76,7 +76,7 @@ class Scheduler:
         self.waiting = FairQueue()  # generations; extractions have a queue of their own
         self._running: dict[Sequence, None] = {}  # an ordered set
         self._entered: set[Sequence] = set()  # of them, those that the plan in the making has let in
-        self._placer = Placer(cache)
+        self._placer = Placer(cache, max(limits.max_num_beams, MAX_BEAM_WIDTH))
         self.seats = AdapterSeats()
         self._flow = PromptFlow(limits.prompt_pace, limits.max_num_seqs, limits.max_num_batched_tokens, limits.tuning)
         self._pieces = PromptPieces(self.clock, limits.tuning)

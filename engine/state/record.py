@@ -82,10 +82,17 @@ class KeptChoice:
     salt: bytes
     table: BlockTable | None  # of a lease
     epochs: BlockEpochs  # of any other
+    _shown: ParentChoice | None = None  # once somebody continues from it: others may, too
 
     @property
     def full_len(self) -> int:
         return self.computed
+
+    def as_choice(self) -> ParentChoice:
+        """Its tokens do not change any more."""
+        if self._shown is None:
+            self._shown = _as_choice(self)
+        return self._shown
 
     @property
     def lease(self) -> BlockTable | None:
@@ -313,6 +320,10 @@ class Record:
             return [first] * num  # they have not parted ways
         return [held for i in range(num) if (held := self.choice(i)) is not None]
 
+    def _ended_choices(self) -> list[KeptChoice]:
+        """As `holdings`, of one that has ended."""
+        return [] if self.failed else [kept for _, kept in sorted(self.kept.items())]
+
     def choice_tables(self) -> list[BlockTable]:
         return [kept.table for kept in self.kept.values() if kept.table is not None]
 
@@ -344,13 +355,13 @@ class Record:
         return "warm" if left_blocks else "tokens"
 
     def as_parent(self) -> Parent:
-        holdings = self.holdings()
+        ended = self.group is None
         return Parent(
             id=self.id,
-            running=self.group is not None,
+            running=not ended,
             cache_salt=self.identity.cache_salt,
             # Those of a running one are what they are now, the others stay as they are.
-            choices=_Choices(holdings) if self.group is None else tuple(map(_as_choice, holdings)),
+            choices=_Choices(self._ended_choices()) if ended else tuple(map(_as_choice, self.holdings())),
             origin=self.identity.origin,
             encoder=self.encoder,
             images=self.identity.images,
@@ -403,7 +414,7 @@ def _as_choice(held: Holding) -> ParentChoice:
 class _Choices(abc.Sequence[ParentChoice]):
     """Of a request that has ended, made when they are asked for: a search has many, and mostly one is wanted."""
 
-    def __init__(self, holdings: list[Holding]) -> None:
+    def __init__(self, holdings: list[KeptChoice]) -> None:
         self._holdings = holdings
 
     def __len__(self) -> int:
@@ -415,5 +426,5 @@ class _Choices(abc.Sequence[ParentChoice]):
     def __getitem__(self, index: slice) -> list[ParentChoice]: ...
     def __getitem__(self, index: int | slice) -> ParentChoice | list[ParentChoice]:
         if isinstance(index, slice):
-            return list(map(_as_choice, self._holdings[index]))
-        return _as_choice(self._holdings[index])
+            return [held.as_choice() for held in self._holdings[index]]
+        return self._holdings[index].as_choice()
