@@ -7,6 +7,7 @@ Log-probabilities and steps larger than any graph add launches of their own.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,6 +62,7 @@ from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.types.listening import CrossHeads, FloatRows
 
 _SMALL_STEP = 256  # tokens, with padding: steps that have buffers of their own
+_BEAMS_LAUNCHED = 1024  # tokens of a step with beams, whose graph takes the host no longer than a small one
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +255,8 @@ class CudaRunner:
 
     def is_quick(self, plan: StepPlan) -> bool:
         """Whether it is a small graph, without anything beside it that may take a while or is the first of its kind."""
-        if plan.num_tokens > self._small.max_tokens or not self._graphs:
+        most = _BEAMS_LAUNCHED if plan.beams and os.environ.get("LOOP_BEAMS", "1") == "1" else self._small.max_tokens
+        if plan.num_tokens > most or not self._graphs:
             return False
         moves = len(plan.moves.swaps_out) + len(plan.moves.swaps_in) + len(plan.moves.states)
         if moves or plan.encoders or plan.images is not None or plan.prompt_logprobs or plan.rows.open:
