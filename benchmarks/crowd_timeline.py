@@ -28,25 +28,26 @@ from typing import Any
 from benchmarks.stations import built_loader, fake_loader, served
 
 _PAUSE = 0.08  # seconds between crowds, by which they are told apart
-_spans: list[tuple[str, str, float, float]] = []  # thread, phase, begin, end
+_Span = tuple[str, str, float, float, float]
+_spans: list[_Span] = []  # thread, phase, begin, end, and seconds of the processor meanwhile
 _steps: dict[int, dict[str, float]] = defaultdict(dict)  # by the step's number
 _stacks = threading.local()
 
 
 def _enter(phase: str) -> None:
-    now, stack = time.perf_counter(), _stacks.__dict__.setdefault("stack", [])
+    now, spent, stack = time.perf_counter(), time.thread_time(), _stacks.__dict__.setdefault("stack", [])
     if stack:
-        outer, began = stack[-1]
-        _spans.append((threading.current_thread().name, outer, began, now))
-    stack.append([phase, now])
+        outer, began, before = stack[-1]
+        _spans.append((threading.current_thread().name, outer, began, now, spent - before))
+    stack.append([phase, now, spent])
 
 
 def _leave() -> None:
-    now, stack = time.perf_counter(), _stacks.stack
-    phase, began = stack.pop()
-    _spans.append((threading.current_thread().name, phase, began, now))
+    now, spent, stack = time.perf_counter(), time.thread_time(), _stacks.stack
+    phase, began, before = stack.pop()
+    _spans.append((threading.current_thread().name, phase, began, now, spent - before))
     if stack:
-        stack[-1][1] = now
+        stack[-1][1:] = now, spent
 
 
 def measured(owner: Any, name: str, phase: str) -> None:
@@ -143,14 +144,14 @@ def _follow_steps(runner: Any, results: Any) -> None:
 
 def report() -> str:
     spans = sorted(_spans, key=lambda span: span[2])
-    crowds: list[list[tuple[str, str, float, float]]] = []
+    crowds: list[list[_Span]] = []
     for span in spans:
         if not crowds or span[2] - max(s[3] for s in crowds[-1][-8:]) > _PAUSE / 2:
             crowds.append([])
         crowds[-1].append(span)
-    by_size: dict[int, list[list[tuple[str, str, float, float]]]] = defaultdict(list)
+    by_size: dict[int, list[list[_Span]]] = defaultdict(list)
     for crowd in crowds:
-        num = sum(phase == "engine: submit" for _, phase, _, _ in crowd)
+        num = sum(span[1] == "engine: submit" for span in crowd)
         by_size[num].append(crowd)
     shown = []
     for num, alike in sorted(by_size.items()):
@@ -161,21 +162,26 @@ def report() -> str:
     return "\n".join(shown)
 
 
-def _told(num: int, crowd: list[tuple[str, str, float, float]], alike: list[Any]) -> str:
+def _told(num: int, crowd: list[_Span], alike: list[Any]) -> str:
     begin, end = crowd[0][2], max(span[3] for span in crowd)
     walls = [1e3 * (c[-1][3] - c[0][2]) for c in alike]
     lines = [
         f"{num} at once: {1e3 * (end - begin):.1f} ms, the median of {len(alike)} ({walls[0]:.1f} to {walls[-1]:.1f})"
     ]
     threads: dict[str, Counter[str]] = defaultdict(Counter)
+    worked: dict[str, Counter[str]] = defaultdict(Counter)
     counts: Counter[str] = Counter()
-    for thread, phase, began, ended in crowd:
+    for thread, phase, began, ended, spent in crowd:
         threads[thread][phase] += ended - began  # type: ignore[assignment]
+        worked[thread][phase] += spent  # type: ignore[assignment]
         counts[phase] += 1
     for thread, phases in threads.items():
-        total = sum(phases.values())
-        lines.append(f"  {thread}: {1e3 * total:.1f} ms, idle or elsewhere {1e3 * (end - begin - total):.1f}")
-        lines += [f"    {phase:28}{1e3 * seconds:8.2f} ms {counts[phase]:6}" for phase, seconds in phases.most_common()]
+        total, spent = sum(phases.values()), sum(worked[thread].values())
+        idle = 1e3 * (end - begin - total)
+        lines.append(f"  {thread}: {1e3 * total:.1f} ms, {1e3 * spent:.1f} of the processor; elsewhere {idle:.1f}")
+        for phase, seconds in phases.most_common():
+            processor = 1e3 * worked[thread][phase]
+            lines.append(f"    {phase:28}{1e3 * seconds:8.2f} ms {processor:8.2f} {counts[phase]:6}")
     steps = [s for s in _steps.values() if "done" in s and begin <= s["launch"] <= end]
     steps.sort(key=lambda step: step["launch"])
     free, busy = begin, 0.0
@@ -190,8 +196,8 @@ def _told(num: int, crowd: list[tuple[str, str, float, float]], alike: list[Any]
         lines.append(f"    {counted}   {at[0]:7.2f} {at[1]:7.2f} {at[2]:7.2f}   {1e3 * took:6.2f} {1e3 * idle:6.2f}")
         free, busy = step["done"], busy + took
     lines.append(f"  device: {1e3 * busy:.1f} ms in {len(steps)} steps; behind the last {1e3 * (end - free):.2f} ms")
-    submits = [ended for _, phase, _, ended in crowd if phase == "engine: submit"]
-    writes = [ended for _, phase, _, ended in crowd if phase == "answer: write"]
+    submits = [span[3] for span in crowd if span[1] == "engine: submit"]
+    writes = [span[3] for span in crowd if span[1] == "answer: write"]
     lines.append(_marks("submitted", submits, begin) + "; " + _marks("answered", writes, begin))
     return "\n".join(lines)
 
