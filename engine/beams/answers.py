@@ -27,12 +27,14 @@ class BeamAnswer:
     beam_scores: list[float]
     stopped: bool = field(init=False)  # a beam ended with an end token
     num_shown: list[int] = field(init=False)  # of the tokens of each, those that have text
+    num_tokens: int = field(init=False)  # of all
 
     def __post_init__(self) -> None:
         search, ids = self.search, self.token_ids
         self.stopped = not search.stop_token_ids.isdisjoint([tokens[-1] for tokens in ids])
         hides = self.stopped and not search.params.include_stop_str_in_output
         hidden = search.stop_token_ids if hides else frozenset()
+        self.num_tokens = sum(map(len, ids))
         self.num_shown = [len(tokens) - (tokens[-1] in hidden) for tokens in ids] if hides else list(map(len, ids))
 
     @classmethod
@@ -53,10 +55,6 @@ class BeamAnswer:
     @property
     def lengths(self) -> list[int]:
         return list(map(len, self.token_ids))
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(map(len, self.token_ids))
 
     @property
     def cut_short(self) -> bool:

@@ -326,8 +326,8 @@ class Scheduler:
 
     def _schedule_work(self, draft: Draft, sequence: Sequence) -> bool:
         """Gives the sequence what it wants of the step, preempting others if it must. False: it is not in this step."""
-        scheduled = False
-        if self.images.lacks(sequence.group.prompt.images, sequence.num_computed):
+        scheduled, images = False, sequence.group.prompt.images
+        if images and self.images.lacks(images, sequence.num_computed):
             draft.quota.allow(sequence.num_pending)
         for wish in sequence.work.wishes(sequence, draft):
             scheduled = self._carry_out(draft, sequence, wish) or scheduled
@@ -342,9 +342,11 @@ class Scheduler:
             draft.used.add(sequence)  # it keeps what it lends
             self.run(wish.sequence)
             return self._schedule_work(draft, wish.sequence)
-        if (cut := self.images.within(sequence.group.prompt.images, wish)) is None:
-            return False
-        if (wish := cut).read_only:
+        if images := sequence.group.prompt.images:
+            if (cut := self.images.within(images, wish)) is None:
+                return False
+            wish = cut
+        if wish.read_only:
             draft.add(sequence, wish)
             return True
         work = sequence.work

@@ -137,12 +137,13 @@ class KeptBeams:
     salt: bytes
     token_ids: list[tuple[int, ...]]  # of each beam, behind the prompt
     num_shown: list[int]  # likewise, how many of them have text
+    num_sampled: int  # of all
     epochs: BeamEpochs  # of the blocks of all but the last token
 
     @property
     def num_tokens(self) -> int:
         """Of all beams; the prompt counts once."""
-        return len(self.prompt) + sum(map(len, self.token_ids))
+        return len(self.prompt) + self.num_sampled
 
     def choices(self) -> dict[int, KeptChoice]:
         num_prompt = len(self.prompt)

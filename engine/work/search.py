@@ -191,14 +191,14 @@ class Search(Kind):
     def conclude(self, outcome: Outcome, sequence: Sequence, stretch: Stretch, start: int) -> None:
         if stretch.begin + stretch.count < sequence.planned_len:
             return
-        assert self.search is not None
+        search = self.search
+        assert search is not None
         self.forked = True
         last = start + stretch.count - 1
-        tokens = range(last, start + stretch.count * self.num_rows(sequence))
-        assert len(tokens) == self.search.num_running
-        params = self.group.request.params
-        expected = _Candidates(self, self.search)
-        expected.number = outcome.rank(tokens, expected.spec, params.logprobs)
+        tokens = range(last, last + search.num_running)
+        assert tokens.stop == start + stretch.count * self.num_rows(sequence)
+        expected = _Candidates(self, search)
+        expected.number = outcome.rank(tokens, expected.spec, self.group.request.params.logprobs)
         outcome.expect(expected)
 
     def spec(self, first_sample: int) -> BeamSpec:
@@ -348,7 +348,7 @@ class Search(Kind):
         # Those that ended in the last step have no tables of their own, but those of the running ones.
         num_tokens = np.asarray(answer.lengths, np.int32) + np.int32(before)
         epochs = self.beams.epochs(places=answer.places, rows=answer.rows, num_tokens=num_tokens)
-        return KeptBeams(prompt, self.group.salt, answer.token_ids, answer.num_shown, epochs)
+        return KeptBeams(prompt, self.group.salt, answer.token_ids, answer.num_shown, answer.num_tokens, epochs)
 
     def _choices(self, leader: Sequence, answer: BeamAnswer) -> list[Sequence]:
         """The best beams as the complete choices of the group, best first."""
