@@ -14,7 +14,6 @@ So the loop launches a step of beams behind another one that it has launched its
 from __future__ import annotations
 
 import asyncio
-import os
 import queue
 import threading
 import time
@@ -43,7 +42,6 @@ from bequest.engine.types.device import Change, SleepyRunner, WatchedRunner
 T = TypeVar("T")
 
 _PATIENCE = 0.02  # seconds that the event loop looks for a result before a thread waits for it
-_LOOP_BEAMS = os.environ.get("LOOP_BEAMS", "1") == "1"
 _LOOK = 0.002  # seconds between looks whether a thread has ended
 
 
@@ -135,7 +133,7 @@ class DeviceThread:
         for change in changes:
             self._put(change)
             told = True
-        lent = idle or (_LOOP_BEAMS and bool(self._watched) and bool(plan.beams))
+        lent = idle or (len(self._watched) > 0 and len(plan.beams) > 0)
         if told or not lent or self._num_transfers or not self._runner.is_quick(plan):
             self._put(plan)
             return
@@ -193,7 +191,7 @@ class DeviceThread:
         await _ended(self._waiter, 1.0)  # it has nothing left when the other one has ended
 
     def _put(self, plan: _Item | None) -> None:
-        """Its result comes behind those of the watched steps, which the thread that waits for results has to know."""
+        """Its result comes behind that of the watched step, which the thread that waits for results has to know."""
         self._look_no_more()
         self._plans.put(plan)
 

@@ -7,7 +7,6 @@ Log-probabilities and steps larger than any graph add launches of their own.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -255,8 +254,7 @@ class CudaRunner:
 
     def is_quick(self, plan: StepPlan) -> bool:
         """Whether it is a small graph, without anything beside it that may take a while or is the first of its kind."""
-        most = _BEAMS_LAUNCHED if plan.beams and os.environ.get("LOOP_BEAMS", "1") == "1" else self._small.max_tokens
-        if plan.num_tokens > most or not self._graphs:
+        if plan.num_tokens > (_BEAMS_LAUNCHED if plan.beams else self._small.max_tokens) or not self._graphs:
             return False
         moves = len(plan.moves.swaps_out) + len(plan.moves.swaps_in) + len(plan.moves.states)
         if moves or plan.encoders or plan.images is not None or plan.prompt_logprobs or plan.rows.open:

@@ -342,11 +342,10 @@ class Scheduler:
             draft.used.add(sequence)  # it keeps what it lends
             self.run(wish.sequence)
             return self._schedule_work(draft, wish.sequence)
-        if images := sequence.group.prompt.images:
-            if (cut := self.images.within(images, wish)) is None:
-                return False
-            wish = cut
-        if wish.read_only:
+        images = sequence.group.prompt.images
+        if (cut := self.images.within(images, wish) if images else wish) is None:
+            return False
+        if (wish := cut).read_only:
             draft.add(sequence, wish)
             return True
         work = sequence.work
