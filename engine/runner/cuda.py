@@ -61,7 +61,6 @@ from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.types.listening import CrossHeads, FloatRows
 
 _SMALL_STEP = 256  # tokens, with padding: steps that have buffers of their own
-_BEAMS_LAUNCHED = 1024  # tokens of a step with beams, whose graph takes the host no longer than a small one
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +252,9 @@ class CudaRunner:
             self._adapters.release(handle)
 
     def is_quick(self, plan: StepPlan) -> bool:
-        """Whether it is a small graph, without anything beside it that may take a while or is the first of its kind."""
-        if plan.num_tokens > (_BEAMS_LAUNCHED if plan.beams else self._small.max_tokens) or not self._graphs:
+        """Whether it is a small graph, without anything beside it that may take a while or is the first of its kind.
+        One of beams may be larger: they wait for its results, and it takes the host as long."""
+        if plan.num_tokens > (4 if plan.beams else 1) * self._small.max_tokens or not self._graphs:
             return False
         moves = len(plan.moves.swaps_out) + len(plan.moves.swaps_in) + len(plan.moves.states)
         if moves or plan.encoders or plan.images is not None or plan.prompt_logprobs or plan.rows.open:

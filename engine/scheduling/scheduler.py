@@ -342,8 +342,7 @@ class Scheduler:
             draft.used.add(sequence)  # it keeps what it lends
             self.run(wish.sequence)
             return self._schedule_work(draft, wish.sequence)
-        images = sequence.group.prompt.images
-        if (cut := self.images.within(images, wish) if images else wish) is None:
+        if (cut := self.images.within(sequence.group.prompt.images, wish)) is None:
             return False
         if (wish := cut).read_only:
             draft.add(sequence, wish)
