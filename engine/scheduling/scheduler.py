@@ -3,7 +3,6 @@
 plan() builds a StepPlan and moves the sequences' counts as if the step had run. Between it and its result the next plan
 may be made (the pipelined loop): a sampled token not yet applied is `in flight`, and its sequence's next input is named
 by its sampler row instead of its id. What sequences want and what becomes of them is their work's matter (engine/work).
-
 README.md has the rules of a step as a list of verbs.
 """
 
@@ -28,6 +27,7 @@ from bequest.engine.scheduling.limits import SchedulerLimits
 from bequest.engine.scheduling.placing import Placer
 from bequest.engine.scheduling.policy.clock import StepClock
 from bequest.engine.scheduling.policy.flow import PromptFlow
+from bequest.engine.scheduling.policy.gathering import gathers
 from bequest.engine.scheduling.policy.pieces import PromptPieces
 from bequest.engine.scheduling.policy.quota import StepQuota
 from bequest.engine.scheduling.policy.shares import SlotShares
@@ -158,7 +158,8 @@ class Scheduler:
     def plan(self, now: float, behind: bool = False) -> Launch | None:
         """The next step, or None when nothing can move. `behind`: it will wait for another one."""
         ready = ready_of(self._running)
-        if not ready and not self.num_waiting and not self.images.planned:
+        together = behind and gathers(self._running, self.waiting, self.extractions.waiting)
+        if together or (not ready and not self.num_waiting and not self.images.planned):
             return None  # all there is has been launched: whoever plans ahead asks once more than there are steps
         self.seats.serve()
         most = self.limits.tokens_of_step(streams(self._running))
@@ -430,9 +431,8 @@ class Scheduler:
 
     def _preempt_extraction(self, draft: Draft) -> bool:
         """Makes room for a generation that waits. False: no extraction has anything to give."""
-        candidates = [
-            s for s in self._running if s.group.kind.lane is Lane.EXTRACTION and s not in draft.used and len(s.table)
-        ]
+        unused = (s for s in self._running if s not in draft.used)
+        candidates = [s for s in unused if s.group.kind.lane is Lane.EXTRACTION and len(s.table)]
         if not candidates or not self._try_preempt(max(candidates, key=lambda s: s.urgency)):
             return False
         draft.num_preempted += 1
