@@ -21,11 +21,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, overload
 
 import msgspec
+import numpy as np
 
 from bequest.engine._C import BeamEpochs, BlockEpochs, BlockPool, BlockTable, TokenList, count_distinct_blocks
 from bequest.engine.state.cross import CrossTable
 from bequest.engine.state.recurrent import State
-from bequest.engine.types import ChoiceEntry, Grade, Lineage, Parent, ParentChoice, RecordEntry, Request
+from bequest.engine.types import ChoiceEntry, Grade, IntArray, Lineage, Parent, ParentChoice, RecordEntry, Request
 from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.types.blocks import BlockLayout
 from bequest.engine.types.encoder import EncoderInput
@@ -131,19 +132,25 @@ class KeptChoice:
 
 @dataclass(slots=True, eq=False)
 class KeptBeams:
-    """The holdings of the beams of an answer, before anybody looks at one of them."""
+    """The holdings of the beams of an answer, before anybody looks at one of them.
+
+    Arrays: a record stays, and the collector of cycles would look at a list for each beam.
+    """
 
     prompt: TokenList
     salt: bytes
-    token_ids: list[tuple[int, ...]]  # of each beam, behind the prompt
-    num_shown: list[int]  # likewise, how many of them have text
-    num_sampled: int  # of all
+    token_ids: IntArray  # of all beams, one behind the other: what comes behind the prompt
+    lengths: IntArray  # how many each beam has of them
+    num_shown: list[int]  # likewise, those that have text
     epochs: BeamEpochs  # of the blocks of all but the last token
 
     @property
     def num_tokens(self) -> int:
         """Of all beams; the prompt counts once."""
-        return len(self.prompt) + self.num_sampled
+        return len(self.prompt) + len(self.token_ids)
+
+    def _paths(self) -> list[list[int]]:
+        return [path.tolist() for path in np.split(self.token_ids, np.cumsum(self.lengths)[:-1])]
 
     def choices(self) -> dict[int, KeptChoice]:
         num_prompt = len(self.prompt)
@@ -157,7 +164,7 @@ class KeptBeams:
                 table=None,
                 epochs=self.epochs[index],
             )
-            for index, (token_ids, num_shown) in enumerate(zip(self.token_ids, self.num_shown, strict=True))
+            for index, (token_ids, num_shown) in enumerate(zip(self._paths(), self.num_shown, strict=True))
         }
 
 
