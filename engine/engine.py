@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -60,7 +59,6 @@ from bequest.engine.watching.watchdog import StepWatchdog
 log = logging.getLogger("bequest.engine")
 
 State = Literal["ready", "draining", "dead"]
-_HOP = os.environ.get("HOP", "1") == "1"
 
 
 class AsyncEngine(Keeper):
@@ -280,12 +278,7 @@ class AsyncEngine(Keeper):
     def _pump_soon(self) -> None:
         if not self._pump_pending:
             self._pump_pending = True
-            self._loop.call_soon(self._pump if self._launched or not _HOP else self._pump_next)
-
-    def _pump_next(self) -> None:
-        """The device has nothing to do. Requests that come together are in one step if the loop, which reads the first
-        ones, has a look at what else has come."""
-        self._loop.call_soon(self._pump)
+            self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
         self._pump_pending = False

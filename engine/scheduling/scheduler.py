@@ -3,7 +3,6 @@
 plan() builds a StepPlan and moves the sequences' counts as if the step had run. Between it and its result the next plan
 may be made (the pipelined loop): a sampled token not yet applied is `in flight`, and its sequence's next input is named
 by its sampler row instead of its id. What sequences want and what becomes of them is their work's matter (engine/work).
-README.md has the rules of a step as a list of verbs.
 """
 
 from __future__ import annotations
@@ -158,8 +157,9 @@ class Scheduler:
     def plan(self, now: float, behind: bool = False) -> Launch | None:
         """The next step, or None when nothing can move. `behind`: it will wait for another one."""
         ready = ready_of(self._running)
-        together = behind and gathers(self._running, self.waiting, self.extractions.waiting)
-        if together or (not ready and not self.num_waiting and not self.images.planned):
+        if behind and gathers(self.limits.beams_of_step, self._running, self.waiting, self.extractions.waiting):
+            return None  # they go on together
+        if not ready and not self.num_waiting and not self.images.planned:
             return None  # all there is has been launched: whoever plans ahead asks once more than there are steps
         self.seats.serve()
         most = self.limits.tokens_of_step(streams(self._running))

@@ -8,25 +8,19 @@ together from then on.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 from bequest.engine.state.sequence import Sequence
-from bequest.engine.types import MAX_BEAM_WIDTH
-
-_GATHER = os.environ.get("GATHER", "1") == "1"
 
 
-def gathers(*several: Iterable[Sequence]) -> bool:
+def gathers(max_beams: int, *several: Iterable[Sequence]) -> bool:
     """Whether nothing is planned behind the step that runs: of all that run and wait, `several`, each is a search, and
-    all fit into the next one."""
-    if not _GATHER:
-        return False
-    width = 0
+    they have no more beams than one step may."""
+    left = max_beams
     for sequences in several:
         for sequence in sequences:
             kind = sequence.group.kind
-            width += kind.num_slots
-            if not kind.takes_beams or width > MAX_BEAM_WIDTH:
+            left -= kind.num_slots
+            if not kind.takes_beams or left < 0:
                 return False
     return True
