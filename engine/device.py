@@ -133,7 +133,7 @@ class DeviceThread:
         for change in changes:
             self._put(change)
             told = True
-        lent = idle or (len(self._watched) > 0 and len(plan.beams) > 0)
+        lent = idle or (len(self._watched) > 0 and plan.is_awaited)
         if told or not lent or self._num_transfers or not self._runner.is_quick(plan):
             self._put(plan)
             return
