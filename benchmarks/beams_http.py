@@ -1,6 +1,6 @@
 """Stage 2 of the two-stage job over HTTP: beams after a resident parent, free and bound to a catalogue, by turns.
 
-    python -m benchmarks.beams_http --url http://127.0.0.1:8000 [--items 10000000] [--rounds 20] [--crowd 64]
+    python -m benchmarks.beams_http --url http://127.0.0.1:8000 [--items 10000000] [--rounds 20] [--crowds 8 64]
     python -m benchmarks.beams_http --shape qwen3-0.6b                        # starts a server with random weights
 
 A parent of 700 tokens is leased; a search of 32 beams × 3 tokens appends five tokens to it. A search is timed to the
@@ -31,6 +31,7 @@ from benchmarks.model_shapes import SHAPES, write_model
 SUFFIX = [1001, 1002, 1003, 1004, 1005]
 LOWEST, HIGHEST = 300, 30_000  # ordinary tokens of every vocabulary here
 WIDTH, DEPTH = 32, 3
+_CROWDS = 12  # of each size; the first does not count
 
 
 async def ask(session: aiohttp.ClientSession, path: str, **body: Any) -> dict[str, Any]:
@@ -91,6 +92,13 @@ class Connection:
         self._writer.close()
 
 
+async def timed_crowd(connections: list[Connection], parent: str) -> float:
+    """Seconds until the last of them has its answer."""
+    began = time.perf_counter()
+    await asyncio.gather(*(connection.timed_search(parent, None) for connection in connections))
+    return time.perf_counter() - began
+
+
 async def found_items(session: aiohttp.ClientSession, parent: str) -> list[tuple[int, ...]]:
     answer = await ask(session, "/v1/completions", **search(parent, "bench"), return_token_ids=True)
     return [tuple(choice["token_ids"]) for choice in answer["choices"]]
@@ -132,7 +140,7 @@ def random_items(count: int) -> np.ndarray:
     return np.random.default_rng(7).integers(LOWEST, HIGHEST, (count, DEPTH), dtype=np.int32)
 
 
-async def measure(url: str, num_items: int, rounds: int, crowd: int) -> dict[str, float]:
+async def measure(url: str, num_items: int, rounds: int, crowds: list[int]) -> dict[str, float]:
     limit = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(url, connector=limit, timeout=aiohttp.ClientTimeout(300)) as session:
         items = random_items(num_items)
@@ -144,7 +152,7 @@ async def measure(url: str, num_items: int, rounds: int, crowd: int) -> dict[str
             assert response.status == 200, await response.text()
         upload = time.perf_counter() - began
         parent = await make_parent(url, retain=True)
-        connections = [await Connection.open(url) for _ in range(max(1, crowd))]
+        connections = [await Connection.open(url) for _ in range(max(crowds, default=1))]
         free, bound = [], []
         for number in range(rounds + 2):
             seconds = await connections[0].timed_search(parent, None)
@@ -154,11 +162,7 @@ async def measure(url: str, num_items: int, rounds: int, crowd: int) -> dict[str
             if number >= 2:
                 free.append(seconds)
                 bound.append(bound_seconds)
-        crowds = []
-        for _ in range(6):
-            began = time.perf_counter()
-            await asyncio.gather(*(connection.timed_search(parent, None) for connection in connections))
-            crowds.append(time.perf_counter() - began)
+        at_once = {num: [await timed_crowd(connections[:num], parent) for _ in range(_CROWDS)] for num in crowds}
         for connection in connections:
             connection.close()
     return {
@@ -166,7 +170,7 @@ async def measure(url: str, num_items: int, rounds: int, crowd: int) -> dict[str
         "free_ms": 1e3 * statistics.median(free),
         "catalogue_ms": 1e3 * statistics.median(bound),
         "catalogue_over_free": statistics.median(bound) / statistics.median(free),
-        f"crowd_of_{crowd}_ms": 1e3 * statistics.median(crowds[1:]),
+        **{f"crowd_of_{num}_ms": 1e3 * statistics.median(times[1:]) for num, times in at_once.items()},
     }
 
 
@@ -190,7 +194,8 @@ def main() -> None:
     parser.add_argument("--shape", choices=list(SHAPES), default="qwen3-0.6b")
     parser.add_argument("--items", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--crowd", type=int, default=64)
+    parser.add_argument("--crowds", type=int, nargs="+", default=[8, 64])
+    parser.add_argument("--alone", action="store_true", help="without transformers")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -198,12 +203,12 @@ def main() -> None:
         if url is None:
             process, url, _ = start_server(write_model(options.shape, Path(folder) / options.shape))
         try:
-            figures = asyncio.run(measure(url, options.items, options.rounds, options.crowd))
+            figures = asyncio.run(measure(url, options.items, options.rounds, options.crowds))
         finally:
             if process is not None:
                 process.terminate()
                 process.wait()
-    theirs = None if options.url else transformers_ms(options.shape)
+    theirs = None if options.url or options.alone else transformers_ms(options.shape)
     if theirs is not None:
         figures["transformers_ms"] = theirs
     for name, value in figures.items():

@@ -120,8 +120,8 @@ def report(requests: int) -> str:
     return "\n".join(lines)
 
 
-def fake_loader(graph_seconds: float) -> Callable[..., Any]:
-    """An engine over the CUDA runner of a 0.6B shape without layers' work."""
+def fake_loader(graph_seconds: float, token_seconds: float = 0.0) -> Callable[..., Any]:
+    """An engine over the CUDA runner of a 0.6B shape without layers' work; each token of a graph may take longer."""
     from benchmarks import fake_cuda
 
     fake_cuda.install()
@@ -140,7 +140,8 @@ def fake_loader(graph_seconds: float) -> Callable[..., Any]:
     text = load_text(embedded_model_path())
     vocab = text.tokenizer.vocab_size
     strips = divide((0,), (KvHeads(8, 8),))
-    model = SimpleNamespace(config=SimpleNamespace(vocab_size=vocab, hidden_size=64, strips=strips, num_heads=16))
+    config = SimpleNamespace(vocab_size=vocab, hidden_size=64, strips=strips, num_heads=16, num_layers=28)
+    model = SimpleNamespace(config=config)
     kv_cache = torch.zeros(4000, 1, 2, 8, 16, 8, dtype=torch.bfloat16)
     limits, adapters = (
         RunnerLimits(256, 8192, 2560 // 16, 1024),
@@ -150,7 +151,8 @@ def fake_loader(graph_seconds: float) -> Callable[..., Any]:
     logits = torch.zeros(2048, vocab, dtype=torch.bfloat16)
     for size in runner._ladder.sizes():
         outputs = _Outputs(logits[:, :64], logits[: size.num_samples])
-        runner._graphs[size] = _Graph(fake_cuda.Graph(graph_seconds), outputs)  # type: ignore[arg-type]
+        graph = fake_cuda.Graph(graph_seconds + token_seconds * size.num_tokens)
+        runner._graphs[size] = _Graph(graph, outputs)  # type: ignore[arg-type]
     info = ModelInfo("fake", "fake", 2560, vocab, (), "none", 0)
 
     async def load(metrics: Any) -> tuple[AsyncEngine, object]:

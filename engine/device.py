@@ -6,7 +6,9 @@ only queued the work: a second thread waits for it, so that the next plan can be
 
 A quick step of a device that had nothing to do is not handed around: to wake two threads would take a good part of the
 time that it needs. The event loop, to which the runner is lent while nothing is launched, launches it and looks for its
-result whenever it comes around, until something else is launched.
+result whenever it comes around, until something else is launched. Beams wait for the results of their steps, and where
+many search, the loop is what all of them wait for: a thread that launches would take turns with it at the interpreter.
+So the loop launches a step of beams behind another one that it has launched itself.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import asyncio
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -115,7 +118,7 @@ class DeviceThread:
         self._plans: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._launched: queue.SimpleQueue[PendingStep | PendingTransfer | Probe | None] = queue.SimpleQueue()
         self._num_transfers = 0  # that the thread may be at, though no plan is launched
-        self._watched: PendingStep | None = None  # by the event loop; nothing else is launched
+        self._watched: deque[PendingStep] = deque()  # by the event loop; nothing else is launched
         self._patient_until = 0.0
         self._thread = threading.Thread(target=self._launch_all, name="bequest-device", daemon=True)
         self._waiter = threading.Thread(target=self._wait_all, name="bequest-results", daemon=True)
@@ -130,13 +133,15 @@ class DeviceThread:
         for change in changes:
             self._put(change)
             told = True
-        if told or not idle or self._num_transfers or not self._runner.is_quick(plan):
+        lent = idle or (len(self._watched) > 0 and plan.is_awaited)
+        if told or not lent or self._num_transfers or not self._runner.is_quick(plan):
             self._put(plan)
             return
         step = self._runner.launch(plan)
         assert not isinstance(step, StepResult)
-        self._watched, self._patient_until = step, self._loop.time() + _PATIENCE
-        self._loop.call_soon(self._look)
+        self._watched.append(step)
+        if len(self._watched) == 1:
+            self._look_soon()
 
     def tell(self, change: Change) -> None:
         """Behind everything launched before, and before everything launched later."""
@@ -191,28 +196,32 @@ class DeviceThread:
         self._plans.put(plan)
 
     def _look_no_more(self) -> None:
-        if self._watched is not None:
-            self._launched.put(self._watched)
-            self._watched = None
+        while self._watched:
+            self._launched.put(self._watched.popleft())
 
-    def _look(self) -> None:
+    def _look_soon(self) -> None:
+        self._patient_until = self._loop.time() + _PATIENCE
+        self._loop.call_soon(self._look, self._watched[0])
+
+    def _look(self, step: PendingStep) -> None:
         """Takes the result of the watched step, if it is there; else comes back when the loop has been around."""
-        step = self._watched
-        if step is None:
-            return
+        if not self._watched or self._watched[0] is not step:
+            return  # a thread waits for it
         try:
             if not step.done:
                 if self._loop.time() < self._patient_until:
-                    self._loop.call_soon(self._look)
+                    self._loop.call_soon(self._look, step)
                 else:
                     self._look_no_more()
                 return
-            self._watched = None
             result = step.wait()
             self._on_arrival(result, False)
         except BaseException as error:
             self._on_failure(error)
             return
+        self._watched.popleft()
+        if self._watched:
+            self._look_soon()
         self._on_result(result)
 
     def _launch_all(self) -> None:

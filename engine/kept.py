@@ -65,8 +65,9 @@ class Keeper(ABC):
 
     async def seek(self, tenant: str, reference: str) -> None:
         """A lease that another server has put into the store is known from now on, if there is one."""
-        await self._vault.seek(tenant, reference)
-        self._timer.arm()
+        if self.retention.get(tenant, reference) is None:
+            await self._vault.seek(tenant, reference)
+            self._timer.arm()
 
     async def reach(self, tenant: str, reference: str, choice: int) -> None:
         """Returns when the bytes of a choice are at hand, if they are in files. Raises ParentLost."""

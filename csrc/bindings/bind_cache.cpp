@@ -60,6 +60,12 @@ int64_t to_token(py::handle value) {
 void extend(TokenList& list, const py::iterable& tokens) {
   const size_t before = list.size();
   try {
+    if (PyTuple_CheckExact(tokens.ptr())) {  // as prompts are: each search begins with a long one
+      const ssize_t count = PyTuple_GET_SIZE(tokens.ptr());
+      list.reserve_more(count);
+      for (ssize_t i = 0; i < count; ++i) list.append(to_token(PyTuple_GET_ITEM(tokens.ptr(), i)));
+      return;
+    }
     if (const ssize_t hint = PyObject_LengthHint(tokens.ptr(), 0); hint > 0) list.reserve_more(hint);
     for (const py::handle token : tokens) list.append(to_token(token));
   } catch (...) {
@@ -332,7 +338,7 @@ void bind_block_table(py::module_& m) {
       .def("truncate", &BlockTable::truncate, py::arg("num_tokens"))
       .def("share_front", &BlockTable::share_front, py::arg("other"), py::arg("num_rows"))
       .def("free", &BlockTable::free)
-      .def("epochs", &BlockTable::epochs)
+      .def("epochs", [](const BlockTable& table) { return table.epochs(); })
       .def_property_readonly("blocks", [](const BlockTable& table) { return held(table.entries()); })
       .def_property_readonly("entries", &BlockTable::entries)
       .def_property_readonly("capacity", &BlockTable::capacity)
@@ -349,9 +355,16 @@ std::span<const int32_t> span_of(const py::array_t<int32_t, py::array::c_style>&
 }
 
 size_t num_left_of_all(const BeamEpochs& epochs, const BlockPool& pool) {
-  size_t left = 0;
-  for (const BlockEpochs& blocks : epochs.beams) left += num_left(blocks, pool);
+  size_t left = epochs.tails.size() * num_left(epochs.front, pool);
+  for (const BlockEpochs& blocks : epochs.tails) left += num_left(blocks, pool);
   return left;
+}
+
+BlockEpochs epochs_of(const BeamEpochs& epochs, size_t beam) {
+  if (beam >= epochs.tails.size()) throw py::index_error("beam out of range");
+  BlockEpochs blocks = epochs.front;
+  blocks.insert(blocks.end(), epochs.tails[beam].begin(), epochs.tails[beam].end());
+  return blocks;
 }
 
 // [blocks of the ended beam at each place]; empty where its table was taken.
@@ -366,11 +379,8 @@ void bind_beam_tables(py::module_& m) {
   using Ints = py::array_t<int32_t, py::array::c_style>;
   py::class_<BeamEpochs>(m, "BeamEpochs")
       .def("num_left", &num_left_of_all, py::arg("pool"))
-      .def("__len__", [](const BeamEpochs& epochs) { return epochs.beams.size(); })
-      .def("__getitem__", [](const BeamEpochs& epochs, size_t beam) {
-        if (beam >= epochs.beams.size()) throw py::index_error("beam out of range");
-        return epochs.beams[beam];
-      });
+      .def("__len__", [](const BeamEpochs& epochs) { return epochs.tails.size(); })
+      .def("__getitem__", &epochs_of);
   py::class_<BeamTables>(m, "BeamTables")
       .def(py::init<BlockTable&>(), py::arg("first"))
       .def(

@@ -75,13 +75,25 @@ BeamEpochs BeamTables::epochs(std::span<const int32_t> places, std::span<const i
   check(places.size() == num_tokens.size() && rows.size() == num_tokens.size(),
         "a beam has one place, one row and one length");
   BeamEpochs epochs;
-  epochs.beams.reserve(places.size());
+  if (places.empty()) return epochs;
+  std::vector<const BlockTable*> tables;
+  std::vector<size_t> counts;  // entries of each that count
   for (size_t i = 0; i < places.size(); ++i) {
     const BlockTable& table = places[i] == kNoPlace ? tables_.at(rows[i]) : ended_at(places[i]);
     const int64_t bs = table.pool().block_size();
-    BlockEpochs& blocks = epochs.beams.emplace_back(table.epochs());
-    blocks.resize(std::min<size_t>(blocks.size(), (num_tokens[i] + bs - 1) / bs * table.num_strips()));
+    const size_t wanted = (num_tokens[i] + bs - 1) / bs * table.num_strips();
+    tables.push_back(&table);
+    counts.push_back(table.num_known(wanted));
   }
+  size_t shared = counts[0];
+  for (size_t i = 1; i < tables.size(); ++i) {
+    const auto begin = tables[0]->entries().begin();
+    const auto end = begin + static_cast<std::ptrdiff_t>(std::min(shared, counts[i]));
+    shared = std::mismatch(begin, end, tables[i]->entries().begin()).first - begin;
+  }
+  epochs.front = tables[0]->epochs(0, shared);
+  epochs.tails.reserve(tables.size());
+  for (size_t i = 0; i < tables.size(); ++i) epochs.tails.push_back(tables[i]->epochs(shared, counts[i]));
   return epochs;
 }
 

@@ -11,9 +11,11 @@
 
 namespace bequest {
 
-// What the blocks of several ended beams held, beam by beam.
+// What the blocks of several ended beams held: those that all of them begin with, and what comes behind,
+// beam by beam.
 struct BeamEpochs {
-  std::vector<BlockEpochs> beams;
+  BlockEpochs front;
+  std::vector<BlockEpochs> tails;
 };
 
 // A beam that has ended has no blocks of its own.

@@ -445,19 +445,22 @@ int32_t BlockTable::num_shared() const {
   }));
 }
 
-BlockEpochs BlockTable::epochs() const {
-  BlockEpochs epochs;
-  epochs.reserve(entries_.size());
+size_t BlockTable::num_known(size_t most) const {
   const auto strips = static_cast<size_t>(num_strips());
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    if (entries_[i] > 0) {
-      epochs.push_back({entries_[i], pool_->epoch(entries_[i])});
-    } else if (this->strips().is_whole(static_cast<int32_t>(i % strips))) {
-      epochs.resize(i / strips * strips);
-      break;
-    } else {
-      epochs.push_back({kNullBlock, 0});
-    }
+  most = std::min(most, entries_.size());
+  for (size_t i = 0; i < most; ++i) {
+    const bool known = entries_[i] > 0 || !this->strips().is_whole(static_cast<int32_t>(i % strips));
+    if (!known) return i / strips * strips;
+  }
+  return most;
+}
+
+BlockEpochs BlockTable::epochs(size_t begin, size_t end) const {
+  BlockEpochs epochs;
+  epochs.reserve(end - begin);
+  for (size_t i = begin; i < end; ++i) {
+    const bool here = entries_[i] > 0;
+    epochs.push_back({here ? entries_[i] : kNullBlock, here ? pool_->epoch(entries_[i]) : 0});
   }
   return epochs;
 }

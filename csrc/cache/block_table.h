@@ -121,7 +121,11 @@ class BlockTable {
   // Blocks that another table holds too.
   int32_t num_shared() const;
   // The leading rows that are on the device, to be adopted later.
-  BlockEpochs epochs() const;
+  BlockEpochs epochs() const { return epochs(0, num_known(entries_.size())); }
+  // The same of entries [begin, end) alone. REQUIRES: end <= num_known(end)
+  BlockEpochs epochs(size_t begin, size_t end) const;
+  // Of the first `most` entries those that epochs() has: up to a row of which something is on the host.
+  size_t num_known(size_t most) const;
 
  private:
   friend class TableSwap;

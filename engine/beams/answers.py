@@ -8,63 +8,84 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bequest.engine.beams.search import BeamSearch, Finished
+import numpy as np
+
+from bequest.engine.beams.search import NO_PLACE, BeamSearch, Ending, Finished
 from bequest.engine.state.output import Output
-from bequest.engine.types import ChoiceDelta, FinishReason, StopReason
+from bequest.engine.types import ChoiceDelta, FinishReason, IntArray, StopReason, TokenLogprob
 
 
 @dataclass(slots=True, eq=False)
 class BeamAnswer:
     search: BeamSearch
     deadline: bool  # it was cut off
-    beams: list[Finished] = field(init=False)  # best first
-    token_ids: list[tuple[int, ...]] = field(init=False)  # of each beam
-    num_shown: list[int] = field(init=False)  # of them, those that have text
+    beams: list[Finished] | None  # best first; None: all ended in the last step, and nobody needs them one by one
+    rows: IntArray  # of each beam: whose blocks it shares when it joins
+    places: IntArray  # or where its own are
+    token_ids: list[tuple[int, ...]]
+    scores: list[float]
+    beam_scores: list[float]
     stopped: bool = field(init=False)  # a beam ended with an end token
+    num_shown: list[int] = field(init=False)  # of the tokens of each, those that have text
+    num_tokens: int = field(init=False)  # of all
 
     def __post_init__(self) -> None:
-        search = self.search
-        self.beams = search.best()
-        self.token_ids = search.tokens_of(self.beams)
-        self.stopped = not search.stop_token_ids.isdisjoint([beam.token for beam in self.beams])
+        search, ids = self.search, self.token_ids
+        self.stopped = not search.stop_token_ids.isdisjoint([tokens[-1] for tokens in ids])
         hides = self.stopped and not search.params.include_stop_str_in_output
         hidden = search.stop_token_ids if hides else frozenset()
-        self.num_shown = [beam.length - (beam.token in hidden) for beam in self.beams]
+        self.num_tokens = sum(map(len, ids))
+        self.num_shown = [len(tokens) - (tokens[-1] in hidden) for tokens in ids] if hides else list(map(len, ids))
+
+    @classmethod
+    def of(cls, search: BeamSearch, deadline: bool) -> BeamAnswer:
+        """Of the beams that have finished."""
+        beams = search.best()
+        rows = np.asarray([beam.blocks_of for beam in beams], np.int32)
+        places = np.asarray([beam.place for beam in beams], np.int32)
+        scores, beam_scores = [beam.score for beam in beams], [beam.beam_score for beam in beams]
+        return cls(search, deadline, beams, rows, places, search.tokens_of(beams), scores, beam_scores)
+
+    @classmethod
+    def at_once(cls, search: BeamSearch, ending: Ending) -> BeamAnswer:
+        places = np.full(len(ending.rows), NO_PLACE, np.int32)
+        found = ending.token_ids, ending.scores, ending.beam_scores
+        return cls(search, False, None, ending.rows, places, *found)
 
     @property
-    def num_tokens(self) -> int:
-        return sum(map(len, self.token_ids))
+    def lengths(self) -> list[int]:
+        return list(map(len, self.token_ids))
 
     @property
     def cut_short(self) -> bool:
         """Whether a beam ended for its length."""
-        return not self.stopped or any(self.end_of(beam)[0] == "length" for beam in self.beams)
+        return not self.stopped or any(self.end_of(tokens[-1])[0] == "length" for tokens in self.token_ids)
 
-    def end_of(self, beam: Finished) -> tuple[FinishReason, StopReason]:
-        if beam.token in self.search.stop_token_ids:
-            return "stop", beam.token if beam.token in self.search.params.stop_token_ids else None
+    def end_of(self, token: int) -> tuple[FinishReason, StopReason]:
+        """Of a beam with this last token."""
+        if token in self.search.stop_token_ids:
+            return "stop", token if token in self.search.params.stop_token_ids else None
         return "length", "deadline" if self.deadline else None
 
     def deltas(self, output: Output) -> tuple[ChoiceDelta, ...]:
         """`output` is that of the group's leader, which has no tokens."""
-        wants_logprobs = self.search.params.logprobs is not None
-        shown, alike = self.token_ids, None
+        shown, ids = self.token_ids, self.token_ids
         if self.stopped:
-            shown = [ids[:num] for ids, num in zip(self.token_ids, self.num_shown, strict=True)]
-        elif self.beams:
-            alike = self.end_of(self.beams[0])
+            shown = [tokens[:num] for tokens, num in zip(ids, self.num_shown, strict=True)]
+            ends = [self.end_of(tokens[-1]) for tokens in ids]
+        else:
+            ends = [self.end_of(-1)] * len(ids)
         texts = output.texts_of(shown)
+        told = zip(texts, ids, self._logprobs(), ends, self.scores, self.beam_scores, strict=True)
         return tuple(
             [
-                ChoiceDelta(
-                    index,
-                    text,
-                    token_ids,
-                    tuple(self.search.logprobs_of(beam)) if wants_logprobs else None,
-                    *(alike or self.end_of(beam)),
-                    beam.score,
-                    beam.beam_score,
-                )
-                for index, (beam, token_ids, text) in enumerate(zip(self.beams, self.token_ids, texts, strict=True))
+                ChoiceDelta(index, text, token_ids, logprobs, end[0], end[1], score, beam_score)
+                for index, (text, token_ids, logprobs, end, score, beam_score) in enumerate(told)
             ]
         )
+
+    def _logprobs(self) -> list[tuple[TokenLogprob, ...] | None]:
+        if self.search.params.logprobs is None:
+            return [None] * len(self.token_ids)
+        assert self.beams is not None
+        return [tuple(self.search.logprobs_of(beam)) for beam in self.beams]

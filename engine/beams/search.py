@@ -48,6 +48,15 @@ class Finished(msgspec.Struct, eq=False, gc=False):
     place: int = NO_PLACE  # of its blocks among those of ended beams (BeamTables), when it has joined
 
 
+class Ending(msgspec.Struct, frozen=True):
+    """Complete beams that all ended in the last step, best first."""
+
+    rows: IntArray  # [B] the running beams that they continued
+    token_ids: list[tuple[int, ...]]
+    scores: list[float]  # summed log-probabilities
+    beam_scores: list[float]  # with the length penalty
+
+
 class Turn(msgspec.Struct, frozen=True):
     """What a step led to. Parents are numbered as the running beams were before it."""
 
@@ -135,14 +144,16 @@ class BeamSearch:
         return [tokens[f] for f in ended]
 
     def _tokens_alike(self, ended: Sequence[Finished], length: int) -> list[tuple[int, ...]]:
-        tokens = np.empty((len(ended), length), np.int32)
-        tokens[:, -1] = [f.token for f in ended]
-        beams = np.asarray([f.parent for f in ended])
-        for place in reversed(range(length - 1)):
-            generation = self._generations[place]
-            tokens[:, place] = generation.tokens[beams]
+        last = np.asarray([f.token for f in ended], np.int32)
+        return self._paths(np.asarray([f.parent for f in ended]), last, length)
+
+    def _paths(self, beams: IntArray, last: IntArray, length: int) -> list[tuple[int, ...]]:
+        """Of these beams, each with a last token behind it."""
+        tokens = [last.tolist()]
+        for generation in reversed(self._generations[: length - 1]):
+            tokens.append(generation.tokens[beams].tolist())
             beams = generation.parents[beams]
-        return list(map(tuple, tokens.tolist()))
+        return list(zip(*reversed(tokens), strict=True))
 
     def logprobs_of(self, ended: Finished) -> list[TokenLogprob]:
         """Of its tokens; ranks are not known."""
@@ -179,6 +190,24 @@ class BeamSearch:
                 finished.blocks_of = beam
         joined, dropped = self._merge(ended)
         return Turn(_NOTHING, _NOTHING, joined, dropped, done=True)
+
+    @property
+    def ends_at_once(self) -> bool:
+        """Whether the next candidates are the answer as they are: all end for their length, and none has before."""
+        rules = self.params.rules
+        closes = rules is not None and rules.closing(self.params.max_tokens) is not None
+        return self.length + 1 >= self.params.max_tokens and not self.finished and not closes
+
+    def ended_by(self, candidates: BeamCandidates) -> Ending:
+        """The answer: of the last candidates the n best. REQUIRES: ends_at_once"""
+        best = slice(0, min(self.params.n, self.width))
+        rows, tokens, scores = candidates.rows[best], candidates.tokens[best], candidates.scores[best]
+        return Ending(
+            rows=rows,
+            token_ids=self._paths(rows, tokens, self.length + 1),
+            scores=scores.tolist(),
+            beam_scores=self._penalised(scores, self.length + 1).tolist(),
+        )
 
     def best(self) -> list[Finished]:
         """The answer: the n best, best first; fewer if not as many could be completed."""

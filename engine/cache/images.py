@@ -49,7 +49,9 @@ class DeviceImages:
     def within(self, spans: Sequence[ImageSpan], stretch: Stretch) -> Stretch | None:
         """As much of the stretch as the step can compute: up to the first image whose rows it cannot have. None:
         nothing of it. An image that is computed at once may make it longer, once in a step."""
-        if self._together and spans and not stretch.read_only:
+        if not spans:
+            return stretch  # nearly always
+        if self._together and not stretch.read_only:
             whole = self._whole(spans, stretch)
             if whole is None:
                 return None

@@ -252,8 +252,9 @@ class CudaRunner:
             self._adapters.release(handle)
 
     def is_quick(self, plan: StepPlan) -> bool:
-        """Whether it is a small graph, without anything beside it that may take a while or is the first of its kind."""
-        if plan.num_tokens > self._small.max_tokens or not self._graphs:
+        """Whether it is a small graph, without anything beside it that may take a while or is the first of its kind.
+        One that is waited for may be larger: it takes the host as long."""
+        if plan.num_tokens > (4 if plan.is_awaited else 1) * self._small.max_tokens or not self._graphs:
             return False
         moves = len(plan.moves.swaps_out) + len(plan.moves.swaps_in) + len(plan.moves.states)
         if moves or plan.encoders or plan.images is not None or plan.prompt_logprobs or plan.rows.open:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Container, Iterator
 
 from bequest.engine.state.account import Account
 from bequest.engine.state.sequence import Sequence
@@ -45,6 +45,10 @@ class FairQueue:
 
     def __len__(self) -> int:
         return self._num_waiting
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Those that wait for their turn."""
+        return (sequence for heap in self._heaps.values() for _, sequence in heap if not sequence.ended)
 
     def account(self, tenant: str) -> Account:
         """The tenant's, for a new request of it."""

@@ -50,6 +50,11 @@ class SchedulerLimits:
         """Of all groups that run at once. Beams take no sampler rows: how much a step may compute limits them."""
         return max(self.max_num_seqs, self.max_num_batched_tokens)
 
+    @property
+    def beams_of_step(self) -> int:
+        """That one step ranks."""
+        return min(self.max_num_batched_tokens, MAX_BEAM_WIDTH)
+
     def tokens_of_step(self, streaming: bool) -> int:
         """The budget of a step, by whether a running sequence is past its prompt."""
         if streaming or self.max_num_tokens_alone is None:

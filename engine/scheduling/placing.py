@@ -14,8 +14,10 @@ class Placer:
     """Knows which waiting sequences have blocks on the host (shared ones stayed on the device): when nothing runs, they
     must make room."""
 
-    def __init__(self, cache: KvCache) -> None:
+    def __init__(self, cache: KvCache, most_beams: int) -> None:
+        """`most_beams`: that may run, of all groups."""
         self._cache = cache
+        self._most_beams = most_beams
         self._swapped: dict[Sequence, None] = {}  # an ordered set
 
     def swap_out(self, sequence: Sequence) -> bool:
@@ -44,6 +46,8 @@ class Placer:
         placement = self._cache.place(sequence)
         if placement.ticket.pending:
             return self._await(placement, sequence)
+        if self._is_roomy(placement.needed, running):
+            return placement
         growth = sum(s.work.growth(s) for s in running) * self._cache.pool.num_strips
         if self._cache.make_room(placement.needed + growth):
             return placement
@@ -54,6 +58,11 @@ class Placer:
         if running or any(s.may_owe_blocks for s in self._swapped):
             return None
         return self._place_anew(sequence)
+
+    def _is_roomy(self, needed: int, running: Collection[Sequence]) -> bool:
+        """Whether there is room however those that run grow, mostly: who does need not be counted."""
+        pool = self._cache.pool
+        return pool.num_free >= needed + (len(running) + self._most_beams) * pool.num_strips
 
     def _make_room_alone(self, placement: Placement, sequence: Sequence) -> bool:
         """Alone it must be able to run. Luxuries are then the copy of a partly filled block, unless a lease promises

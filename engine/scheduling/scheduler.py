@@ -3,8 +3,6 @@
 plan() builds a StepPlan and moves the sequences' counts as if the step had run. Between it and its result the next plan
 may be made (the pipelined loop): a sampled token not yet applied is `in flight`, and its sequence's next input is named
 by its sampler row instead of its id. What sequences want and what becomes of them is their work's matter (engine/work).
-
-README.md has the rules of a step as a list of verbs.
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ from bequest.engine.scheduling.limits import SchedulerLimits
 from bequest.engine.scheduling.placing import Placer
 from bequest.engine.scheduling.policy.clock import StepClock
 from bequest.engine.scheduling.policy.flow import PromptFlow
+from bequest.engine.scheduling.policy.gathering import gathers
 from bequest.engine.scheduling.policy.pieces import PromptPieces
 from bequest.engine.scheduling.policy.quota import StepQuota
 from bequest.engine.scheduling.policy.shares import SlotShares
@@ -43,7 +42,7 @@ from bequest.engine.state.parts import Times
 from bequest.engine.state.record import KeptBeams
 from bequest.engine.state.sequence import Applied, Begin, Group, Lane, Sequence, Status, Wish
 from bequest.engine.state.step import EncoderWish, Stretch
-from bequest.engine.types import Request, Sink, StepResult
+from bequest.engine.types import MAX_BEAM_WIDTH, Request, Sink, StepResult
 from bequest.engine.types.blocks import BytesWrite
 from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.work.desk import Drafter
@@ -76,7 +75,7 @@ class Scheduler:
         self.waiting = FairQueue()  # generations; extractions have a queue of their own
         self._running: dict[Sequence, None] = {}  # an ordered set
         self._entered: set[Sequence] = set()  # of them, those that the plan in the making has let in
-        self._placer = Placer(cache)
+        self._placer = Placer(cache, max(limits.max_num_beams, MAX_BEAM_WIDTH))
         self.seats = AdapterSeats()
         self._flow = PromptFlow(limits.prompt_pace, limits.max_num_seqs, limits.max_num_batched_tokens, limits.tuning)
         self._pieces = PromptPieces(self.clock, limits.tuning)
@@ -158,6 +157,8 @@ class Scheduler:
     def plan(self, now: float, behind: bool = False) -> Launch | None:
         """The next step, or None when nothing can move. `behind`: it will wait for another one."""
         ready = ready_of(self._running)
+        if behind and gathers(self.limits.beams_of_step, self._running, self.waiting, self.extractions.waiting):
+            return None  # they go on together
         if not ready and not self.num_waiting and not self.images.planned:
             return None  # all there is has been launched: whoever plans ahead asks once more than there are steps
         self.seats.serve()
@@ -326,8 +327,8 @@ class Scheduler:
 
     def _schedule_work(self, draft: Draft, sequence: Sequence) -> bool:
         """Gives the sequence what it wants of the step, preempting others if it must. False: it is not in this step."""
-        scheduled = False
-        if self.images.lacks(sequence.group.prompt.images, sequence.num_computed):
+        scheduled, images = False, sequence.group.prompt.images
+        if images and self.images.lacks(images, sequence.num_computed):
             draft.quota.allow(sequence.num_pending)
         for wish in sequence.work.wishes(sequence, draft):
             scheduled = self._carry_out(draft, sequence, wish) or scheduled
@@ -430,9 +431,8 @@ class Scheduler:
 
     def _preempt_extraction(self, draft: Draft) -> bool:
         """Makes room for a generation that waits. False: no extraction has anything to give."""
-        candidates = [
-            s for s in self._running if s.group.kind.lane is Lane.EXTRACTION and s not in draft.used and len(s.table)
-        ]
+        unused = (s for s in self._running if s not in draft.used)
+        candidates = [s for s in unused if s.group.kind.lane is Lane.EXTRACTION and len(s.table)]
         if not candidates or not self._try_preempt(max(candidates, key=lambda s: s.urgency)):
             return False
         draft.num_preempted += 1

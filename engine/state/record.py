@@ -21,11 +21,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, overload
 
 import msgspec
+import numpy as np
 
 from bequest.engine._C import BeamEpochs, BlockEpochs, BlockPool, BlockTable, TokenList, count_distinct_blocks
 from bequest.engine.state.cross import CrossTable
 from bequest.engine.state.recurrent import State
-from bequest.engine.types import ChoiceEntry, Grade, Lineage, Parent, ParentChoice, RecordEntry, Request
+from bequest.engine.types import ChoiceEntry, Grade, IntArray, Lineage, Parent, ParentChoice, RecordEntry, Request
 from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.types.blocks import BlockLayout
 from bequest.engine.types.encoder import EncoderInput
@@ -82,10 +83,17 @@ class KeptChoice:
     salt: bytes
     table: BlockTable | None  # of a lease
     epochs: BlockEpochs  # of any other
+    _shown: ParentChoice | None = None  # once somebody continues from it: others may, too
 
     @property
     def full_len(self) -> int:
         return self.computed
+
+    def as_choice(self) -> ParentChoice:
+        """Its tokens do not change any more."""
+        if self._shown is None:
+            self._shown = _as_choice(self)
+        return self._shown
 
     @property
     def lease(self) -> BlockTable | None:
@@ -124,18 +132,25 @@ class KeptChoice:
 
 @dataclass(slots=True, eq=False)
 class KeptBeams:
-    """The holdings of the beams of an answer, before anybody looks at one of them."""
+    """The holdings of the beams of an answer, before anybody looks at one of them.
+
+    Arrays: a record stays, and the collector of cycles would look at a list for each beam.
+    """
 
     prompt: TokenList
     salt: bytes
-    token_ids: list[tuple[int, ...]]  # of each beam, behind the prompt
-    num_shown: list[int]  # likewise, how many of them have text
+    token_ids: IntArray  # of all beams, one behind the other: what comes behind the prompt
+    lengths: IntArray  # how many each beam has of them
+    num_shown: list[int]  # likewise, those that have text
     epochs: BeamEpochs  # of the blocks of all but the last token
 
     @property
     def num_tokens(self) -> int:
         """Of all beams; the prompt counts once."""
-        return len(self.prompt) + sum(map(len, self.token_ids))
+        return len(self.prompt) + len(self.token_ids)
+
+    def _paths(self) -> list[list[int]]:
+        return [path.tolist() for path in np.split(self.token_ids, np.cumsum(self.lengths)[:-1])]
 
     def choices(self) -> dict[int, KeptChoice]:
         num_prompt = len(self.prompt)
@@ -149,7 +164,7 @@ class KeptBeams:
                 table=None,
                 epochs=self.epochs[index],
             )
-            for index, (token_ids, num_shown) in enumerate(zip(self.token_ids, self.num_shown, strict=True))
+            for index, (token_ids, num_shown) in enumerate(zip(self._paths(), self.num_shown, strict=True))
         }
 
 
@@ -313,6 +328,10 @@ class Record:
             return [first] * num  # they have not parted ways
         return [held for i in range(num) if (held := self.choice(i)) is not None]
 
+    def _ended_choices(self) -> list[KeptChoice]:
+        """As `holdings`, of one that has ended."""
+        return [] if self.failed else [kept for _, kept in sorted(self.kept.items())]
+
     def choice_tables(self) -> list[BlockTable]:
         return [kept.table for kept in self.kept.values() if kept.table is not None]
 
@@ -344,13 +363,13 @@ class Record:
         return "warm" if left_blocks else "tokens"
 
     def as_parent(self) -> Parent:
-        holdings = self.holdings()
+        ended = self.group is None
         return Parent(
             id=self.id,
-            running=self.group is not None,
+            running=not ended,
             cache_salt=self.identity.cache_salt,
             # Those of a running one are what they are now, the others stay as they are.
-            choices=_Choices(holdings) if self.group is None else tuple(map(_as_choice, holdings)),
+            choices=_Choices(self._ended_choices()) if ended else tuple(map(_as_choice, self.holdings())),
             origin=self.identity.origin,
             encoder=self.encoder,
             images=self.identity.images,
@@ -403,7 +422,7 @@ def _as_choice(held: Holding) -> ParentChoice:
 class _Choices(abc.Sequence[ParentChoice]):
     """Of a request that has ended, made when they are asked for: a search has many, and mostly one is wanted."""
 
-    def __init__(self, holdings: list[Holding]) -> None:
+    def __init__(self, holdings: list[KeptChoice]) -> None:
         self._holdings = holdings
 
     def __len__(self) -> int:
@@ -415,5 +434,5 @@ class _Choices(abc.Sequence[ParentChoice]):
     def __getitem__(self, index: slice) -> list[ParentChoice]: ...
     def __getitem__(self, index: int | slice) -> ParentChoice | list[ParentChoice]:
         if isinstance(index, slice):
-            return list(map(_as_choice, self._holdings[index]))
-        return _as_choice(self._holdings[index])
+            return [held.as_choice() for held in self._holdings[index]]
+        return self._holdings[index].as_choice()

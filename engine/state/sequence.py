@@ -352,7 +352,7 @@ class Sequence:
 
     @property
     def num_prompt(self) -> int:
-        return self.group.num_prompt
+        return len(self.group.request.prompt_token_ids)
 
     @property
     def num_pending(self) -> int:

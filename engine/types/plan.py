@@ -139,3 +139,8 @@ class StepPlan(Data, frozen=True, kw_only=True, eq=False):
     @property
     def num_tokens(self) -> int:
         return len(self.batch.input_ids)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody goes on only when its result is known: beams, while others plan ahead."""
+        return len(self.beams) > 0

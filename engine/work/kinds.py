@@ -35,4 +35,7 @@ KINDS: tuple[KindClass, ...] = (Encoding, Extraction, Search, Scoring, Reading, 
 
 
 def kind_of(request: Request, kinds: Sequence[KindClass] = KINDS) -> KindClass:
-    return next(kind for kind in kinds if kind.takes(request))
+    for kind in kinds:
+        if kind.takes(request):
+            return kind
+    raise AssertionError("no kind takes the request")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -191,14 +192,14 @@ class Search(Kind):
     def conclude(self, outcome: Outcome, sequence: Sequence, stretch: Stretch, start: int) -> None:
         if stretch.begin + stretch.count < sequence.planned_len:
             return
-        assert self.search is not None
+        search = self.search
+        assert search is not None
         self.forked = True
         last = start + stretch.count - 1
-        tokens = range(last, start + stretch.count * self.num_rows(sequence))
-        assert len(tokens) == self.search.num_running
-        params = self.group.request.params
-        expected = _Candidates(self, self.search)
-        expected.number = outcome.rank(tokens, expected.spec, params.logprobs)
+        tokens = range(last, last + search.num_running)
+        assert tokens.stop == start + stretch.count * self.num_rows(sequence)
+        expected = _Candidates(self, search)
+        expected.number = outcome.rank(tokens, expected.spec, self.group.request.params.logprobs)
         outcome.expect(expected)
 
     def spec(self, first_sample: int) -> BeamSpec:
@@ -246,7 +247,11 @@ class Search(Kind):
             self.beams = BeamTables(self.group.sequences[0].table)
             self._desk.states.begin_beams(self.group.sequences[0])
         self._desk.states.settle_beams(self.group.sequences[0])
-        self._take_turn(self.search, self.search.advance(candidates, tops))
+        search, wants_logprobs = self.search, self.group.request.params.logprobs is not None
+        if search.ends_at_once and self._ends_as_one and not wants_logprobs and len(candidates.tokens):
+            self._end_as_one(BeamAnswer.at_once(search, search.ended_by(candidates)))
+        else:
+            self._take_turn(search, search.advance(candidates, tops))
 
     def distrust(self) -> None:
         self._desk.distrust(self.group.sequences[0])
@@ -260,15 +265,12 @@ class Search(Kind):
             self._keep_ended(turn)
             self._reorder(search, turn)
             return
-        answer = BeamAnswer(search, deadline)
+        answer = BeamAnswer.of(search, deadline)
+        if answer.beams and self._ends_as_one:
+            self._end_as_one(answer)
+            return
         self.search, self.takes_beams = None, False
         leader = self.group.sequences[0]
-        if answer.beams and self._ends_as_one:
-            self._desk.keep_beams(self.group, self._estates(leader, answer))
-            self._drop(leader)
-            self.answer = answer
-            self._desk.release_cross(self.group)
-            return
         self._keep_ended(turn)
         choices = self._choices(leader, answer)
         self._drop(leader)
@@ -277,6 +279,15 @@ class Search(Kind):
             self._desk.run(choice)
         for choice in choices:
             end(choice, self._desk)
+
+    def _end_as_one(self, answer: BeamAnswer) -> None:
+        """Its choices are no sequences: they are kept and delivered together."""
+        self.search, self.takes_beams = None, False
+        leader = self.group.sequences[0]
+        self._desk.keep_beams(self.group, self._estates(leader, answer))
+        self._drop(leader)
+        self.answer = answer
+        self._desk.release_cross(self.group)
 
     def _keep_ended(self, turn: Turn) -> None:
         """Beams that ended in this step share the blocks of those they came from; those they displaced give theirs
@@ -336,17 +347,15 @@ class Search(Kind):
         prompt, before = leader.tokens.fork(), leader.num_prompt - 1
         prompt.truncate(leader.num_prompt)
         # Those that ended in the last step have no tables of their own, but those of the running ones.
-        epochs = self.beams.epochs(
-            places=np.asarray([beam.place for beam in answer.beams], np.int32),
-            rows=np.asarray([beam.blocks_of for beam in answer.beams], np.int32),
-            num_tokens=np.asarray([before + beam.length for beam in answer.beams], np.int32),
-        )
-        return KeptBeams(prompt, self.group.salt, answer.token_ids, answer.num_shown, epochs)
+        tokens = np.fromiter(chain.from_iterable(answer.token_ids), np.int32, answer.num_tokens)
+        lengths = np.asarray(answer.lengths, np.int32)
+        epochs = self.beams.epochs(places=answer.places, rows=answer.rows, num_tokens=lengths + np.int32(before))
+        return KeptBeams(prompt, self.group.salt, tokens, lengths, answer.num_shown, epochs)
 
     def _choices(self, leader: Sequence, answer: BeamAnswer) -> list[Sequence]:
         """The best beams as the complete choices of the group, best first."""
         leader.tokens.truncate(leader.num_prompt)
-        assert self.beams is not None
+        assert self.beams is not None and answer.beams is not None
         choices: list[Sequence] = []
         for index, (ended, generated) in enumerate(zip(answer.beams, answer.token_ids, strict=True)):
             tokens = leader.tokens.fork(generated)
@@ -450,5 +459,5 @@ def _output(first: Output, index: int, answer: BeamAnswer, ended: Finished, toke
     logprobs = None if search.params.logprobs is None else search.logprobs_of(ended)
     output = first.whole_sibling(index, token_ids, answer.num_shown[index], logprobs)
     output.set_beam(ended.score, ended.beam_score)
-    output.finish(*answer.end_of(ended))
+    output.finish(*answer.end_of(ended.token))
     return output

@@ -41,7 +41,7 @@ async def text_prompts(
         return [begin.prompt(begin.at, rows.token_ids, None, merged(begin.parent.images, [rows]))]
     if begin is not None:
         ids = await suffix_ids(context, wanted.suffix, wanted.suffix_field, begin.last)
-        return [replace(begin.prompt(begin.at, ids, None), param=wanted.suffix_field)]
+        return [begin.prompt(begin.at, ids, None, param=wanted.suffix_field)]
     whole = replace(source, given=fallback, field="continuation_fallback", embeds=None)
     [prompt] = await plain_prompts(context, whole)
     return [_fallen_back(prompt, wanted)]

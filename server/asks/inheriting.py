@@ -69,11 +69,17 @@ class Cut(msgspec.Struct, frozen=True):
         return self.choice.token_ids[self.at - 1] if self.at else None
 
     def prompt(
-        self, at: int, suffix_ids: Sequence[int], origin: object, images: tuple[Image, ...] | None = None
+        self,
+        at: int,
+        suffix_ids: Sequence[int],
+        origin: object,
+        images: tuple[Image, ...] | None = None,
+        param: str | None = None,
     ) -> Prompt:
-        """`images`: of all of it; None: the suffix has none. REQUIRES: at ≤ self.at"""
+        """`images`: of all of it; None: the suffix has none. `param`: where that came. REQUIRES: at ≤ self.at"""
         return Prompt(
             (*self.choice.token_ids[:at], *suffix_ids),
+            param=param,
             lineage=Lineage(self.parent.id, self.index, at),
             cache_salt=self.parent.cache_salt,
             origin=origin,

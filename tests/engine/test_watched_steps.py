@@ -12,7 +12,9 @@ import pytest
 from bequest.engine.build import CacheSizes, make_scheduler
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.errors import EngineDead
+from bequest.engine.scheduling import limits
 from bequest.engine.scheduling.limits import SchedulerLimits
+from bequest.engine.state import draft
 from bequest.engine.types import BeamParams, ModelInfo, SamplingParams, StepPlan, StepResult
 from bequest.engine.types.blocks import BlockBytes, BlockRead
 from tests.engine.harness import Answer, ask, request, until
@@ -125,6 +127,45 @@ async def test_whoever_comes_meanwhile_is_launched_behind_it() -> None:
         runner.looks = 0
         runner.pending[0].let_go.set()
         await asyncio.gather(first, second)
+
+
+async def test_searches_that_come_meanwhile_are_in_the_next_step_together() -> None:
+    runner = QuickRunner(64, looks=None)
+    async with engine_over(runner) as engine:
+        answers = [asyncio.ensure_future(ask(engine, request(PROMPT, BEAMS)))]
+        await until(lambda: runner.pending)
+        answers += [asyncio.ensure_future(ask(engine, request([*PROMPT, i], BEAMS))) for i in (97, 98)]
+        await until(lambda: engine.num_open == 3)
+        await asyncio.sleep(0.01)
+        assert len(runner.pending) == 1, "they wait for the first"
+        runner.looks = 0
+        runner.pending[0].let_go.set()
+        await asyncio.gather(*answers)
+    # The first is a step ahead of the others, which end together.
+    assert [len(pending.result.beams) for pending in runner.pending] == [1, 3, 3, 3, 3, 2]
+
+
+async def test_what_does_not_fit_into_one_step_is_launched_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (limits, draft):
+        monkeypatch.setattr(module, "MAX_BEAM_WIDTH", 8)
+    runner = QuickRunner(64, looks=None)
+    wide = SamplingParams(n=1, max_tokens=4, ignore_eos=True, beams=BeamParams(6, 1.0, False))
+    async with engine_over(runner) as engine:
+        first = asyncio.ensure_future(ask(engine, request(PROMPT, wide)))
+        await until(lambda: runner.pending)
+        second = asyncio.ensure_future(ask(engine, request([*PROMPT, 99], wide)))
+        await until(lambda: len(runner.pending) == 2)
+        runner.pending[1].let_go.set()
+        await asyncio.sleep(0.01)
+        assert engine.num_steps == 0, "results come in order"
+        runner.looks = 0
+        runner.pending[0].let_go.set()
+        answers = await asyncio.gather(first, second)
+    assert set(runner.threads) == {threading.get_ident()}, "the loop looks for both"
+    expected = PagedFakeRunner(200, 4)
+    async with engine_over(expected) as engine:
+        for answer, last in zip(answers, ([], [99]), strict=True):
+            assert answer.token_ids == (await ask(engine, request([*PROMPT, *last], wide))).token_ids
 
 
 async def test_a_slow_one_is_left_to_the_thread_that_waits() -> None:

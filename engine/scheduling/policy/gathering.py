@@ -1,0 +1,26 @@
+"""Whether searches wait for each other. Owned by the event-loop thread.
+
+Beams wait for the result of a step before they go on. Searches that come meanwhile could have a step of their own
+behind it, which those before them would then wait for in turn, and so on: two crowds that take turns at the device,
+each step of which reads all weights. Where all of them fit into one step, they wait for the next one instead and are
+together from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bequest.engine.state.sequence import Sequence
+
+
+def gathers(max_beams: int, *several: Iterable[Sequence]) -> bool:
+    """Whether nothing is planned behind the step that runs: of all that run and wait, `several`, each is a search, and
+    they have no more beams than one step may."""
+    left = max_beams
+    for sequences in several:
+        for sequence in sequences:
+            kind = sequence.group.kind
+            left -= kind.num_slots
+            if not kind.takes_beams or left < 0:
+                return False
+    return True
