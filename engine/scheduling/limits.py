@@ -24,6 +24,8 @@ class ExtractionLimits:
     max_step_tokens: int | None = None
     short_steps: tuple[int, ...] = ()
     queues_steps: bool = True
+    # Others pass such a step while it runs. So it may be long, and one more is queued behind it.
+    yields: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
