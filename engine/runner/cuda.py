@@ -218,16 +218,17 @@ class CudaRunner:
 
     def launch_yielding(self, plan: StepPlan, between: Callable[[], None]) -> PendingResults:
         """A graph cannot be left and come back to, so the step runs kernel by kernel."""
-        buffers = self._yielding
-        assert buffers is not None and plan.yields and not len(plan.samples)
-        with StreamScope(self._stream), torch.inference_mode():  # `launch` enters the runner's scope between
+        assert (buffers := self._yielding) is not None
+        with StreamScope(self._stream):  # `launch` enters the runner's scope between
             self._results.begin()
             pieces = Pieces(between, buffers, self._limits.tokens_of_piece, plan.num_tokens)
             size = self._ladder.exact_size(plan)
             buffers.write_lists(plan.batch)
             self._stage(plan, size, buffers)
             self._move(plan.moves, buffers)
-            told = self._collect(plan, self._forward(size, None, pieces), None)
+            with torch.inference_mode():
+                outputs = self._forward(size, None, pieces)
+            told = self._collect(plan, outputs, None)
             told.began = pieces.began
             return told
 

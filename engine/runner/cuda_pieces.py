@@ -42,4 +42,5 @@ class Pieces:
         self._launched.append(done)
         if len(self._launched) > _AHEAD:
             self._launched.popleft().synchronize()
-        self._between()
+        with torch.inference_mode(mode=False):  # others keep tensors that they make
+            self._between()

@@ -59,7 +59,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
 
 def config(directory: Path, **fields: object) -> EngineConfig:
-    shape = {"block_size": 16, "max_num_batched_tokens": MOST_TOKENS, "max_model_len": 640, "num_blocks": 400}
+    shape = {"block_size": 16, "max_num_batched_tokens": MOST_TOKENS, "max_model_len": 256, "num_blocks": 400}
     return EngineConfig(model=str(directory), device="cuda", max_num_seqs=8, **(shape | fields))  # type: ignore[arg-type]
 
 
@@ -84,7 +84,7 @@ async def states_of(engine: AsyncEngine, prompt: list[int], salt: str) -> np.nda
     return states
 
 
-@pytest.mark.parametrize("blocks", [400, 90])
+@pytest.mark.parametrize("blocks", [400, 60])
 async def test_streams_pass_extractions(blocks: int, tiny_model: Callable[[str], Path], seen: Seen) -> None:
     """The same as one after the other; with few blocks some extractions are preempted, and blocks are used again."""
     draw = random.Random(blocks)
@@ -92,9 +92,9 @@ async def test_streams_pass_extractions(blocks: int, tiny_model: Callable[[str],
     def prompt(length: int) -> list[int]:
         return [draw.randrange(10, VOCAB_SIZE) for _ in range(length)]
 
-    extracted = [prompt(draw.randint(200, 600)) for _ in range(12)]
+    extracted = [prompt(draw.randint(100, 250)) for _ in range(16)]
     # Some begin like an extraction, and find what it has computed or computes.
-    generated = [prompt(draw.randint(1, 300)) for _ in range(16)] + [texts[:100] for texts in extracted[:4]]
+    generated = [prompt(draw.randint(1, 200)) for _ in range(16)] + [texts[:100] for texts in extracted[:4]]
     draw.shuffle(generated)
     built = await build_engine(config(tiny_model("qwen3"), dtype="float32", num_blocks=blocks))
     engine = built.engine
