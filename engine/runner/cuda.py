@@ -2,7 +2,7 @@
 
 A step is: one copy of its arrays to the device, row updates and block copies if it has any, one graph (forward, logits,
 sampling), one copy of its results back. Nothing else synchronises, so the next step can be queued while this one runs.
-Log-probabilities and steps larger than any graph add launches of their own.
+Log-probabilities, steps larger than any graph and steps that yield add launches of their own.
 """
 
 from __future__ import annotations
@@ -222,9 +222,8 @@ class CudaRunner:
         with StreamScope(self._stream):  # `launch` enters the runner's scope between
             self._results.begin()
             pieces = Pieces(between, buffers, self._limits.tokens_of_piece, plan.num_tokens)
-            size = self._ladder.exact_size(plan)
             buffers.write_lists(plan.batch)
-            self._stage(plan, size, buffers)
+            self._stage(plan, size := self._ladder.exact_size(plan), buffers)
             self._move(plan.moves, buffers)
             with torch.inference_mode():
                 outputs = self._forward(size, None, pieces)
