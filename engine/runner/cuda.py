@@ -117,7 +117,7 @@ class CudaRunner:
             self._encoders = CudaEncoders(model, kv_cache, dtype, limits.max_num_seqs, limits.max_num_encoder_tokens)
         self._large = self._buffers(limits.max_tokens)
         self._small = self._buffers(min(_SMALL_STEP, limits.max_tokens), self._large)
-        self._yielding = self._buffers(limits.max_tokens, self._large) if limits.tokens_of_piece else None
+        self._yielding = self._buffers(limits.max_tokens, self._large) if limits.tokens_of_piece else self._large
         layers = () if self._drafts is None else self._drafts.layers
         rows, tokens = limits.states_rows, limits.max_tokens
         self._states = StatesRing(rows, config.hidden_size, dtype, self._device, layers, tokens)
@@ -140,7 +140,8 @@ class CudaRunner:
         strips = (*range(len(self._model.config.strips.windows)), *([] if self._encoders is None else [CROSS]))
         workspaces = {strip: self._workspace(max_tokens, strip) for strip in strips}
         if beside is not None:
-            [workspace.share_scratch(beside.workspaces[strip]) for strip, workspace in workspaces.items()]
+            for strip, workspace in workspaces.items():
+                workspace.share_scratch(beside.workspaces[strip])
         widths = self._limits.max_blocks_per_sequence, self._limits.max_cross_blocks
         samples = self._limits.max_samples
         others = self._adapters.fields(max_tokens, samples) + ([] if self._drafts is None else fill_fields(samples))
@@ -218,12 +219,12 @@ class CudaRunner:
 
     def launch_yielding(self, plan: StepPlan, between: Callable[[], None]) -> PendingResults:
         """A graph cannot be left and come back to, so the step runs kernel by kernel."""
-        assert (buffers := self._yielding) is not None
+        buffers = self._yielding
         with StreamScope(self._stream):  # `launch` enters the runner's scope between
             self._results.begin()
-            pieces = Pieces(between, buffers, self._limits.tokens_of_piece, plan.num_tokens)
+            pieces, size = Pieces(between, buffers, self._limits.tokens_of_piece, plan), self._ladder.exact_size(plan)
             buffers.write_lists(plan.batch)
-            self._stage(plan, size := self._ladder.exact_size(plan), buffers)
+            self._stage(plan, size, buffers)
             self._move(plan.moves, buffers)
             with torch.inference_mode():
                 outputs = self._forward(size, None, pieces)

@@ -13,6 +13,7 @@ import torch
 
 from bequest.engine.kernels.streams import record
 from bequest.engine.runner.cuda_buffers import StepBuffers
+from bequest.engine.types import StepPlan
 
 _AHEAD = 1  # pieces that are launched and not done, when others are let in
 
@@ -20,16 +21,13 @@ _AHEAD = 1  # pieces that are launched and not done, when others are let in
 class Pieces:
     """Is called behind each layer, on the step's stream."""
 
-    def __init__(
-        self, between: Callable[[], None], buffers: StepBuffers, tokens_of_piece: int, num_tokens: int
-    ) -> None:
-        """`buffers`: that no other step writes meanwhile. `tokens_of_piece`: of a step of so many a layer is a piece;
-        `num_tokens`: of this one."""
+    def __init__(self, between: Callable[[], None], buffers: StepBuffers, tokens_of_piece: int, plan: StepPlan) -> None:
+        """`buffers`: that no other step writes meanwhile; `tokens_of_piece`: of a step of so many a layer is a piece."""
         self.buffers = buffers
         self.began = torch.cuda.Event(enable_timing=True)
         record(self.began)
         self._between = between
-        self._layers_each = max(1, tokens_of_piece // num_tokens)
+        self._layers_each = max(1, tokens_of_piece // plan.num_tokens)
         self._num_layers = 0
         self._launched: deque[torch.cuda.Event] = deque()
 
