@@ -219,18 +219,16 @@ class CudaRunner:
 
     def launch_yielding(self, plan: StepPlan, between: Callable[[], None]) -> PendingResults:
         """A graph cannot be left and come back to, so the step runs kernel by kernel."""
-        buffers = self._yielding
+        buffers, size = self._yielding, self._ladder.exact_size(plan)
         with StreamScope(self._stream):  # `launch` enters the runner's scope between
             self._results.begin()
-            pieces, size = Pieces(between, buffers, self._limits.tokens_of_piece, plan), self._ladder.exact_size(plan)
+            pieces = Pieces(between, buffers, self._limits.tokens_of_piece, plan)
             buffers.write_lists(plan.batch)
             self._stage(plan, size, buffers)
             self._move(plan.moves, buffers)
             with torch.inference_mode():
                 outputs = self._forward(size, None, pieces)
-            told = self._collect(plan, outputs, None)
-            told.began = pieces.began
-            return told
+            return self._collect(plan, outputs, None).since(pieces.began)
 
     def _move(self, moves: StepMoves, buffers: StepBuffers) -> None:
         if len(moves.swaps_out):

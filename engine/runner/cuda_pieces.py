@@ -22,7 +22,7 @@ class Pieces:
     """Is called behind each layer, on the step's stream."""
 
     def __init__(self, between: Callable[[], None], buffers: StepBuffers, tokens_of_piece: int, plan: StepPlan) -> None:
-        """`buffers`: that no other step writes meanwhile; `tokens_of_piece`: of a step of so many a layer is a piece."""
+        """`buffers`: that no other step writes meanwhile; `tokens_of_piece`: a layer of so many is a piece."""
         self.buffers = buffers
         self.began = torch.cuda.Event(enable_timing=True)
         record(self.began)

@@ -41,6 +41,7 @@ class PendingResults:
     __slots__ = (
         "_arrays",
         "_beams",
+        "_began",
         "_copied",
         "_drafted",
         "_experts",
@@ -48,7 +49,6 @@ class PendingResults:
         "_num_samples",
         "_prompt",
         "_step",
-        "began",
         "states",
     )
 
@@ -70,12 +70,17 @@ class PendingResults:
         self.states: PendingStates | None = None  # which may be queued behind the results
         self._drafted = drafted
         self._beams = beams
-        self.began = began
+        self._began = began
         self._copied = copied
         self._arrays = arrays
         self._num_samples = num_samples
         self._num_logprobs = num_logprobs
         self._prompt = prompt
+
+    def since(self, began: torch.cuda.Event) -> PendingResults:
+        """The same, of a step that began earlier than the last one."""
+        self._began = began
+        return self
 
     @property
     def slow_to_read(self) -> bool:
@@ -101,7 +106,7 @@ class PendingResults:
             )
         tokens, bad = self._arrays["tokens"][:num].copy(), self._arrays["bad"][:num].copy()
         # Between two events of one stream: waiting for the step before it does not count.
-        seconds = self.began.elapsed_time(self._copied) / 1e3
+        seconds = self._began.elapsed_time(self._copied) / 1e3
         beams = () if self._beams is None else self._beams.read()
         states = () if self.states is None else self.states.read()
         return StepResult(
