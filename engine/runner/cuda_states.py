@@ -30,10 +30,12 @@ class PendingStates:
         self._copied = copied
 
     def read(self) -> tuple[StatesArray, ...]:
-        """Each sequence's in memory of its own: who reads slowly keeps no others'."""
+        """Each sequence's in memory of its own: who reads slowly keeps no others'. Layer by layer, as answers have it:
+        what one step brings whole is not copied again."""
         self._copied.synchronize()
         host = self._host if self._host.dtype is torch.float32 else self._host.view(torch.uint16)
-        return tuple(rows.copy() for rows in self._taps.split(host.numpy()))
+        layered = (rows.transpose(1, 0, 2).copy() for rows in self._taps.split(host.numpy()))
+        return tuple(rows.transpose(1, 0, 2) for rows in layered)
 
 
 class StatesRing:
