@@ -272,16 +272,22 @@ class DeviceThread:
     def _let_pass(self, ahead: Footprint) -> None:
         """Launches steps that may pass one that is launched in part. Streams have a step after the other, so the device
         is left to them until one has ended and no other has come; but now and then it goes on with the part."""
+        last: PendingStep | None = None
         for _ in range(_MOST_PASSING):
-            plan = self._plans.take_passing(ahead, self._block_size)
-            if plan is None:
-                return
+            while (plan := self._plans.take_passing(ahead, self._block_size)) is None:
+                if last is None or not self._hears_before(last):
+                    return
             step = self._runner.launch(plan)
             assert not isinstance(step, StepResult), "who yields has queued its steps"
             self._launched.put(step)
-            while not self._plans.wait(_LOOK_PASSING):
-                if step.done:
-                    return
+            last = step
+
+    def _hears_before(self, end: PendingStep) -> bool:
+        """Whether it is told something before a step has ended."""
+        while not end.done:
+            if self._plans.wait(_LOOK_PASSING):
+                return True
+        return False
 
     @property
     def _block_size(self) -> int:

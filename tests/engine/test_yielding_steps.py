@@ -24,12 +24,18 @@ WANTED = HiddenStatesParams((0, NUM_LAYERS), "all")
 
 class Pending:
     slow_to_read = False
-    done = True
 
     def __init__(self, result: StepResult) -> None:
         self.result = result
+        self.looks = 0
         self.read = threading.Event()
         self.read.set()
+
+    @property
+    def done(self) -> bool:
+        """Takes a while, in which the next one comes."""
+        self.looks += 1
+        return self.looks > 20
 
     def wait_computed(self) -> None:
         pass
@@ -109,6 +115,21 @@ async def test_a_generation_passes_what_runs_and_what_is_queued_behind_it() -> N
         runner.let_go.set()
         await check_states(extracted, PROMPT)
     assert runner.order.count("ends") == 2
+
+
+async def test_streams_have_the_device_but_for_one_part_after_some_steps() -> None:
+    runner = YieldingRunner()
+    async with engine_over(runner) as engine:
+        extracted = asyncio.ensure_future(ask(engine, extraction(PROMPT)))
+        await until(lambda: runner.num_asked > 0)
+        asked = runner.num_asked
+        many = SamplingParams(max_tokens=120, temperature=0, ignore_eos=True)
+        answer = await ask(engine, request([7, 8, 9], many))
+        assert answer.token_ids[0] == expected_tokens([7, 8, 9], 120)
+        # At least after every eighth step; seldom much more often, since the next one comes while a step runs.
+        assert 120 // 8 <= runner.num_asked - asked < 90
+        runner.let_go.set()
+        await check_states(extracted, PROMPT)
 
 
 async def test_who_finds_the_prefix_of_an_extraction_waits_for_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from bequest.engine.config import EngineConfig
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.runner import extracting, prepare
 from bequest.engine.runner.cuda import CudaRunner
+from bequest.engine.runner.cuda_pieces import Pieces
 from bequest.engine.runner.cuda_results import PendingResults
 from bequest.engine.types import SamplingParams, StepPlan
 from bequest.engine.types.hidden import HiddenStatesParams
@@ -39,6 +41,13 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """All steps of extractions yield, behind each layer; what they see is counted."""
     monkeypatch.setattr(extracting, "_CUDA_WORK", 0.0)
     monkeypatch.setattr(prepare, "tokens_of_piece", lambda loaded: 1)
+    call = Pieces.__call__
+
+    def slowly(pieces: Pieces) -> None:
+        time.sleep(0.004)  # a tiny model would be done before anybody comes
+        call(pieces)
+
+    monkeypatch.setattr(Pieces, "__call__", slowly)
     counts, launch, launch_yielding = Seen(), CudaRunner.launch, CudaRunner.launch_yielding
 
     def counted(runner: CudaRunner, plan: StepPlan) -> PendingResults:
