@@ -14,6 +14,8 @@ _CPU_SHORT = (4, 8, 16, 32)
 _CUDA_WORK = 5.4e12
 _CUDA_LEAST = 256
 _CUDA_STEP_OF_LADDER = 128  # no step is padded
+# Fewer tokens take little longer than a token of a stream, and a graph of them is faster than its kernels one by one.
+_CUDA_LEAST_YIELDING = 128
 # Of a piece of a step that yields: a millisecond, and the time to launch the next one.
 _CUDA_WORK_OF_PIECE = 3.4e11
 
@@ -25,7 +27,7 @@ class ExtractingSteps:
     rows: int  # max_step_rows
     tokens: int  # max_step_tokens
     short: tuple[int, ...]  # short_steps
-    yields: bool = False
+    yields_from: int | None = None
 
 
 def extracting_on_cpu(rows: int) -> ExtractingSteps:
@@ -37,7 +39,7 @@ def extracting_on_gpu(loaded: LoadedModel, rows: int, most: int, *, yields: bool
     work = int(_CUDA_WORK / loaded.num_active_parameters)
     tokens = min(max(work // _CUDA_STEP_OF_LADDER * _CUDA_STEP_OF_LADDER, _CUDA_LEAST), most)
     if yields and tokens < most:
-        return ExtractingSteps(rows, most, (), yields=True)
+        return ExtractingSteps(rows, most, (), _CUDA_LEAST_YIELDING)
     return ExtractingSteps(rows, tokens, tuple(size for size in mixed_ladder(most) if size < tokens))
 
 

@@ -293,8 +293,7 @@ class Scheduler:
 
     def _spare(self, ready: Ready, most: int, extracted: int, behind: bool, yielding: int) -> Spare:
         generating = any(s.group.kind.lane is Lane.GENERATION for s in self._running)
-        limits = self.limits.extraction
-        queued = yielding < MOST_YIELDING if limits.yields else not behind or limits.queues_steps
+        queued = yielding < MOST_YIELDING and (not behind or self.limits.extraction.queues_steps)
         return Spare(most, extracted, generating, queued, bool(ready.extracting), yielding > 0)
 
     # --- running sequences ---------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class StepMaker:
         self._prefix_caching = limits.prefix_caching
         self._turns = limits.turns_images
         self._together = limits.images_together
-        self._yields = limits.extraction.yields
+        self._yields_from = limits.extraction.yields_from
         self._step = 0
 
     def make(self, draft: Draft, moves: BlockMoves, images: DeviceImages) -> Launch:
@@ -47,7 +47,7 @@ class StepMaker:
             [c.sequence.row for c in chunks],
         )
         states = self._states.plan(chunks)  # choices that part ways in this step share what it leaves
-        yields = self._yields and bool(chunks) and not draft.encoders and _extracts(chunks)
+        yields = self._yields(draft, len(batch.input_ids))
         # What passes a step that yields may open a row that it would close.
         closing = () if yields else self._rows.take_closed()
         outcome = StepOutcome(self._rows)
@@ -82,6 +82,11 @@ class StepMaker:
             nature=_nature(chunks, outcome, start),
             images_ahead=images.take_ahead({rows.image for rows in outcome.image_rows}) if outcome.image_rows else 0,
         )
+
+    def _yields(self, draft: Draft, num_tokens: int) -> bool:
+        """Whether others may pass the step."""
+        least = self._yields_from
+        return least is not None and num_tokens >= least and not draft.encoders and _extracts(draft.chunks)
 
     def _conclude(self, outcome: StepOutcome, chunk: Chunk, start: int) -> None:
         """What a chunk, at token `start` of the step, leads to."""

@@ -115,7 +115,7 @@ class Shape:
 
     def yielding(self) -> Shape:
         """The same, with extractions that others pass."""
-        extraction = replace(self.limits.extraction, yields=True)
+        extraction = replace(self.limits.extraction, yields_from=1)
         return replace(self, limits=replace(self.limits, extraction=extraction), depth=2)
 
 

@@ -40,6 +40,7 @@ class Seen:
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """All steps of extractions yield, behind each layer; what they see is counted."""
     monkeypatch.setattr(extracting, "_CUDA_WORK", 0.0)
+    monkeypatch.setattr(extracting, "_CUDA_LEAST_YIELDING", 1)
     monkeypatch.setattr(prepare, "tokens_of_piece", lambda loaded: 1)
     call = Pieces.__call__
 
