@@ -45,7 +45,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     call = Pieces.__call__
 
     def slowly(pieces: Pieces) -> None:
-        time.sleep(0.004)  # a tiny model would be done before anybody comes
+        time.sleep(0.02)  # a tiny model would be done before anybody comes
         call(pieces)
 
     monkeypatch.setattr(Pieces, "__call__", slowly)
@@ -120,13 +120,13 @@ async def test_streams_pass_extractions(blocks: int, tiny_model: Callable[[str],
     try:
         alone = [await generate(tokens, f"alone {i}") for i, tokens in enumerate(generated)]
         states = [await extract(tokens, f"alone {i}") for i, tokens in enumerate(extracted)]
-        for turn in range(4):
-            tasks = [extract(tokens, f"{turn}", draw.random() / 20) for tokens in extracted]
-            answers = [generate(tokens, f"{turn}", draw.random() / 20) for tokens in generated]
+        for turn in range(3):
+            tasks = [extract(tokens, f"{turn}", draw.random() / 4) for tokens in extracted]
+            answers = [generate(tokens, f"{turn}", draw.random() / 2) for tokens in generated]
             both = await asyncio.gather(asyncio.gather(*tasks), asyncio.gather(*answers))
             assert both[1] == alone
             for found, expected in zip(both[0], states, strict=True):
                 assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
     finally:
         await engine.stop()
-    assert seen.passed > 20 and seen.yielded > 20, vars(seen)
+    assert seen.passed >= 10 and seen.yielded >= 10, vars(seen)
