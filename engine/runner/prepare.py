@@ -210,17 +210,9 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None,
     adapters = places_of(config, loaded, device, weights)
     states = _states_rows(loaded, _CUDA_STATES, loaded.dtype)
     encoder_tokens = config.max_num_encoder_tokens or _CUDA_ENCODER_TOKENS
-    alone = ranks.size == 1 and draft is None and recurrent is None and loaded.sight is None
-    yields = alone and config.pipelined and config.record is None and not config.allow_prompt_embeds
-    limits = RunnerLimits(
-        num_seqs,
-        tokens + _tokens_beyond(loaded),
-        wish.self_blocks,
-        states,
-        wish.cross_blocks,
-        encoder_tokens,
-        tokens_of_piece(loaded) if yields else 0,
-    )
+    others = draft is not None or recurrent is not None or ranks.size > 1
+    piece, most = 0 if others else _tokens_of_piece(config, loaded), tokens + _tokens_beyond(loaded)
+    limits = RunnerLimits(num_seqs, most, wish.self_blocks, states, wish.cross_blocks, encoder_tokens, piece)
     with phase("activations"):
         probed = place_on_gpu(draft, 2, 1, config.block_size, limits)
         activations = _measure_activations(loaded, shape, device, limits, recurrent, adapters, probed)
@@ -278,6 +270,12 @@ def _capture(runner: CudaRunner, config: EngineConfig, loaded: LoadedModel) -> N
 def _log_device(loaded: LoadedModel, device: torch.device) -> None:
     log.info("device: %s; %s", torch.cuda.get_device_name(device), _storage(loaded))
     _log_notes(loaded)
+
+
+def _tokens_of_piece(config: EngineConfig, loaded: LoadedModel) -> int:
+    """As in RunnerLimits: of a model alone on its device, whose plans are written down by nobody."""
+    sees = loaded.sight is not None or config.allow_prompt_embeds
+    return 0 if sees or config.record is not None or not config.pipelined else tokens_of_piece(loaded)
 
 
 def _tokens_beyond(loaded: LoadedModel) -> int:
