@@ -84,10 +84,10 @@ async def test_float32_equals_transformers(
     assert seen.yielded > 0
 
 
-async def states_of(engine: AsyncEngine, prompt: list[int], salt: str) -> np.ndarray:
+async def states_of(engine: AsyncEngine, prompt: list[int], params: SamplingParams, salt: str) -> np.ndarray:
+    """Of all tokens that the engine is asked for: of a prompt, or sampled."""
     wanted = HiddenStatesParams((0, 1, engine.info.num_layers), "all")
-    extract = SamplingParams(max_tokens=0)
-    answer = await ask(engine, request(prompt, extract, hidden_states=wanted, cache_salt=salt))
+    answer = await ask(engine, request(prompt, params, hidden_states=wanted, cache_salt=salt))
     assert answer.states is not None
     states = answer.states.choices[0].assemble().copy()
     answer.states.release()
@@ -115,13 +115,19 @@ async def test_streams_pass_extractions(blocks: int, tiny_model: Callable[[str],
 
     async def extract(tokens: list[int], salt: str, delay: float = 0.0) -> np.ndarray:
         await asyncio.sleep(delay)
-        return await states_of(engine, tokens, salt)
+        return await states_of(engine, tokens, SamplingParams(max_tokens=0), salt)
+
+    async def generate_with_states(tokens: list[int], salt: str, delay: float = 0.0) -> np.ndarray:
+        await asyncio.sleep(delay)
+        return await states_of(engine, tokens, GREEDY, salt)
 
     try:
         alone = [await generate(tokens, f"alone {i}") for i, tokens in enumerate(generated)]
         states = [await extract(tokens, f"alone {i}") for i, tokens in enumerate(extracted)]
+        states += [await generate_with_states(tokens, f"with {i}") for i, tokens in enumerate(generated[:4])]
         for turn in range(3):
             tasks = [extract(tokens, f"{turn}", draw.random() / 4) for tokens in extracted]
+            tasks += [generate_with_states(tokens, f"with {turn}", draw.random() / 2) for tokens in generated[:4]]
             answers = [generate(tokens, f"{turn}", draw.random() / 2) for tokens in generated]
             both = await asyncio.gather(asyncio.gather(*tasks), asyncio.gather(*answers))
             assert both[1] == alone
