@@ -20,7 +20,7 @@ from bequest.engine.runner.cuda_pieces import Pieces
 from bequest.engine.runner.cuda_results import PendingResults
 from bequest.engine.types import SamplingParams, StepPlan
 from bequest.engine.types.hidden import HiddenStatesParams
-from tests.engine.harness import ask, request
+from tests.engine.harness import ask, request, until
 from tests.engine.model_states import Trial, check_states, reference_of
 from tests.tiny_models import VOCAB_SIZE, make_reference
 
@@ -42,13 +42,6 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     monkeypatch.setattr(extracting, "_CUDA_WORK", 0.0)
     monkeypatch.setattr(extracting, "_CUDA_LEAST_YIELDING", 1)
     monkeypatch.setattr(prepare, "tokens_of_piece", lambda loaded: 1)
-    call = Pieces.__call__
-
-    def slowly(pieces: Pieces) -> None:
-        time.sleep(0.02)  # a tiny model would be done before anybody comes
-        call(pieces)
-
-    monkeypatch.setattr(Pieces, "__call__", slowly)
     counts, launch, launch_yielding = Seen(), CudaRunner.launch, CudaRunner.launch_yielding
 
     def counted(runner: CudaRunner, plan: StepPlan) -> PendingResults:
@@ -66,6 +59,18 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     monkeypatch.setattr(CudaRunner, "launch", counted)
     monkeypatch.setattr(CudaRunner, "launch_yielding", counted_yielding)
     return counts
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny model would be done before anybody comes."""
+    call = Pieces.__call__
+
+    def slowly(pieces: Pieces) -> None:
+        time.sleep(0.02)
+        call(pieces)
+
+    monkeypatch.setattr(Pieces, "__call__", slowly)
 
 
 def config(directory: Path, **fields: object) -> EngineConfig:
@@ -94,6 +99,7 @@ async def states_of(engine: AsyncEngine, prompt: list[int], params: SamplingPara
     return states
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("blocks", [400, 60])
 async def test_streams_pass_extractions(blocks: int, tiny_model: Callable[[str], Path], seen: Seen) -> None:
     """The same as one after the other; with few blocks some extractions are preempted, and blocks are used again."""
@@ -125,14 +131,15 @@ async def test_streams_pass_extractions(blocks: int, tiny_model: Callable[[str],
         alone = [await generate(tokens, f"alone {i}") for i, tokens in enumerate(generated)]
         states = [await extract(tokens, f"alone {i}") for i, tokens in enumerate(extracted)]
         states += [await generate_with_states(tokens, f"with {i}") for i, tokens in enumerate(generated[:4])]
-        for turn in range(3):
+        for turn in range(2):
             tasks = [extract(tokens, f"{turn}", draw.random() / 4) for tokens in extracted]
             tasks += [generate_with_states(tokens, f"with {turn}", draw.random() / 2) for tokens in generated[:4]]
-            answers = [generate(tokens, f"{turn}", draw.random() / 2) for tokens in generated]
-            both = await asyncio.gather(asyncio.gather(*tasks), asyncio.gather(*answers))
-            assert both[1] == alone
-            for found, expected in zip(both[0], states, strict=True):
+            given = asyncio.gather(*tasks)
+            await until(lambda: seen.yielding)
+            answers = [generate(tokens, f"{turn}", draw.random() / 2 if i else 0) for i, tokens in enumerate(generated)]
+            assert await asyncio.gather(*answers) == alone
+            for found, expected in zip(await given, states, strict=True):
                 assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
     finally:
         await engine.stop()
-    assert seen.passed >= 10 and seen.yielded >= 10, vars(seen)
+    assert seen.passed >= 2 and seen.yielded >= 10, vars(seen)
