@@ -228,7 +228,7 @@ class CudaRunner:
             self._move(plan.moves, buffers)
             with torch.inference_mode():
                 outputs = self._forward(size, None, pieces)
-            return self._collect(plan, outputs, None).since(pieces.began)
+            return self._collect(plan, outputs, None).timed_by(pieces.began, pieces.end())
 
     def _move(self, moves: StepMoves, buffers: StepBuffers) -> None:
         if len(moves.swaps_out):

@@ -31,6 +31,12 @@ class Pieces:
         self._num_layers = 0
         self._launched: deque[torch.cuda.Event] = deque()
 
+    def end(self) -> torch.cuda.Event:
+        """All of the step is launched."""
+        ended = torch.cuda.Event(enable_timing=True, blocking=True)
+        record(ended)
+        return ended
+
     def __call__(self) -> None:
         self._num_layers += 1
         if self._num_layers % self._layers_each:

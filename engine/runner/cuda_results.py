@@ -77,9 +77,9 @@ class PendingResults:
         self._num_logprobs = num_logprobs
         self._prompt = prompt
 
-    def since(self, began: torch.cuda.Event) -> PendingResults:
-        """The same, of a step that began earlier than the last one."""
-        self._began = began
+    def timed_by(self, began: torch.cuda.Event, ended: torch.cuda.Event) -> PendingResults:
+        """The same with events of its own: it is read so late that the turn of the others may have come again."""
+        self._began, self._copied = began, ended
         return self
 
     @property
