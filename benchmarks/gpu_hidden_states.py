@@ -6,12 +6,17 @@ A server with random weights; client processes on the same machine ask for all p
 read the answers into memory. Then transformers, on the same shape: batches of prompts through a forward pass with
 output_hidden_states, and the same layers copied to host memory, without any HTTP. `http, one number` asks for a single
 position of a single layer of the same prompts, which shows what the states themselves cost.
+
+`beside` is one more client, whose generations come and go (64 tokens in, 16 out, pauses of 40 to 120 ms), first alone
+and then beside these extractions.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import math
 import multiprocessing
 import random
 import socket
@@ -25,6 +30,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from benchmarks import http_load
 from benchmarks.http_load import start_server
 from benchmarks.model_shapes import SHAPES, write_model
 
@@ -39,6 +45,7 @@ class Load:
     vocab_size: int
     num_layers: int  # that an answer must have
     seed: int
+    seconds: float = math.inf  # after which nothing more is asked
 
 
 def receive(connection: socket.socket) -> memoryview:
@@ -85,13 +92,15 @@ def client_process(load: Load) -> list[float]:
     numbers = iter(range(load.requests))
     seconds: list[float] = []
     failures: list[BaseException] = []
-    where = urlsplit(load.url)
+    where, end = urlsplit(load.url), time.perf_counter() + load.seconds
     assert where.hostname is not None and where.port is not None
 
     def connection() -> None:
         try:
             with socket.create_connection((where.hostname, where.port)) as stream:  # type: ignore[arg-type]
                 for number in numbers:
+                    if time.perf_counter() > end:
+                        return
                     draw = random.Random(load.seed * 100_003 + number)
                     tokens = [draw.randrange(1000, load.vocab_size) for _ in range(load.prompt_len)]
                     body = json.dumps({"input": tokens, **load.body}).encode()
@@ -139,6 +148,43 @@ def over_http(
         "p50_ms": float(np.percentile(seconds, 50)) * 1e3,
         "p99_ms": float(np.percentile(seconds, 99)) * 1e3,
     }
+
+
+def come_and_go(load: http_load.Load, seconds: float) -> tuple[list[float], list[float]]:
+    """Seconds to the first token of each generation, and between tokens."""
+    draw, end = random.Random(load.seed), time.perf_counter() + seconds
+    first: list[float] = []
+    gaps: list[float] = []
+    while time.perf_counter() < end:
+        time.sleep(draw.uniform(0.04, 0.12))
+        until_first, times = asyncio.run(http_load.one_request(load, len(first)))
+        first.append(until_first)
+        gaps += np.diff(times).tolist()
+    return first, gaps
+
+
+def beside(options: argparse.Namespace, url: str, body: dict[str, Any], num_layers: int) -> dict[str, Any]:
+    """Generations alone and beside extractions, each for so many seconds."""
+    config = SHAPES[options.shape].config
+    clients, each = options.processes, options.concurrency // options.processes
+    load = Load(url, each, 1 << 30, body, options.prompt_len, config["vocab_size"], num_layers, 0, options.beside)
+    figures: dict[str, Any] = {}
+    with multiprocessing.get_context("spawn").Pool(clients + 1) as pool:
+        pool.map(abs, range(clients + 1))
+        for name, extracting in (("alone", False), ("beside extractions", True)):
+            began = time.perf_counter()
+            loads = [replace(load, seed=9000 + i) for i in range(clients if extracting else 0)]
+            answers = pool.map_async(client_process, loads, chunksize=1)
+            streams = pool.apply(come_and_go, (http_load.Load(url, 1, 1, 64, 16, seed=len(loads)), options.beside))
+            count = sum(len(seconds) for seconds in answers.get())
+            rate = count * options.prompt_len / (time.perf_counter() - began)
+            first, gaps = (np.percentile(np.array(times) * 1e3, [50, 99]).tolist() for times in streams)
+            figures[name] = {"first_ms": first, "gap_ms": gaps, "extracted_tokens_per_second": rate}
+            times = "first token p50 / p99 {:6.1f} / {:6.1f} ms, between tokens {:5.2f} / {:5.2f} ms".format(
+                *first, *gaps
+            )
+            print(f"  generations {name:20} {times}; extracted {rate:8,.0f} tokens/s", flush=True)
+    return figures
 
 
 def with_transformers(options: argparse.Namespace, layers: list[int]) -> dict[str, float]:
@@ -190,6 +236,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=4, help="client processes")
     parser.add_argument("--batches", type=lambda text: [int(b) for b in text.split(",")], default=[8, 32])
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement of transformers")
+    parser.add_argument(
+        "--beside", type=float, default=5.0, help="seconds of generations alone, and beside extractions"
+    )
     parser.add_argument("--no-transformers", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -205,6 +254,7 @@ def main() -> None:
             one = {"layers": "last", "positions": "last", "encoding_format": "safetensors"}
             figures["http_one"] = over_http(options, url, one, 1, 2)
             show("http, one number", figures["http_one"])
+            figures["beside"] = beside(options, url, whole, len(layers))
         finally:
             process.terminate()
             process.wait()

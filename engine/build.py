@@ -217,6 +217,7 @@ def _limits(config: EngineConfig, prepared: Prepared, tuning: Tuning) -> Schedul
             max_step_tokens=prepared.extracting.tokens,
             short_steps=prepared.extracting.short,
             queues_steps=False,
+            yields_from=prepared.extracting.yields_from,
         ),
         max_num_encoder_tokens=prepared.max_num_encoder_tokens,
         max_image_rows=_image_rows(config, prepared),

@@ -4,6 +4,9 @@ The threads exchange StepPlan and StepResult, which are data, registrations of w
 bytes of blocks; so there are no locks. A CPU runner has computed its result when `launch` returns. A GPU runner has
 only queued the work: a second thread waits for it, so that the next plan can be queued meanwhile.
 
+A step that yields lets others pass: the runner asks between its layers who wants to (engine/passing.py). Its result has
+many hidden states, so a third thread reads it, and the results of those behind it do not wait for that.
+
 A quick step of a device that had nothing to do is not handed around: to wake two threads would take a good part of the
 time that it needs. The event loop, to which the runner is lent while nothing is launched, launches it and looks for its
 result whenever it comes around, until something else is launched. Beams wait for the results of their steps, and where
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import sys
 import threading
 import time
 from collections import deque
@@ -26,6 +30,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from bequest.engine.passing import Footprint, Queue
 from bequest.engine.types import PendingStep, Registration, Release, Runner, StepPlan, StepResult
 from bequest.engine.types.blocks import (
     BlockBytes,
@@ -37,12 +42,15 @@ from bequest.engine.types.blocks import (
     StateRead,
     StateWrite,
 )
-from bequest.engine.types.device import Change, SleepyRunner, WatchedRunner
+from bequest.engine.types.device import Change, SleepyRunner, WatchedRunner, YieldingRunner
 
 T = TypeVar("T")
 
 _PATIENCE = 0.02  # seconds that the event loop looks for a result before a thread waits for it
 _LOOK = 0.002  # seconds between looks whether a thread has ended
+_LOOK_PASSING = 0.0003  # the same of a step that has passed another
+_SWITCH_SECONDS = 2e-4
+_MOST_PASSING = 8  # steps between two parts of one that yields
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +100,15 @@ class PendingTransfer:
     blocks: PendingBlocks
 
 
-_Item = StepPlan | Change | Probe | Transfer | Errand[Any]
+@dataclass(frozen=True, slots=True)
+class _Yielded:
+    """A step that yielded, all of which is queued on the device."""
+
+    step: PendingStep
+
+
+_Item = Change | Probe | Transfer | Errand[Any]  # beside plans
+_Launched = PendingStep | PendingTransfer | Probe | _Yielded
 
 
 class DeviceThread:
@@ -115,15 +131,18 @@ class DeviceThread:
         self._on_result = on_result
         self._on_computed = on_computed
         self._on_failure = on_failure
-        self._plans: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        self._launched: queue.SimpleQueue[PendingStep | PendingTransfer | Probe | None] = queue.SimpleQueue()
+        self._plans: Queue[_Item] = Queue()
+        self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
+        self._computed: queue.SimpleQueue[PendingStep | None] = queue.SimpleQueue()  # that yielded, and are to be read
         self._num_transfers = 0  # that the thread may be at, though no plan is launched
         self._watched: deque[PendingStep] = deque()  # by the event loop; nothing else is launched
         self._patient_until = 0.0
         self._thread = threading.Thread(target=self._launch_all, name="bequest-device", daemon=True)
         self._waiter = threading.Thread(target=self._wait_all, name="bequest-results", daemon=True)
+        self._reader = threading.Thread(target=self._read_all, name="bequest-states", daemon=True)
         self._thread.start()
         self._waiter.start()
+        self._reader.start()
         if isinstance(runner, WatchedRunner):
             runner.watch(partial(self._post, on_failure))
 
@@ -189,8 +208,9 @@ class DeviceThread:
         self._put(None)
         await _ended(self._thread, timeout)
         await _ended(self._waiter, 1.0)  # it has nothing left when the other one has ended
+        await _ended(self._reader, 1.0)
 
-    def _put(self, plan: _Item | None) -> None:
+    def _put(self, plan: StepPlan | _Item | None) -> None:
         """Its result comes behind that of the watched step, which the thread that waits for results has to know."""
         self._look_no_more()
         self._plans.put(plan)
@@ -236,18 +256,55 @@ class DeviceThread:
                 if isinstance(plan, Errand):
                     self._post(plan.settle, plan.run(self._runner))
                     continue
-                step = plan if isinstance(plan, Probe) else self._runner.launch(plan)
-                if isinstance(step, StepResult):
-                    self._on_arrival(step, False)
-                    self._post(self._on_result, step)
+                if isinstance(plan, Probe):
+                    self._launched.put(plan)
                 else:
-                    self._launched.put(step)
+                    self._launch(plan)
         except BaseException as error:
             self._post(self._on_failure, error)
         finally:
             self._launched.put(None)
             self._waiter.join()
+            self._reader.join()
             self._runner.close()
+
+    def _launch(self, plan: StepPlan) -> None:
+        if plan.yields and isinstance(self._runner, YieldingRunner):
+            # The device has little to do until its next part is launched, which the interpreter must be had for.
+            sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
+            ahead = Footprint(plan, self._block_size)
+            self._launched.put(_Yielded(self._runner.launch_yielding(plan, partial(self._let_pass, ahead))))
+            return
+        step = self._runner.launch(plan)
+        if isinstance(step, StepResult):
+            self._on_arrival(step, False)
+            self._post(self._on_result, step)
+        else:
+            self._launched.put(step)
+
+    def _let_pass(self, ahead: Footprint) -> None:
+        """Launches steps that may pass one that is launched in part. Streams have a step after the other, so the device
+        is left to them until one has ended and no other has come; but now and then it goes on with the part."""
+        last: PendingStep | None = None
+        for _ in range(_MOST_PASSING):
+            while (plan := self._plans.take_passing(ahead, self._block_size)) is None:
+                if last is None or not self._hears_before(last):
+                    return
+            step = self._runner.launch(plan)
+            assert not isinstance(step, StepResult), "who yields has queued its steps"
+            self._launched.put(step)
+            last = step
+
+    def _hears_before(self, end: PendingStep) -> bool:
+        """Whether it is told something before a step has ended."""
+        while not end.done:
+            if self._plans.wait(_LOOK_PASSING):
+                return True
+        return False
+
+    @property
+    def _block_size(self) -> int:
+        return self._runner.block_layout.shape[-2]
 
     def _transfer(self, transfer: Transfer) -> None:
         blocks = transfer.begin(self._runner)
@@ -265,12 +322,25 @@ class DeviceThread:
                 if isinstance(step, PendingTransfer):
                     self._post(step.transfer.settle, step.blocks.wait())
                     continue
+                if isinstance(step, _Yielded):
+                    step.step.wait_computed()
+                    self._computed.put(step.step)
+                    continue
                 if step.slow_to_read:
                     step.wait_computed()
                     self._post(self._on_computed, None)
                 result = step.wait()
                 self._post(self._on_result, result)
                 self._on_arrival(result, True)
+        except BaseException as error:
+            self._post(self._on_failure, error)
+        finally:
+            self._computed.put(None)
+
+    def _read_all(self) -> None:
+        try:
+            while (step := self._computed.get()) is not None:
+                self._post(self._on_result, step.wait())
         except BaseException as error:
             self._post(self._on_failure, error)
 

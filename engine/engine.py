@@ -12,7 +12,6 @@ import asyncio
 import heapq
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Literal
@@ -25,6 +24,7 @@ from bequest.engine.errors import DeadlineExceeded, EngineDead, EngineDraining, 
 from bequest.engine.estates import EstateDesk
 from bequest.engine.inheritance.retention import Settlement
 from bequest.engine.kept import Keeper
+from bequest.engine.launched import LaunchedSteps
 from bequest.engine.outputs import ChoiceOutput
 from bequest.engine.scheduling.admission import check_admissible, check_room, seed_of
 from bequest.engine.scheduling.limits import ExtractionLimits
@@ -32,7 +32,6 @@ from bequest.engine.scheduling.policy.pace import Pace
 from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.sleep import Sleep
 from bequest.engine.state.contents import Contents
-from bequest.engine.state.launch import Launch
 from bequest.engine.state.record import Record
 from bequest.engine.state.sequence import Group, Lane
 from bequest.engine.states.memory import StatesMemory
@@ -88,7 +87,6 @@ class AsyncEngine(Keeper):
         self.state: State = "ready"
         self.observer = observer
         self._tokenizer = tokenizer
-        self._depth = 2 if pipelined else 1
         self._max_queued = max_queued
         self._seed = seed
         self._loop = asyncio.get_running_loop()
@@ -102,9 +100,8 @@ class AsyncEngine(Keeper):
         self.adapters = AdapterDesk(self._device, scheduler, self._groups, adapters)
         self._estates = EstateDesk(info, scheduler, self._device, self.adapters, fingerprint, notes, clock)
         self._watchdog = StepWatchdog(self._loop, step_timeout, self._die)
-        self._launched: deque[Launch] = deque()
+        self._launched = LaunchedSteps(2 if pipelined else 1)
         self._wake_up: asyncio.TimerHandle | None = None  # to plan the step behind the one that runs
-        self._num_computed = 0  # of the launched ones: the device is done with them
         self.num_steps = 0  # that came back
         self._arrivals = 0
         self._paces = {lane: Pace(scheduler.limits.tuning) for lane in Lane}
@@ -290,16 +287,17 @@ class AsyncEngine(Keeper):
             self._die(error)
 
     def _launch_steps(self) -> None:
-        while len(self._launched) < self._depth and self._sleep.awake:
+        launched = self._launched
+        while not launched.full and self._sleep.awake:
             now = self._clock()
             if (seconds := self.scheduler.clock.seconds_until_due(now)) > 0:
                 self._plan_later(now + seconds)
                 return
-            launch = self.scheduler.plan(now, behind=len(self._launched) > self._num_computed)
+            launch = self.scheduler.plan(now, launched.behind, launched.num_yielding)
             if launch is None:
                 return
-            idle = not self._launched
-            self._launched.append(launch)
+            idle = not launched
+            launched.add(launch)
             self._masks.add(launch.plan, launch.masked)
             self.scheduler.clock.launched(launch.plan, now)
             self._device.launch(launch.plan, idle, launch.changes)
@@ -315,7 +313,7 @@ class AsyncEngine(Keeper):
         self._wake_up = self._loop.call_later(due - self._clock(), wake)
 
     def _on_computed(self, _: None) -> None:
-        self._num_computed += 1
+        self._launched.computed()
         self.scheduler.clock.computed(self._clock())
         self._pump()
 
@@ -324,14 +322,11 @@ class AsyncEngine(Keeper):
             return
         try:
             now = self._clock()
-            launch = self._launched.popleft()
-            if self._num_computed:
-                self._num_computed -= 1
-            else:
+            launch, known = self._launched.take(result.step)
+            if not known:
                 self.scheduler.clock.computed(now)
             self._watchdog.returned(len(self._launched))
             self.num_steps += 1
-            assert launch.plan.step == result.step, "results come in the order of the plans"
             applied = self.scheduler.apply(launch, result, now)
             # Before the next plan: drafts of a failed group may count as accepted, and nobody has taken their tokens.
             for group, error in applied.failed.items():

@@ -50,6 +50,7 @@ from bequest.server.transport.intake import Expectation, body_limit, expect_cont
 from bequest.server.transport.protocol import JsonProtocol
 from bequest.server.transport.replies import ERROR_FORMS
 
+_STATES_WORKERS = max(2, min(4, (os.cpu_count() or 1) // 4))  # each copies gigabytes in a second
 _WORKERS = 2  # tokenising leaves the interpreter lock, but must not starve the engine of cores
 
 # A stored response. What stands beside them under the same path is none, or its 405 would name their methods.
@@ -168,7 +169,7 @@ def make_context(
         speech=speech_of(engine.info, text.tokenizer),
         recent=recent,
         images=images_of(engine.info, text.tokenizer, recent),
-        encoder=DaemonThreads(_WORKERS, "states"),
+        encoder=DaemonThreads(_STATES_WORKERS, "states"),
         room=Room(extraction.max_bytes, extraction.max_queued),
         fingerprint=system_fingerprint(engine.info),
         disk=None

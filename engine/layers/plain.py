@@ -54,6 +54,8 @@ class PlainProgram:
     def run(self, stream: Stream, step: LayerStep) -> None:
         for layer in self._layers:
             self.run_layer(layer, stream, step)
+            if step.between is not None:
+                step.between()
 
     def run_layer(self, layer: LayerSpec, stream: Stream, step: LayerStep) -> None:
         narrow = step.read is not None and layer is self._narrowing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -46,6 +46,7 @@ class LayerStep:
     tap: HiddenTap | None = None  # None: nobody wants hidden states
     adapters: StepAdapters | None = None  # None: no row has one
     together: Together | None = None  # rows of images that see what comes behind them; None: there are none
+    between: Callable[[], None] | None = None  # called behind each layer that runs kernel by kernel
 
     def cache_of(self, strip: int) -> Tensor:
         """[NB, L, 2, NKV, BS, D] with the layers and the heads of a strip."""

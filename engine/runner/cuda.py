@@ -2,14 +2,14 @@
 
 A step is: one copy of its arrays to the device, row updates and block copies if it has any, one graph (forward, logits,
 sampling), one copy of its results back. Nothing else synchronises, so the next step can be queued while this one runs.
-Log-probabilities and steps larger than any graph add launches of their own.
+Log-probabilities, steps larger than any graph and steps that yield add launches of their own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,8 +34,9 @@ from bequest.engine.runner.cuda_limits import RunnerLimits as RunnerLimits
 from bequest.engine.runner.cuda_logprobs import prompt_logprobs
 from bequest.engine.runner.cuda_masks import DeviceMasks
 from bequest.engine.runner.cuda_overlay import FixedPlaces
+from bequest.engine.runner.cuda_pieces import Pieces
 from bequest.engine.runner.cuda_results import PendingResults, ResultBuffers
-from bequest.engine.runner.cuda_rows import send_step
+from bequest.engine.runner.cuda_rows import send_step, stage_samples, stage_tokens
 from bequest.engine.runner.cuda_sizes import CHECKED_ROWS, Ladder, StepSize, is_plain
 from bequest.engine.runner.cuda_states import StatesRing
 from bequest.engine.runner.cuda_times import DraftTimes, draft_times, one_sequence, time_replays
@@ -43,7 +44,6 @@ from bequest.engine.runner.host_cache import PinnedHostCache
 from bequest.engine.runner.images import SeenImages
 from bequest.engine.runner.timestamps import TimestampRows
 from bequest.engine.types import (
-    NO_DRAFT,
     NO_ROW,
     NO_SLOT,
     NO_TOKEN,
@@ -116,9 +116,8 @@ class CudaRunner:
                 self._timestamps = TimestampRows(limits.max_num_seqs, config.vocab_size, self._device)
             self._encoders = CudaEncoders(model, kv_cache, dtype, limits.max_num_seqs, limits.max_num_encoder_tokens)
         self._large = self._buffers(limits.max_tokens)
-        self._small = self._buffers(min(_SMALL_STEP, limits.max_tokens))
-        for strip, workspace in self._small.workspaces.items():
-            workspace.share_scratch(self._large.workspaces[strip])
+        self._small = self._buffers(min(_SMALL_STEP, limits.max_tokens), self._large)
+        self._yielding = self._buffers(limits.max_tokens, self._large) if limits.tokens_of_piece else self._large
         layers = () if self._drafts is None else self._drafts.layers
         rows, tokens = limits.states_rows, limits.max_tokens
         self._states = StatesRing(rows, config.hidden_size, dtype, self._device, layers, tokens)
@@ -137,9 +136,12 @@ class CudaRunner:
         # All of the above was made on the default stream, which this runner's stream does not wait for.
         torch.cuda.synchronize(self._device)
 
-    def _buffers(self, max_tokens: int) -> StepBuffers:
+    def _buffers(self, max_tokens: int, beside: StepBuffers | None = None) -> StepBuffers:
         strips = (*range(len(self._model.config.strips.windows)), *([] if self._encoders is None else [CROSS]))
         workspaces = {strip: self._workspace(max_tokens, strip) for strip in strips}
+        if beside is not None:
+            for strip, workspace in workspaces.items():
+                workspace.share_scratch(beside.workspaces[strip])
         widths = self._limits.max_blocks_per_sequence, self._limits.max_cross_blocks
         samples = self._limits.max_samples
         others = self._adapters.fields(max_tokens, samples) + ([] if self._drafts is None else fill_fields(samples))
@@ -214,6 +216,19 @@ class CudaRunner:
             if plan.samples.masks is not None:
                 self._sample_masked(plan.samples, plan.samples.masks, outputs.logits, plain, buffers)
             return self._collect(plan, outputs, queued)
+
+    def launch_yielding(self, plan: StepPlan, between: Callable[[], None]) -> PendingResults:
+        """A graph cannot be left and come back to, so the step runs kernel by kernel."""
+        buffers, size = self._yielding, self._ladder.exact_size(plan)
+        with StreamScope(self._stream):  # `launch` enters the runner's scope between
+            self._results.begin()
+            pieces = Pieces(between, buffers, self._limits.tokens_of_piece, plan)
+            buffers.write_lists(plan.batch)
+            self._stage(plan, size, buffers)
+            self._move(plan.moves, buffers)
+            with torch.inference_mode():
+                outputs = self._forward(size, None, pieces)
+            return self._collect(plan, outputs, None).timed_by(pieces.began, pieces.end())
 
     def _move(self, moves: StepMoves, buffers: StepBuffers) -> None:
         if len(moves.swaps_out):
@@ -359,31 +374,13 @@ class CudaRunner:
         """Writes the plan's arrays, padded to `size`, and queues their copy and the sampler's row updates."""
         arrays = buffers.staging.arrays()
         batch, samples = plan.batch, plan.samples
-        num_tokens, num_samples = plan.num_tokens, len(samples)
-        # As the kernel has it (csrc/ops/cuda/gather.h): -(row + 1) where a sampler row has the token, whose id is 0.
-        np.subtract(batch.input_ids, batch.input_rows - NO_ROW, out=arrays["input_ids"][:num_tokens])
-        arrays["positions"][:num_tokens] = batch.positions
-        arrays["slot_mapping"][:, :num_tokens] = batch.slot_mapping
-        if num_tokens < size.num_tokens:
-            arrays["input_ids"][num_tokens : size.num_tokens] = NO_TOKEN
-            arrays["positions"][num_tokens : size.num_tokens] = 0
-            arrays["slot_mapping"][:, num_tokens : size.num_tokens] = NO_SLOT
+        stage_tokens(batch, arrays, size.num_tokens)
         tapped = arrays["tap_rows"][: size.num_tokens], arrays["tap_layers"]
         if self._drafts is not None and self._drafts.layers:
-            self._states.stage_features(plan.taps, num_tokens, *tapped)
+            self._states.stage_features(plan.taps, plan.num_tokens, *tapped)
         else:
             self._states.stage(plan.taps, *tapped)
-        arrays["sample_tokens"][:num_samples] = samples.tokens
-        arrays["sample_rows"][:num_samples] = samples.rows
-        if num_samples < size.num_samples:
-            arrays["sample_tokens"][num_samples : size.num_samples] = 0
-            arrays["sample_rows"][num_samples : size.num_samples] = NO_ROW
-        if samples.masks is not None:
-            masked = samples.masks.part
-            arrays["masked_rows"][: samples.masks.num_rows] = samples.rows[masked]
-            arrays["sample_rows"][masked] = NO_ROW  # the graph leaves them to `_sample_masked`
-        arrays["sample_positions"][:num_samples] = samples.positions
-        arrays["sample_drafts"][:num_samples] = NO_DRAFT if samples.drafts is None else samples.drafts
+        stage_samples(samples, arrays, size.num_samples)
         if self._drafts is not None:
             stage_fill(samples, arrays["fill_tokens"], arrays["fill_samples"])
         if len(plan.moves.copies):
@@ -416,9 +413,11 @@ class CudaRunner:
 
     # --- what a graph holds --------------------------------------------------------------------------------------
 
-    def _forward(self, size: StepSize, overlay: Overlay | FixedOverlay | None = None) -> _Outputs:
+    def _forward(
+        self, size: StepSize, overlay: Overlay | FixedOverlay | None = None, pieces: Pieces | None = None
+    ) -> _Outputs:
         """From the staged arrays to sampled tokens; every tensor it touches has a fixed place."""
-        buffers = self._buffers_of(size.num_tokens)
+        buffers = self._buffers_of(size.num_tokens) if pieces is None else pieces.buffers
         samples = buffers.on_device("sample_tokens")[: size.num_samples]
         hidden = self._model.forward(
             ModelInput(
@@ -437,6 +436,7 @@ class CudaRunner:
                 tap=self._states.table(
                     buffers.on_device("tap_rows")[: size.num_tokens], buffers.on_device("tap_layers")[: size.num_tokens]
                 ),
+                between=pieces,
             )
         )
         # `embedding` gathers rows of anything, and starts beside the kernel before it.

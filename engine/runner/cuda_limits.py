@@ -15,6 +15,7 @@ class RunnerLimits:
     states_rows: int  # hidden states, of one token and one layer each, that a step may store
     max_cross_blocks: int = 0  # of an encoder-decoder model
     max_num_encoder_tokens: int = 0
+    tokens_of_piece: int = 0  # a layer of so many is a piece of a step that yields; 0: none does
 
     @property
     def max_tokens(self) -> int:

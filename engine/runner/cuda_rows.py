@@ -3,12 +3,43 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from bequest.engine.kernels.cuda_sampler import CudaSampler
 from bequest.engine.runner.catalogues import PlacedCatalogues
 from bequest.engine.runner.cuda_buffers import MOST_UPDATE_BYTES, StepBuffers
-from bequest.engine.types import StepPlan
+from bequest.engine.types import NO_DRAFT, NO_ROW, NO_SLOT, NO_TOKEN, StepBatch, StepPlan, StepSamples
+
+Arrays = dict[str, npt.NDArray[np.generic]]  # of a step, by their fields
+
+
+def stage_tokens(batch: StepBatch, arrays: Arrays, padded: int) -> None:
+    """Writes tokens and their places."""
+    num = len(batch.input_ids)
+    # As the kernel has it (csrc/ops/cuda/gather.h): -(row + 1) where a sampler row has the token, whose id is 0.
+    np.subtract(batch.input_ids, batch.input_rows - NO_ROW, out=arrays["input_ids"][:num])
+    arrays["positions"][:num] = batch.positions
+    arrays["slot_mapping"][:, :num] = batch.slot_mapping
+    if num < padded:
+        arrays["input_ids"][num:padded] = NO_TOKEN
+        arrays["positions"][num:padded] = 0
+        arrays["slot_mapping"][:, num:padded] = NO_SLOT
+
+
+def stage_samples(samples: StepSamples, arrays: Arrays, padded: int) -> None:
+    num = len(samples)
+    arrays["sample_tokens"][:num] = samples.tokens
+    arrays["sample_rows"][:num] = samples.rows
+    if num < padded:
+        arrays["sample_tokens"][num:padded] = 0
+        arrays["sample_rows"][num:padded] = NO_ROW
+    if samples.masks is not None:
+        masked = samples.masks.part
+        arrays["masked_rows"][: samples.masks.num_rows] = samples.rows[masked]
+        arrays["sample_rows"][masked] = NO_ROW  # the graph leaves them to a launch behind it
+    arrays["sample_positions"][:num] = samples.positions
+    arrays["sample_drafts"][:num] = NO_DRAFT if samples.drafts is None else samples.drafts
 
 
 def send_step(plan: StepPlan, buffers: StepBuffers, sampler: CudaSampler, catalogues: PlacedCatalogues) -> None:

@@ -29,8 +29,8 @@ from bequest.engine.models.encoder_decoder_config import EncoderDecoderConfig
 from bequest.engine.models.impl import Implementation
 from bequest.engine.models.load import LoadedModel, load_model
 from bequest.engine.runner.cpu import CpuRunner
-from bequest.engine.runner.cuda_sizes import mixed_ladder
 from bequest.engine.runner.encoder_info import max_encoder_len
+from bequest.engine.runner.extracting import ExtractingSteps, extracting_on_cpu, extracting_on_gpu, tokens_of_piece
 from bequest.engine.runner.kept_weights import KeptWeights
 from bequest.engine.runner.memory import (
     GIB,
@@ -68,13 +68,6 @@ _CPU_TOKENS_ALONE = 512
 # A step takes the time of its tokens on a CPU: a slot that holds a prompt costs the others little. On a GPU it takes as
 # long for a few as for a hundred, and should have a stream for each slot.
 _CPU_PROMPT_PACE, _CUDA_PROMPT_PACE = 0.625, 2.0
-# Of a step of nothing but extractions: a generation that comes meanwhile should not wait long.
-_CPU_TOKENS_EXTRACTING = 64
-_CPU_SHORT_EXTRACTIONS = (4, 8, 16, 32)
-# The same on a GPU, in multiply-adds: sixteen milliseconds of an H200. Shorter steps of a large model cost throughput.
-_CUDA_WORK_EXTRACTING = 5.4e12
-_CUDA_LEAST_EXTRACTING = 256
-_CUDA_STEP_OF_LADDER = 128  # no step is padded
 # Here every step still fits a graph.
 _CUDA_BATCHED_TOKENS = 2048
 # An encoder's run is part of a step: on a CPU it keeps running streams waiting, on a GPU it should fill the device.
@@ -93,15 +86,6 @@ _HOST_STATES = 0.5  # of the host's share, for states of leases; blocks have the
 
 # Graphs keep memory of their own beside the activations.
 _GRAPH_BYTES = GIB // 2
-
-
-@dataclass(frozen=True, slots=True)
-class ExtractingSteps:
-    """Steps that extract hidden states, as in ExtractionLimits."""
-
-    rows: int  # max_step_rows
-    tokens: int  # max_step_tokens
-    short: tuple[int, ...]  # short_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +180,7 @@ def _prepare_cpu(config: EngineConfig, path: Path, ranks: Ranks) -> Prepared:
         loaded.config.strips.windows_below(plan.max_model_len),
         tokens,
         _CPU_PROMPT_PACE,
-        ExtractingSteps(rows, _CPU_TOKENS_EXTRACTING, _CPU_SHORT_EXTRACTIONS),
+        extracting_on_cpu(rows),
         alone,
         config.max_num_encoder_tokens or _CPU_ENCODER_TOKENS,
         states.max_num_seqs,
@@ -226,9 +210,9 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None,
     adapters = places_of(config, loaded, device, weights)
     states = _states_rows(loaded, _CUDA_STATES, loaded.dtype)
     encoder_tokens = config.max_num_encoder_tokens or _CUDA_ENCODER_TOKENS
-    limits = RunnerLimits(
-        num_seqs, tokens + _tokens_beyond(loaded), wish.self_blocks, states, wish.cross_blocks, encoder_tokens
-    )
+    others = draft is not None or recurrent is not None or ranks.size > 1
+    piece, most = 0 if others else _tokens_of_piece(config, loaded), tokens + _tokens_beyond(loaded)
+    limits = RunnerLimits(num_seqs, most, wish.self_blocks, states, wish.cross_blocks, encoder_tokens, piece)
     with phase("activations"):
         probed = place_on_gpu(draft, 2, 1, config.block_size, limits)
         activations = _measure_activations(loaded, shape, device, limits, recurrent, adapters, probed)
@@ -258,7 +242,7 @@ def _prepare_cuda(config: EngineConfig, path: Path, weights: KeptWeights | None,
         loaded.config.strips.windows_below(plan.max_model_len),
         tokens,
         _CUDA_PROMPT_PACE,
-        _extracting(loaded, states, tokens),
+        extracting_on_gpu(loaded, states, tokens, yields=limits.tokens_of_piece > 0),
         max_num_encoder_tokens=encoder_tokens,
         max_num_seqs=memory_of_states.max_num_seqs,
         states=memory_of_states.sizes,
@@ -288,10 +272,10 @@ def _log_device(loaded: LoadedModel, device: torch.device) -> None:
     _log_notes(loaded)
 
 
-def _extracting(loaded: LoadedModel, rows: int, most: int) -> ExtractingSteps:
-    work = int(_CUDA_WORK_EXTRACTING / loaded.num_active_parameters)
-    tokens = min(max(work // _CUDA_STEP_OF_LADDER * _CUDA_STEP_OF_LADDER, _CUDA_LEAST_EXTRACTING), most)
-    return ExtractingSteps(rows, tokens, tuple(size for size in mixed_ladder(most) if size < tokens))
+def _tokens_of_piece(config: EngineConfig, loaded: LoadedModel) -> int:
+    """As in RunnerLimits: of a model alone on its device, whose plans are written down by nobody."""
+    sees = loaded.sight is not None or config.allow_prompt_embeds
+    return 0 if sees or config.record is not None or not config.pipelined else tokens_of_piece(loaded)
 
 
 def _tokens_beyond(loaded: LoadedModel) -> int:

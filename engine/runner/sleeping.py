@@ -32,6 +32,7 @@ from bequest.engine.types.blocks import (
     StateWrite,
 )
 from bequest.engine.types.catalogue import Catalogue
+from bequest.engine.types.device import YieldingRunner
 from bequest.engine.types.listening import CrossHeads, FloatRows, ListeningRunner
 
 _PIECE_BYTES = 64 << 20  # at a time: on a GPU they pass through pinned memory
@@ -193,6 +194,11 @@ class SleepingRunner:
 
     def launch(self, plan: StepPlan) -> StepResult | PendingStep:
         return self._runner.launch(plan)
+
+    def launch_yielding(self, plan: StepPlan, between: Callable[[], None]) -> PendingStep:
+        runner = self._runner
+        assert isinstance(runner, YieldingRunner), "others are given no plans that yield"
+        return runner.launch_yielding(plan, between)
 
     def is_quick(self, plan: StepPlan) -> bool:
         return self._runner.is_quick(plan)

@@ -25,6 +25,7 @@ class Spare(msgspec.Struct, frozen=True):
     generating: bool  # a generation runs, in this step or before it
     queued: bool  # they may be alone in a step that is queued where this one is
     extracting: bool  # some run
+    yielding: bool  # a step of theirs is launched, which others pass
 
 
 class ShareOfTokens:
@@ -81,7 +82,7 @@ class Extractions:
             with draft.allowing(max(0, self._clock.most_extracting(draft.now) - spare.extracted)):
                 fill()
             self._share.forget()  # what nobody else could have used is no debt
-        else:
+        elif not spare.yielding:  # which is their share, as long as it lasts
             self._share.settle(generated, spare.extracted + draft.overdrawn, spare.most)
         if not spare.extracting and not len(self.waiting):
             self._share.forget()

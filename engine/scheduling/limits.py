@@ -24,6 +24,9 @@ class ExtractionLimits:
     max_step_tokens: int | None = None
     short_steps: tuple[int, ...] = ()
     queues_steps: bool = True
+    # Others pass such a step while it runs, if it has so many tokens. So it may be long, and one more is queued behind
+    # it. None: nobody does.
+    yields_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ from bequest.engine.scheduling.sampler_rows import SamplerRows
 from bequest.engine.scheduling.step import StepMaker
 from bequest.engine.state.account import Account
 from bequest.engine.state.draft import Draft
-from bequest.engine.state.launch import Launch
+from bequest.engine.state.launch import MOST_YIELDING, Launch
 from bequest.engine.state.output import Output
 from bequest.engine.state.parts import Times
 from bequest.engine.state.record import KeptBeams
@@ -154,8 +154,8 @@ class Scheduler:
         self.cache.check_only_leases()
         self.rows.check_all_free()
 
-    def plan(self, now: float, behind: bool = False) -> Launch | None:
-        """The next step, or None when nothing can move. `behind`: it will wait for another one."""
+    def plan(self, now: float, behind: bool = False, yielding: int = 0) -> Launch | None:
+        """The next step; None: nothing can move. `behind`: it will wait for one; `yielding`: it may pass so many."""
         ready = ready_of(self._running)
         if behind and gathers(self.limits.beams_of_step, self._running, self.waiting, self.extractions.waiting):
             return None  # they go on together
@@ -169,7 +169,7 @@ class Scheduler:
         self.images.begin_plan()
         due = self._divide(draft, ready)
         extract = partial(self._extract, draft, ready)
-        extracted = self.extractions.take_share(draft, extract)
+        extracted = 0 if yielding else self.extractions.take_share(draft, extract)
         self._decode(draft, ready.decoding)
         self._admit_due(draft, due)
         if ready.prefilling and not draft.short:
@@ -177,7 +177,7 @@ class Scheduler:
         self._schedule(draft, ready.prefilling)
         if not draft.short or not self._running:  # the last one may have given its blocks up: somebody must move
             self._admit_waiting(draft)
-        self.extractions.take_rest(draft, extract, self._spare(ready, most, extracted, behind))
+        self.extractions.take_rest(draft, extract, self._spare(ready, most, extracted, behind, yielding))
         self.cache.end_plan()
         for write in self.cache.take_writes():
             self.carry(write)
@@ -292,10 +292,10 @@ class Scheduler:
                 return waiting
         return None
 
-    def _spare(self, ready: Ready, most: int, extracted: int, behind: bool) -> Spare:
+    def _spare(self, ready: Ready, most: int, extracted: int, behind: bool, yielding: int) -> Spare:
         generating = any(s.group.kind.lane is Lane.GENERATION for s in self._running)
-        queued = not behind or self.limits.extraction.queues_steps
-        return Spare(most, extracted, generating, queued, bool(ready.extracting))
+        queued = yielding < MOST_YIELDING and (not behind or self.limits.extraction.queues_steps)
+        return Spare(most, extracted, generating, queued, bool(ready.extracting), yielding > 0)
 
     # --- running sequences ---------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+from msgspec import structs
 
 from bequest.engine._C import prepare_batch
 from bequest.engine.cache.images import DeviceImages
@@ -33,6 +34,7 @@ class StepMaker:
         self._prefix_caching = limits.prefix_caching
         self._turns = limits.turns_images
         self._together = limits.images_together
+        self._yields_from = limits.extraction.yields_from
         self._step = 0
 
     def make(self, draft: Draft, moves: BlockMoves, images: DeviceImages) -> Launch:
@@ -45,7 +47,9 @@ class StepMaker:
             [c.sequence.row for c in chunks],
         )
         states = self._states.plan(chunks)  # choices that part ways in this step share what it leaves
-        closing = self._rows.take_closed()
+        yields = self._yields(draft, len(batch.input_ids))
+        # What passes a step that yields may open a row that it would close.
+        closing = () if yields else self._rows.take_closed()
         outcome = StepOutcome(self._rows)
         start = 0
         for chunk in chunks:
@@ -66,6 +70,7 @@ class StepMaker:
         self._step += 1
         runs = sorted(draft.encoders, key=lambda run: run.spec.slots is None)  # those that fill cross blocks come first
         plan = assemble(self._step, chunks, batch, moves, runs, closing, outcome, states, images.take())
+        plan = structs.replace(plan, yields=True) if yields else plan
         samples = Samples(tuple(outcome.sampled), tuple(outcome.drafts) if outcome.drafts else None)
         return Launch(
             plan=plan,
@@ -77,6 +82,11 @@ class StepMaker:
             nature=_nature(chunks, outcome, start),
             images_ahead=images.take_ahead({rows.image for rows in outcome.image_rows}) if outcome.image_rows else 0,
         )
+
+    def _yields(self, draft: Draft, num_tokens: int) -> bool:
+        """Whether others may pass the step."""
+        least = self._yields_from
+        return least is not None and num_tokens >= least and not draft.encoders and _extracts(draft.chunks)
 
     def _conclude(self, outcome: StepOutcome, chunk: Chunk, start: int) -> None:
         """What a chunk, at token `start` of the step, leads to."""
@@ -107,8 +117,12 @@ class StepMaker:
         return (*of_tokens, *[StatesOfEncoder(group, tapped, num + i, desk) for i, (group, tapped) in enumerate(read)])
 
 
+def _extracts(chunks: list[Chunk]) -> bool:
+    return all(chunk.sequence.group.kind.lane is Lane.EXTRACTION for chunk in chunks)
+
+
 def _nature(chunks: list[Chunk], outcome: StepOutcome, num_tokens: int) -> Literal["decode", "extraction", "mixed"]:
-    if all(chunk.sequence.group.kind.lane is Lane.EXTRACTION for chunk in chunks):
+    if _extracts(chunks):
         return "extraction"
     if num_tokens == len(outcome.sampled) and not outcome.num_prompt_tokens and not outcome.tapped:
         return "decode"

@@ -9,6 +9,8 @@ import msgspec
 from bequest.engine.state.sequence import Expectation
 from bequest.engine.types import Matcher, Registration, Release, StepPlan
 
+MOST_YIELDING = 2  # steps that yield are launched at once: one runs, the next is queued behind it
+
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
     plan: StepPlan

@@ -117,6 +117,17 @@ class SleepyRunner(Protocol):
 
 
 @runtime_checkable
+class YieldingRunner(Protocol):
+    """A runner that can launch other steps in the midst of one."""
+
+    def launch_yielding(self, plan: StepPlan, between: Callable[[], None]) -> PendingStep:
+        """As `launch`. Calls `between`, which may call `launch`, whenever the device has little left to do of the step.
+
+        REQUIRES: the plan yields, and what is launched between may pass it (engine/passing.py)"""
+        ...
+
+
+@runtime_checkable
 class WatchedRunner(Protocol):
     """A runner that needs other processes, which may end."""
 

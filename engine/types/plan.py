@@ -135,6 +135,7 @@ class StepPlan(Data, frozen=True, kw_only=True, eq=False):
     taps: StepTaps | None = None  # None: nobody wants hidden states of this step
     encoders: tuple[EncoderSpec, ...] = ()
     images: StepImages | None = None  # None: the step has nothing to do with any
+    yields: bool = False  # steps that are planned later may pass it (engine/passing.py); nothing is sampled in it
 
     @property
     def num_tokens(self) -> int:

@@ -76,8 +76,10 @@ class ChoiceStates:
     def _gather(self) -> StatesArray:
         columns = [self.tapped_layers.index(layer) for layer in self.layers]
         shape = (len(columns), len(self.positions), self.hidden_size)
-        if len(self.parts) == 1 and columns == [0] and np.array_equal(self.parts[0].positions, self.positions):
-            return self.parts[0].values.reshape(shape)
+        if len(self.parts) == 1 and columns == [*range(len(self.tapped_layers))]:
+            values = self.parts[0].values.transpose(1, 0, 2)
+            if values.flags.c_contiguous and np.array_equal(self.parts[0].positions, self.positions):
+                return values
         values = np.empty(shape, np.float32 if self.tapped_dtype == "float32" else np.uint16)
         for part in self.parts:
             found = np.searchsorted(part.positions, self.positions)

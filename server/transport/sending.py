@@ -14,6 +14,7 @@ from concurrent.futures import Executor
 from aiohttp import web
 from aiohttp.http_writer import StreamWriter
 
+from bequest.server.transport.direct import DirectLine
 from bequest.server.transport.pieces import Body, Piece, gathered
 
 _log = logging.getLogger("bequest.server")
@@ -21,6 +22,7 @@ _log = logging.getLogger("bequest.server")
 READER_PATIENCE = 30.0
 _LEAST_PIECE = 1 << 18
 _LARGEST_WRITE = 1 << 19  # what the socket does not take at once is copied
+_FIRST_WRITE = 1 << 12
 
 
 class ReaderStopped(ConnectionResetError):
@@ -53,11 +55,38 @@ async def send_body(
     response.content_length = body.size
     writer = await response.prepare(http)
     assert isinstance(writer, StreamWriter)
-    async for piece in made_off_loop(body.pieces(), pool):
+    pieces = made_off_loop(body.pieces(), pool)
+    if DirectLine.can_open(writer):
+        await _send_directly(writer, pieces, pool)
+        return response
+    async for piece in pieces:
         for start in range(0, len(piece), _LARGEST_WRITE):
             await writer.write(memoryview(piece)[start : start + _LARGEST_WRITE], drain=False)
             await drained(writer)
     return response
+
+
+async def _send_directly(writer: StreamWriter, pieces: AsyncIterator[Piece], pool: Executor) -> None:
+    """The first bytes go the ordinary way, behind the headers; when they have left, the socket is the threads'."""
+    first = memoryview(await anext(pieces))
+    transport = writer.transport
+    assert transport is not None
+    transport.set_write_buffer_limits(high=0)
+    try:
+        await writer.write(first[:_FIRST_WRITE], drain=False)
+        while transport.get_write_buffer_size() and not transport.is_closing():
+            await drained(writer)
+    finally:
+        transport.set_write_buffer_limits()
+    line = DirectLine(writer, pool)
+    try:
+        await line.write(first[_FIRST_WRITE:], READER_PATIENCE)
+        async for piece in pieces:
+            await line.write(memoryview(piece), READER_PATIENCE)
+    except TimeoutError:
+        raise _dropped(transport) from None
+    finally:
+        line.close()
 
 
 async def drained(writer: StreamWriter, matters: Callable[[], bool] = lambda: True) -> None:
@@ -72,6 +101,10 @@ async def drained(writer: StreamWriter, matters: Callable[[], bool] = lambda: Tr
             return
         except TimeoutError:
             if mattered and transport.get_write_buffer_size() >= left:
-                _log.info("a client has not read its answer for %g s and is dropped", READER_PATIENCE)
-                transport.abort()
-                raise ReaderStopped("the client stopped reading") from None
+                raise _dropped(transport) from None
+
+
+def _dropped(transport: asyncio.WriteTransport) -> ReaderStopped:
+    _log.info("a client has not read its answer for %g s and is dropped", READER_PATIENCE)
+    transport.abort()
+    return ReaderStopped("the client stopped reading")

@@ -69,9 +69,9 @@ async def test_a_tiny_cache_preempts_and_nobody_notices() -> None:
     async with running(setup) as (engine, _):
         plan = engine.scheduler.plan
 
-        def counting(now: float, behind: bool):
+        def counting(now: float, *ahead: int):
             nonlocal preempted
-            launch = plan(now, behind)
+            launch = plan(now, *ahead)
             preempted += launch.num_preempted if launch else 0
             return launch
 
@@ -89,8 +89,8 @@ async def test_a_prompt_has_larger_steps_until_somebody_streams() -> None:
     async with running(Setup(chunk=8, chunk_alone=64)) as (engine, _):
         plan = engine.scheduler.plan
 
-        def recording(now: float, behind: bool):
-            launch = plan(now, behind)
+        def recording(now: float, *ahead: int):
+            launch = plan(now, *ahead)
             if launch:
                 steps.append(launch.plan.num_tokens)
             return launch
@@ -117,8 +117,8 @@ async def test_more_choices_than_slots(max_num_seqs: int, prefix_caching: bool, 
         running_at_once = []
         plan = engine.scheduler.plan
 
-        def watched(now: float, behind: bool = False) -> Any:
-            launch = plan(now, behind)
+        def watched(now: float, *ahead: int) -> Any:
+            launch = plan(now, *ahead)
             running_at_once.append(engine.scheduler.num_running)
             return launch
 

@@ -185,9 +185,9 @@ async def test_choices_and_beams_share_the_cross_table() -> None:
         most = 0
         plan = engine.scheduler.plan
 
-        def watching(now: float, behind: bool = False):  # type: ignore[no-untyped-def]
+        def watching(now: float, *ahead: int):  # type: ignore[no-untyped-def]
             nonlocal most
-            launch = plan(now, behind)
+            launch = plan(now, *ahead)
             most = max(most, engine.scheduler.pool.num_used)
             return launch
 

@@ -400,9 +400,9 @@ async def test_nothing_is_saved_up_while_nobody_extracts() -> None:
     async with running(Setup(chunk=64, num_blocks=2000, eos=())) as (engine, _):
         plan = engine.scheduler.plan
 
-        def recording(now: float, behind: bool):
+        def recording(now: float, *ahead: int):
             nonlocal largest
-            launch = plan(now, behind)
+            launch = plan(now, *ahead)
             if launch is not None and engine.scheduler.num_running > 1:
                 largest = max(largest, launch.plan.num_tokens)
             return launch

@@ -81,8 +81,8 @@ def count_preemptions(scheduler: Scheduler) -> Counter[str]:
     seen: Counter[str] = Counter()
     plan = scheduler.plan
 
-    def counting(now: float, behind: bool):
-        launch = plan(now, behind)
+    def counting(now: float, *ahead: int):
+        launch = plan(now, *ahead)
         seen["preempted"] += launch.num_preempted if launch else 0
         return launch
 

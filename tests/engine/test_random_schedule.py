@@ -62,6 +62,17 @@ def test_the_worlds_see_everything() -> None:
     assert not unseen(events, (run(seed, 300) for seed in (108, 115, *range(100, 107))))
 
 
+@pytest.mark.parametrize("windows", [(0,), (0, 4)])
+@pytest.mark.parametrize("seed", range(600, 608))
+def test_random_steps_that_pass_extractions(seed: int, windows: tuple[int, ...]) -> None:
+    assert drive(World(seed, windows=windows, yields=True), STEPS_PER_RUN // 2).seen["finished"] > 10
+
+
+def test_some_steps_pass_extractions_and_some_cannot() -> None:
+    events = {"passed", "could not pass", "aborted", "preempted", "searched", "extracted"}
+    assert not unseen(events, (drive(World(seed, yields=True), 300) for seed in range(600, 612)))
+
+
 @pytest.mark.parametrize("windows", WINDOWS)
 @pytest.mark.parametrize("seed", range(400, 404))
 def test_random_steps_with_windows(seed: int, windows: tuple[int, ...]) -> None:

@@ -83,10 +83,10 @@ async def test_one_who_leaves_loses_no_block() -> None:
         engine.submit(asked, lambda _: None)
         plan = engine.scheduler.plan
 
-        def leaving(now: float, behind: bool):  # type: ignore[no-untyped-def]
+        def leaving(now: float, *ahead: int):  # type: ignore[no-untyped-def]
             if runner.num_steps == 4:
                 engine.abort(asked.id)
-            return plan(now, behind)
+            return plan(now, *ahead)
 
         engine.scheduler.plan = leaving  # type: ignore[method-assign]
         after = await ask(engine, request([1, 2, 3]))

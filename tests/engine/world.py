@@ -22,6 +22,7 @@ from bequest.engine.cache.entries import host_block, is_on_host
 from bequest.engine.cache.tiers.host import HostTier
 from bequest.engine.errors import EngineError, InsufficientRetention, RetentionTooLarge
 from bequest.engine.outputs import ChoiceOutput
+from bequest.engine.passing import Footprint, Queue
 from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
 from bequest.engine.scheduling.results import Samples
 from bequest.engine.state.capture import capture_of
@@ -112,6 +113,11 @@ class Shape:
             block_size, num_blocks, num_host, leases, limits, draw.choice([1, 2]), windows, draw.choice([8, 32, 1000])
         )
 
+    def yielding(self) -> Shape:
+        """The same, with extractions that others pass."""
+        extraction = replace(self.limits.extraction, yields_from=1)
+        return replace(self, limits=replace(self.limits, extraction=extraction), depth=2)
+
 
 @dataclass(frozen=True)
 class Promise:
@@ -122,11 +128,21 @@ class Promise:
 
 class World:
     def __init__(
-        self, seed: int, most_encoder: int = 0, windows: tuple[int, ...] = (0,), *, recurrent: bool = False
+        self,
+        seed: int,
+        most_encoder: int = 0,
+        windows: tuple[int, ...] = (0,),
+        *,
+        recurrent: bool = False,
+        yields: bool = False,
     ) -> None:
-        """`most_encoder`: of an encoder-decoder model, the longest encoder input; `recurrent`: it has such layers."""
+        """`most_encoder`: of an encoder-decoder model, the longest encoder input; `recurrent`: it has such layers;
+        `yields`: others pass steps of extractions."""
         self.draw = random.Random(seed)
+        self.draw_pass = random.Random(-1 - seed)  # of who passes whom
         self.shape = shape = Shape.draw(self.draw, most_encoder, windows)
+        if yields:
+            self.shape = shape = shape.yielding()
         self.now = 0.0
         self.states = self._draw_states() if recurrent else None
         sizes = CacheSizes(
@@ -322,9 +338,11 @@ class World:
             assert all(kept.table is not None for kept in record.kept.values())
 
     def launch(self) -> bool:
-        if len(self.launched) >= self.shape.depth:
+        yielding = sum(launch.plan.yields for launch in self.launched)
+        ordered = len(self.launched) - yielding
+        if ordered >= self.shape.depth:
             return False
-        launch = self.scheduler.plan(self.now, behind=bool(self.launched))
+        launch = self.scheduler.plan(self.now, behind=ordered > 0, yielding=yielding)
         self.check_promises()
         self.moved = True
         if launch is None:
@@ -351,7 +369,7 @@ class World:
     def apply(self) -> None:
         if not self.launched:
             return
-        launch = self.launched.popleft()
+        launch = self.take_launched()
         result = structs.replace(
             self.runner.launch(launch.plan), device_seconds=self.draw.choice([0.0, 0.001, 0.004, 0.1])
         )
@@ -367,6 +385,23 @@ class World:
             self.check_states(group)
             self.end(group, complete=True)
             self.seen["finished"] += 1
+
+    def take_launched(self) -> Launch:
+        """The oldest, or one that passes those before it."""
+        plans = Queue[None]()
+        for launch in itertools.islice(self.launched, 1, None):
+            plans.put(launch.plan)
+        first = self.launched[0]
+        if first.plan.yields and self.draw_pass.random() < 0.7:
+            ahead = Footprint(first.plan, self.shape.block_size)
+            passing = plans.take_passing(ahead, self.shape.block_size)
+            if passing is not None:
+                self.seen["passed"] += 1
+                launch = next(one for one in self.launched if one.plan is passing)
+                self.launched.remove(launch)
+                return launch
+            self.seen["could not pass"] += any(not one.plan.yields for one in self.launched)
+        return self.launched.popleft()
 
     def end(self, group: Group, complete: bool) -> None:
         self.open.remove(group)

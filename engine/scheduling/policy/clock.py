@@ -51,6 +51,8 @@ class StepClock:
     # --- what happens --------------------------------------------------------------------------------------------
 
     def launched(self, plan: StepPlan, now: float) -> None:
+        if plan.yields:
+            return  # whatever comes passes it
         if not self._launched:
             self._since = now
         self._launched.append(self._size(plan))
