@@ -33,20 +33,7 @@ namespace bequest::cuda {
 namespace chain {
 namespace {
 
-template <Form kForm>
-__device__ __forceinline__ void sync_consumers() {
-  sync_threads<1, consumers(kForm)>();
-}
-
-// The warps of all teams that have the same part of x.
-template <Form kForm>
-__device__ __forceinline__ void sync_sharers(int warp) {
-  constexpr int kFirst = 2;  // barrier
-  if constexpr (num_teams(kForm) == 1)
-    __syncwarp();
-  else
-    asm volatile("bar.sync %0, %1;" ::"r"(kFirst + warp), "n"(num_teams(kForm) * kWarp) : "memory");
-}
+__device__ __forceinline__ void sync_consumers() { sync_threads<1, kConsumers>(); }
 
 // step(now, next) `count` times, where the next of one is the now of the other; at the end what is taken for
 // the next round, if anything is left, is in `even`.
@@ -117,41 +104,6 @@ __device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, 
   in_turns(count * chunks, left, even, odd, step);
 }
 
-// The same where teams take tiles in turns: those of one team, of the next stages. Four warps on a scheduler
-// need not take a stage before they have multiplied the one ahead.
-template <Form kForm>
-__device__ __forceinline__ void multiply_own_tiles(RingEnd<kForm>& ring, int count, int chunks,
-                                                   const XPlace& place, bool has_token, float* to) {
-  constexpr int kTeams = num_teams(kForm), kStageBytesOfX = kStageUnits<kForm> * kSliceBytes;
-  Row<kForm> x;
-  x.load(place.begin, place.sums);
-#pragma unroll 1
-  for (; count > 0; count -= kTeams) {
-    TileSum sum;
-    if (chunks == 1) {
-      Weights<kForm> w;
-      ring.take(w);
-      sum.add(w, x);
-      ring.give_back(w);
-    } else {
-      uint32_t x_at = place.begin, sums_at = place.sums;
-#pragma unroll 1
-      for (int chunk = 0; chunk < chunks; ++chunk) {
-        Weights<kForm> w;
-        ring.take(w);
-        x.load(x_at, sums_at);
-        sum.add(w, x);
-        ring.give_back(w);
-        x_at += kStageBytesOfX;
-        sums_at += kSumBytes;
-      }
-    }
-    if (has_token) *to = sum.total();
-    to += kTeams * kTile;
-    ring.skip((min(count, kTeams) - 1) * chunks);
-  }
-}
-
 // Stages x of gate and up, and then chooses the experts: weights come when these are known. A CTA without a
 // tile here needs them for its tiles of down.
 template <int kPerLane>
@@ -163,7 +115,7 @@ __device__ __forceinline__ void await_experts(const Arguments& a,
   rows.stage_published(view, view.units, view.chunks, view.gain, launch, squares);
   store_squares(squares, warp, lane, fixed.squares[Order<true>::kGate]);
   if (warp == 0) choose<kPerLane>(a, launch, lane, fixed.chosen);
-  sync_consumers<Form::kNumbers>();
+  sync_consumers();
 }
 
 template <class A>
@@ -193,10 +145,9 @@ class RoundSums {
   int to_other_ = T * kWarps * kPartPitch;
 };
 
-template <Form kForm>
 __device__ __forceinline__ void await_gains() {
   wait_copies<0>();
-  sync_consumers<kForm>();
+  sync_consumers();
 }
 
 __device__ __forceinline__ const HiddenTap* tap_of(const Arguments& a) {
@@ -206,19 +157,15 @@ __device__ __forceinline__ const HiddenTap* tap_of(const Arguments& a) {
 // The x of a phase, when it is there, and the sums of its squares, and of its groups where those are needed.
 template <int T, bool kHasExperts, Form kForm>
 __device__ __forceinline__ void stage(const RowStager<T, kHasExperts, kForm>& rows, const View& view,
-                                      const XPlace& x, LaunchNumber launch, int team, int warp, int lane,
-                                      Squares& shared_squares) {
+                                      const XPlace& x, LaunchNumber launch, int warp, int lane,
+                                      float (&shared_squares)[kMostChainedRows][kWarps]) {
   float squares[T] = {};
   if (view.from == nullptr)
     rows.stage_attended(view.units, view.chunks);
   else
     rows.stage_published(view, view.units, view.chunks, view.gain, launch, squares);
-  if (view.gain >= 0) store_squares(squares, team * kWarps + warp, lane, shared_squares);
-  sync_sharers<kForm>(warp);
-  if constexpr (kForm == Form::kInt4) {
-    Row<kForm>::prepare(x.begin, x.sums, view.chunks, team, lane);
-    sync_sharers<kForm>(warp);
-  }
+  if (view.gain >= 0) store_squares(squares, warp, lane, shared_squares);
+  if constexpr (kForm == Form::kInt4) Row<kForm>::prepare(x.begin, x.sums, view.chunks, lane);
 }
 
 // By the warps that multiply. kPerLane: experts that a lane looks at to choose; 0: there are none
@@ -226,13 +173,10 @@ template <int T, int kPerLane, Form kForm, class A>
 __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8_t* shared,
                                          LaunchNumber launch) {
   Fixed& fixed = *reinterpret_cast<Fixed*>(shared + places.fixed);
-  constexpr int kTeams = num_teams(kForm);
-  const int lane = kept(threadIdx.x % kWarp), team = kTeams > 1 ? kept(threadIdx.x / kTeam) : 0,
-            warp = kept(threadIdx.x / kWarp % kWarps), thread = team * kTeam + warp * kWarp + lane;
+  const int lane = kept(threadIdx.x % kWarp), warp = kept(threadIdx.x / kWarp), thread = warp * kWarp + lane;
   constexpr bool kHasExperts = kPerLane > 0;
   using Order = Order<kHasExperts>;
-  const RowStager<T, kHasExperts, kForm> rows(a, shared + places.rows, shared + places.gains, team, warp,
-                                              lane);
+  const RowStager<T, kHasExperts, kForm> rows(a, shared + places.rows, shared + places.gains, warp, lane);
   RingEnd<kForm> ring(fixed.ring, shared_address(shared), warp, lane, a.stages);
   RoundSums<T> sums(shared + places.parts);
   // Loops stay loops: most of the time of so short a kernel can go into fetching its instructions.
@@ -242,7 +186,7 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     auto& squares = fixed.squares[i];
     const int chunks = view.chunks, end = view.end;
     int tile = view.first;
-    if (i == 1) await_gains<kForm>();  // none is needed before
+    if (i == 1) await_gains();  // none is needed before
     const PhaseDeltas<T, A> deltas(a, *reinterpret_cast<SharedDeltas*>(shared + places.deltas), i);
     const bool has_staged = (kHasExperts && i == Order::kGate) || deltas.has_tile();
     if constexpr (kHasExperts)
@@ -250,13 +194,13 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     if (tile == end && !deltas.has_tile()) continue;
     const XPlace x = XPlace::of<T, kForm>(a, places, shared, chunks, warp, lane);
     Weights<kForm> even, odd;
-    if constexpr (kTeams == 1) ring.take(even);  // the first ones, before x is there
+    ring.take(even);  // the first ones, before x is there
     if (deltas.has_tile()) {
-      stage(rows, view, x, launch, team, warp, lane, squares);
+      stage(rows, view, x, launch, warp, lane, squares);
       int left = chunks;
       multiply_tiles<kForm>(ring, 1, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
-      sync_consumers<kForm>();
-      deltas.publish(sums.turn(), norm_scale<kForm>(view, squares, deltas.token()), launch, thread);
+      sync_consumers();
+      deltas.publish(sums.turn(), norm_scale(view, squares, deltas.token()), launch, thread);
       if (tile == end) continue;
       ring.take(even);
     }
@@ -265,22 +209,16 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     do {
       const int count = min(kRoundTiles, end - tile);
       const auto stage_first = [&] {
-        if (tile == view.first && !has_staged) stage(rows, view, x, launch, team, warp, lane, squares);
+        if (tile == view.first && !has_staged) stage(rows, view, x, launch, warp, lane, squares);
       };
       if constexpr (kHasExperts) stage_first();  // needs the registers that an element has
       Element<kForm, kIsAdapted<A>> element(view, T, tile, count, thread);
       deltas.ask(element, view);
       if constexpr (!kHasExperts) stage_first();
-      if constexpr (kTeams > 1) {
-        ring.skip(min(team, count) * chunks);
-        multiply_own_tiles<kForm>(ring, count - team, chunks, x, lane % 4 < T,
-                                  sums.place(warp, lane) + team * kTile);
-      } else {
-        multiply_tiles<kForm>(ring, count, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
-      }
+      multiply_tiles<kForm>(ring, count, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
       if (tile == view.first) deltas.collect(launch, thread);
-      sync_consumers<kForm>();
-      if (team == 0 && warp < T * (kPlaces / kWarp))
+      sync_consumers();
+      if (warp < T * (kPlaces / kWarp))
         element.store(view, a.activation, sums.get(), squares, launch,
                       i == Order::kDown ? tap_of(a) : nullptr, kHasExperts ? fixed.chosen.counts : nullptr,
                       deltas.shrunk());
@@ -321,7 +259,7 @@ __device__ __forceinline__ void read_weights(const A& a, Fixed& fixed, const Sha
 
 // With adapters, or codes, it has more to hold than registers for two of it on a multiprocessor.
 template <int T, int kPerLane, Form kForm, class A>
-__global__ __launch_bounds__(threads(kForm), kIsAdapted<A> || kForm != Form::kNumbers
+__global__ __launch_bounds__(kThreads, kIsAdapted<A> || kForm != Form::kNumbers
                                            ? 1
                                            : 2) void skinny_chain_kernel(const __grid_constant__ A a) {
   extern __shared__ __align__(1024) uint8_t shared[];
@@ -330,7 +268,7 @@ __global__ __launch_bounds__(threads(kForm), kIsAdapted<A> || kForm != Form::kNu
   Fixed& fixed = *reinterpret_cast<Fixed*>(shared + places.fixed);
   SharedDeltas& deltas = *reinterpret_cast<SharedDeltas*>(shared + places.deltas);
   if (a.lets_next_in_early) let_next_start();
-  if (threadIdx.x == consumers(kForm)) {
+  if (threadIdx.x == kConsumers) {
 #pragma unroll 1
     for (int i = 0; i < a.stages; ++i) {
       fixed.ring.full[i].init(1);
@@ -346,8 +284,8 @@ __global__ __launch_bounds__(threads(kForm), kIsAdapted<A> || kForm != Form::kNu
     if (phase < static_cast<unsigned>(a.num_phases)) deltas.tiles[phase] = tile_of(a, a.deltas[phase]);
   }
   __syncthreads();
-  if (threadIdx.x >= consumers(kForm)) {
-    if (threadIdx.x > consumers(kForm)) return;
+  if (threadIdx.x >= kConsumers) {
+    if (threadIdx.x > kConsumers) return;
     read_weights<kPerLane, kForm>(a, fixed, deltas, shared_address(shared));
     let_next_start();
     return;
@@ -358,13 +296,13 @@ __global__ __launch_bounds__(threads(kForm), kIsAdapted<A> || kForm != Form::kNu
   commit_copies();
   if constexpr (kIsAdapted<A>) {
     stage_ranks(a, deltas);
-    sync_consumers<kForm>();
+    sync_consumers();
   }
   wait_for_previous();
   uint32_t* launches = a.launches + blockIdx.x;
   const LaunchNumber launch(__ldcg(launches));
   multiply<T, kPerLane, kForm>(a, places, shared, launch);
-  sync_consumers<kForm>();  // all have read the number
+  sync_consumers();  // all have read the number
   if (threadIdx.x == 0) *launches = launch.get();
 }
 
@@ -373,7 +311,7 @@ void launch_rows(const A& a, int grid, Stream stream) {
   constexpr auto kKernel = skinny_chain_kernel<T, kPerLane, kForm, A>;
   const Places places(kForm, a.stages, T, a.row_pitch, a.gain_bytes, a.delta_bytes);
   const LaunchShape shape{.grid = static_cast<unsigned>(grid),
-                          .block = static_cast<unsigned>(threads(kForm)),
+                          .block = kThreads,
                           .shared_bytes = static_cast<size_t>(places.total),
                           .overlaps_previous = true};
   // The room beside it is for other kernels, not for a cache that it does not use.

@@ -9,9 +9,9 @@
 
 namespace bequest::cuda::chain {
 
-inline constexpr int kWarps = 8;  // that multiply a tile together: a team
-inline constexpr int kTeam = kWarps * kWarp;
-inline constexpr int kMostTeams = 2;
+inline constexpr int kWarps = 8;  // that multiply
+inline constexpr int kConsumers = kWarps * kWarp;
+inline constexpr int kThreads = kConsumers + kWarp;
 inline constexpr int kTile = kStageRows;
 inline constexpr int kUnit = 256;                       // of k: 32 for each warp
 inline constexpr int kSliceBytes = kUnit / kWarps * 2;  // a warp's part of a unit of x
@@ -35,12 +35,6 @@ constexpr int packed(Form form) {
 // What rows of weights are a multiple of.
 constexpr int depth_unit(Form form) { return is_fine(form) ? 1024 : packed(form) * kUnit; }
 constexpr int stage_units(Form form) { return kSteps * packed(form); }  // of k
-// Teams take tiles in turns. One of them multiplies numbers faster than they come. Codes of 4 bits take it 165
-// instructions of each warp and stage, most of which depend on one another, and two warps on a scheduler leave
-// half of its clocks unused.
-constexpr int num_teams(Form form) { return form == Form::kInt4 ? kMostTeams : 1; }
-constexpr int consumers(Form form) { return num_teams(form) * kTeam; }
-constexpr int threads(Form form) { return consumers(form) + kWarp; }
 template <Form kForm>
 inline constexpr int kStageUnits = stage_units(kForm);
 // Behind the codes of a stage, what its groups are scaled by: lines of a word for each of 8 rows and 32
@@ -58,7 +52,7 @@ inline constexpr int kMostPhases = 5;
 inline constexpr int kMostRanks = 32;    // experts of a row
 inline constexpr int kMostRouted = 256;  // experts of a layer
 static_assert(kWarps == kStageWarps && kStepBytes == kUnit * kTile * 2 && kQuarterLines * kLine == kUnit);
-static_assert(kPlaces * kMostChainedRows == kTeam, "a thread of the first team has one result of a round");
+static_assert(kPlaces * kMostChainedRows == kConsumers, "a thread has one result of a round");
 
 enum class Kind { kAdd, kGate, kStore };
 
@@ -186,13 +180,10 @@ struct Order {
   static constexpr int kRouter = 1, kGate = kHasExperts ? 2 : 1, kDown = kGate + 1, kNext = kGate + 2;
 };
 
-// Sums of x² of each token, by the warps that have staged it.
-using Squares = float[kMostChainedRows][kMostTeams * kWarps];
-
 // What follows the ring, the rows of x and the gains in shared memory.
 struct Fixed {
   View views[kMostPhases];
-  Squares squares[kMostPhases];  // where x is normed
+  float squares[kMostPhases][kMostChainedRows][kWarps];  // sums of x², where x is normed
   Ring ring;
   Chosen chosen;
 };

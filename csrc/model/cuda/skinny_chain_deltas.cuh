@@ -74,7 +74,7 @@ __device__ __forceinline__ void stage_ranks(const AdaptedArguments& a, SharedDel
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < a.num_tokens) shared.slots[thread] = __ldcg(a.slots + thread);
   constexpr int kOfPhase = kMostChainedRows * kMostDeltaParts;
-  static_assert(kDeltaPhases * kOfPhase <= kTeam);
+  static_assert(kDeltaPhases * kOfPhase <= kConsumers);
   if (thread >= a.num_phases * kOfPhase) return;
   const int phase = thread / kOfPhase, token = thread % kOfPhase / kMostDeltaParts,
             part = thread % kMostDeltaParts;
@@ -216,7 +216,7 @@ class PhaseDeltas<T, AdaptedArguments> {
     const uint32_t launch = number.get();
     float* const to = shrunk();
 #pragma unroll 1
-    for (int i = thread; i < T * kTokenShrunk; i += kTeam) {
+    for (int i = thread; i < T * kTokenShrunk; i += kConsumers) {
       const int token = i / kTokenShrunk, part = i % kTokenShrunk / kMostChainedRank;
       if (i % kMostChainedRank >= shared_.ranks[phase_][token][part]) continue;
       uint64_t word;

@@ -30,13 +30,10 @@ __device__ __forceinline__ float sum_of_warps(const Of& of) {
   return sums[0];
 }
 
-// What the norm of a token's x comes to; 1 without one.
-template <Form kForm>
-__device__ __forceinline__ float norm_scale(const View& view, const Squares& squares, int token) {
+// What the norm of a token's x comes to; 1 without one. squares: [kMostChainedRows, kWarps]
+__device__ __forceinline__ float norm_scale(const View& view, const float (*squares)[kWarps], int token) {
   if (view.gain < 0) return 1;
-  const float square = sum_of_warps([&](int warp) {
-    return num_teams(kForm) == 1 ? squares[token][warp] : squares[token][warp] + squares[token][kWarps + warp];
-  });
+  const float square = sum_of_warps([&](int warp) { return squares[token][warp]; });
   return rsqrtf(square / static_cast<float>(view.units * kUnit) + view.eps);
 }
 
@@ -77,14 +74,14 @@ class Element {
     if (exists_) delta_.ask(site, shared, phase, token_, output_, up);
   }
 
-  // parts: [T, kWarps, kPartPitch], the warps' sums; tap: or null;
+  // parts: [T, kWarps, kPartPitch], the warps' sums; squares: [kMostChainedRows, kWarps]; tap: or null;
   // counts: of experts, whose results a gated product has; or null; shrunk: of what was asked for
   __device__ __forceinline__ void store(const View& view, Activation activation, const float* parts,
-                                        const Squares& squares, LaunchNumber launch,
+                                        const float (*squares)[kWarps], LaunchNumber launch,
                                         const HiddenTap* tap, const float* counts,
                                         const float* shrunk) const {
     const float* part = parts + token_ * (kWarps * kPartPitch) + place_;
-    const float scale = norm_scale<kForm>(view, squares, token_);
+    const float scale = norm_scale(view, squares, token_);
     float y = total(part) * (scale * scale_) + widen(bias_);
     if constexpr (kDeltas) y += delta_.output(shrunk, token_);
     y = rounded<BFloat16>(y);

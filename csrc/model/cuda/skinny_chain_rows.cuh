@@ -60,7 +60,7 @@ template <Form kForm>
 __device__ __forceinline__ void ask_gain(const Phase& phase, uint8_t* to) {
   const int padded = phase.chunks * kStageUnits<kForm>, pitch = padded * kSliceBytes;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < padded * (kUnit / 8); i += consumers(kForm)) {  // 16 bytes each
+  for (int i = threadIdx.x; i < padded * (kUnit / 8); i += kConsumers) {  // 16 bytes each
     const int unit = i / (kUnit / 8), warp = i % (kUnit / 8) / 4;
     const bool exists = unit < phase.units;
     copy_16_async(
@@ -70,9 +70,10 @@ __device__ __forceinline__ void ask_gain(const Phase& phase, uint8_t* to) {
   }
 }
 
-// A warp's sums of x² of each token; squares: a lane's; warp: of all teams
+// A warp's sums of x² of each token; squares: a lane's.
 template <int T>
-__device__ __forceinline__ void store_squares(float (&squares)[T], int warp, int lane, Squares& to) {
+__device__ __forceinline__ void store_squares(float (&squares)[T], int warp, int lane,
+                                              float (&to)[kMostChainedRows][kWarps]) {
   warp_sums(squares);
   if (lane != 0) return;
 #pragma unroll
@@ -80,27 +81,25 @@ __device__ __forceinline__ void store_squares(float (&squares)[T], int warp, int
 }
 
 // The 16 bytes that a lane multiplies at once lie in the order in which the tensor cores take them: their
-// first and third word, then the others. Warps of several teams that have the same part of x share it.
+// first and third word, then the others.
 template <int T, bool kHasExperts, Form kForm>
 class RowStager {
  public:
   // rows: [T, row_pitch]; gains: [2, gain_bytes]
-  __device__ RowStager(const Arguments& a, uint8_t* rows, const uint8_t* gains, int team, int warp, int lane)
-      : a_(a), rows_(rows), gains_(gains), team_(team), warp_(warp), lane_(lane) {}
+  __device__ RowStager(const Arguments& a, uint8_t* rows, const uint8_t* gains, int warp, int lane)
+      : a_(a), rows_(rows), gains_(gains), warp_(warp), lane_(lane) {}
 
   // x as the kernel before has stored it.
   __device__ __forceinline__ void stage_attended(int units, int chunks) const {
     constexpr int kGroup = 8;  // units; a lane has 16 bytes of each group
-    // Groups: a trip to the L2 for each would be one behind the other.
-    constexpr int kAtOnce = T <= 2 && kTeams == 1 ? 2 : 1;
+    constexpr int kAtOnce =
+        T <= 2 ? 2 : 1;  // groups: a trip to the L2 for each would be one behind the other
     const int padded = chunks * kStageUnits<kForm>, row_bytes = units * kUnit * 2;
-    const int skipped = team_ * kAtOnce * kGroup;
-    const auto* from = static_cast<const uint8_t*>(a_.attended) + skipped * (kUnit * 2) +
+    const auto* from = static_cast<const uint8_t*>(a_.attended) +
                        slice_of<kForm>(lane_ / 4, warp_) * kSliceBytes + lane_ % 4 * 16;
-    uint8_t* to = rows_ + warp_ * padded * kSliceBytes + skipped * kSliceBytes +
-                  place_of_piece<kForm>(lane_) * 16;
+    uint8_t* to = rows_ + warp_ * padded * kSliceBytes + place_of_piece<kForm>(lane_) * 16;
 #pragma unroll 1
-    for (int unit = skipped + lane_ / 4; unit < padded; unit += kTeams * kAtOnce * kGroup) {
+    for (int unit = lane_ / 4; unit < padded; unit += kAtOnce * kGroup) {
       uint4 x[kAtOnce][T] = {};
 #pragma unroll
       for (int g = 0; g < kAtOnce; ++g)
@@ -118,8 +117,8 @@ class RowStager {
               entering<kForm>(own.x), entering<kForm>(own.z), entering<kForm>(own.y), entering<kForm>(own.w)};
         }
       }
-      from += kTeams * kAtOnce * kGroup * kUnit * 2;
-      to += kTeams * kAtOnce * kGroup * kSliceBytes;
+      from += kAtOnce * kGroup * kUnit * 2;
+      to += kAtOnce * kGroup * kSliceBytes;
     }
     __syncwarp();
   }
@@ -128,7 +127,7 @@ class RowStager {
   // or -1); squares: this lane's sum of x² of each token.
   __device__ __forceinline__ void stage_published(const View& view, int units, int chunks, int gain,
                                                   LaunchNumber number, float (&squares)[T]) const {
-    if (kMostBatch > kBatch && units > kTeams * kBatch * kSteps)
+    if (kMostBatch > kBatch && units > kBatch * kSteps)
       return stage_batches<kMostBatch>(view, units, chunks, gain, number, squares);
     stage_batches<kBatch>(view, units, chunks, gain, number, squares);
   }
@@ -138,8 +137,7 @@ class RowStager {
                 "units that are one are read at once");
   // Groups of kSteps units that are read at once. Beside codes there are registers for a long row, which
   // would else take one trip to the L2 behind another; of experts for what eight of 768 have made.
-  static constexpr int kTeams = num_teams(kForm);
-  static constexpr int kBatch = kHasExperts ? 6 : T == 1 ? 4 / kTeams : T == 2 ? 2 / kTeams : 1;
+  static constexpr int kBatch = kHasExperts ? 6 : T == 1 ? 4 : T == 2 ? 2 : 1;
   static constexpr int kMostBatch = kForm == Form::kNumbers ? kBatch : (is_fine(kForm) ? 2 : 4) * kBatch;
   static constexpr int kUnitBytes = place_of_word(kUnit / 2);
 
@@ -149,15 +147,15 @@ class RowStager {
     const uint32_t launch = number.get();
     const Word* x = view.from;
     const int lane_unit = lane_ / 8, padded = chunks * kStageUnits<kForm>;
-    const int skipped = team_ * kAtOnce * kSteps, slice = (warp_ * padded + skipped) * kSliceBytes;
-    const uint8_t* from = reinterpret_cast<const uint8_t*>(x) + skipped * kUnitBytes +
+    const int slice = warp_ * padded * kSliceBytes;
+    const uint8_t* from = reinterpret_cast<const uint8_t*>(x) +
                           slice_of<kForm>(lane_unit, warp_) * (kUnitBytes / kWarps) +
                           lane_ % 8 / 2 * kSectorPitch + lane_ % 2 * 16;
     // Of its 16 bytes an even lane has the first two words, an odd one the others.
     uint8_t* to = rows_ + slice + place_of_piece<kForm>(lane_ / 2) * 16 + lane_ % 2 * 4;
     const uint8_t* gains = gains_ + gain * a_.gain_bytes + slice + lane_ * 8;
 #pragma unroll 1
-    for (int unit = skipped + lane_unit; unit < padded; unit += kTeams * kAtOnce * kSteps) {
+    for (int unit = lane_unit; unit < padded; unit += kAtOnce * kSteps) {
       uint4 words[kAtOnce][T] = {};
       read_until<kAtOnce>(from, unit, units, launch, words);
 #pragma unroll
@@ -182,9 +180,9 @@ class RowStager {
           at[2] = values.y;
         }
       }
-      from += kTeams * kAtOnce * kSteps * kUnitBytes;
-      to += kTeams * kAtOnce * kSteps * kSliceBytes;
-      gains += kTeams * kAtOnce * kSteps * kSliceBytes;
+      from += kAtOnce * kSteps * kUnitBytes;
+      to += kAtOnce * kSteps * kSliceBytes;
+      gains += kAtOnce * kSteps * kSliceBytes;
     }
     __syncwarp();
   }
@@ -222,7 +220,7 @@ class RowStager {
   const Arguments& a_;
   uint8_t* const rows_;
   const uint8_t* const gains_;
-  const int team_, warp_, lane_;
+  const int warp_, lane_;
 };
 
 }  // namespace bequest::cuda::chain

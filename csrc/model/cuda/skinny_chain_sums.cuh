@@ -43,12 +43,10 @@ struct Row<Form::kInt4> {
     sums[3] = __uint_as_float(words.w);
   }
 
-  // Leaves the sums of `chunks` stages where load() finds them. By a warp, for its part of x; teams take
-  // stages in turns.
-  __device__ __forceinline__ static void prepare(uint32_t from, uint32_t sums_to, int chunks, int team,
-                                                 int lane) {
+  // Leaves the sums of `chunks` stages where load() finds them. By a warp, for its part of x.
+  __device__ __forceinline__ static void prepare(uint32_t from, uint32_t sums_to, int chunks, int lane) {
 #pragma unroll 1
-    for (int chunk = team; chunk < chunks; chunk += num_teams(Form::kInt4)) {
+    for (int chunk = 0; chunk < chunks; ++chunk) {
       Row row;
       row.load(from + chunk * (kUnits * kSliceBytes));
       row.add_up();
@@ -57,6 +55,7 @@ struct Row<Form::kInt4> {
                  make_uint4(__float_as_uint(row.sums[0]), __float_as_uint(row.sums[1]),
                             __float_as_uint(row.sums[2]), __float_as_uint(row.sums[3])));
     }
+    __syncwarp();
   }
 
  private:

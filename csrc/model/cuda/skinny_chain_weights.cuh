@@ -191,16 +191,6 @@ class RingEnd {
     at_.advance(stages_);
   }
 
-  // Over stages that are another team's.
-  __device__ __forceinline__ void skip(int count) {
-    at_.index += count;
-#pragma unroll 1
-    while (at_.index >= stages_) {
-      at_.index -= stages_;
-      at_.parity ^= 1;
-    }
-  }
-
   // They are in registers: their place can be filled again.
   __device__ __forceinline__ void give_back(const Weights<kForm>& w) {
     __syncwarp();
