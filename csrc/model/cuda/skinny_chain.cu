@@ -150,10 +150,6 @@ __device__ __forceinline__ void await_gains() {
   sync_consumers();
 }
 
-__device__ __forceinline__ const HiddenTap* tap_of(const Arguments& a) {
-  return a.tap.ring_rows != nullptr ? &a.tap : nullptr;
-}
-
 // The x of a phase, when it is there, and the sums of its squares, and of its groups where those are needed.
 template <int T, bool kHasExperts, Form kForm>
 __device__ __forceinline__ void stage(const RowStager<T, kHasExperts, kForm>& rows, const View& view,
@@ -220,8 +216,7 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
       sync_consumers();
       if (warp < T * (kPlaces / kWarp))
         element.store(view, a.activation, sums.get(), squares, launch,
-                      i == Order::kDown ? tap_of(a) : nullptr, kHasExperts ? fixed.chosen.counts : nullptr,
-                      deltas.shrunk());
+                      a.tap, kHasExperts ? fixed.chosen.counts : nullptr, deltas.shrunk());
       sums.turn();
       tile += kRoundTiles;
     } while (tile < end);
@@ -278,7 +273,8 @@ __global__ __launch_bounds__(kThreads, kIsAdapted<A> || kForm != Form::kNumbers
     publish_barriers();
   }
   if (threadIdx.x < a.num_phases)
-    fixed.views[threadIdx.x] = View::of(a.phases[threadIdx.x], threadIdx.x < Order::kNext ? 0 : 1);
+    fixed.views[threadIdx.x] = View::of(a.phases[threadIdx.x], threadIdx.x < Order::kNext ? 0 : 1,
+                                        threadIdx.x == Order::kDown && a.tap.ring_rows != nullptr);
   if constexpr (kIsAdapted<A>) {
     const unsigned phase = threadIdx.x - kWarp;
     if (phase < static_cast<unsigned>(a.num_phases)) deltas.tiles[phase] = tile_of(a, a.deltas[phase]);
