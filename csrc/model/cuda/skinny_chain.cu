@@ -61,6 +61,10 @@ struct XPlace {
     return {row + lane_in_row<kForm>(lane) + warp * (chunks * kStageUnits<kForm> * kSliceBytes),
             shared_address(shared + places.sums) + warp * chunks * kSumBytes + lane % 4 * 16};
   }
+  template <Form kForm>
+  __device__ __forceinline__ XPlace of_stage(int chunk) const {
+    return {begin + chunk * (kStageUnits<kForm> * kSliceBytes), sums + chunk * kSumBytes};
+  }
 };
 
 // The sums of `count` tiles of the next stages, of which `left` are left in the phase and the first is in
@@ -102,6 +106,24 @@ __device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, 
     x.load(x_at, sums_at);
   };
   in_turns(count * chunks, left, even, odd, step);
+}
+
+// The same of one stage along k of each tile, added to what is there if `adds`.
+template <Form kForm>
+__device__ __forceinline__ void multiply_stages(RingEnd<kForm>& ring, int count, const XPlace& place,
+                                                bool adds, bool has_token, float* to, int& left,
+                                                Weights<kForm>& even, Weights<kForm>& odd) {
+  Row<kForm> x;
+  x.load(place.begin, place.sums);
+  const auto step = [&](const Weights<kForm>& now, Weights<kForm>& next) {
+    if (--left > 0) ring.take(next);
+    TileSum sum;
+    sum.add(now, x);
+    ring.give_back(now);
+    if (has_token) *to = adds ? *to + sum.total() : sum.total();
+    to += kTile;
+  };
+  in_turns(count, left, even, odd, step);
 }
 
 // Stages x of gate and up, and then chooses the experts: weights come when these are known. A CTA without a
@@ -161,7 +183,13 @@ __device__ __forceinline__ void stage(const RowStager<T, kHasExperts, kForm>& ro
   else
     rows.stage_published(view, view.units, view.chunks, view.gain, launch, squares);
   if (view.gain >= 0) store_squares(squares, warp, lane, shared_squares);
-  if constexpr (kForm == Form::kInt4) Row<kForm>::prepare(x.begin, x.sums, view.chunks, lane);
+  if constexpr (goes_by_stages(kForm)) {
+#pragma unroll 1
+    for (int chunk = 0; chunk < view.chunks; ++chunk) {
+      const XPlace own = x.template of_stage<kForm>(chunk);
+      Row<kForm>::prepare(own.begin, own.sums, lane);
+    }
+  }
 }
 
 // By the warps that multiply. kPerLane: experts that a lane looks at to choose; 0: there are none
@@ -201,17 +229,38 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
       ring.take(even);
     }
     int left = (end - tile) * chunks;  // stages
+    // Whether x is staged as it is multiplied, where there are registers for words on their way.
+    const bool is_staged_late = goes_by_stages(kForm) && T == 1 && chunks > 1 && view.from != nullptr;
 #pragma unroll 1
     do {
       const int count = min(kRoundTiles, end - tile);
       const auto stage_first = [&] {
-        if (tile == view.first && !has_staged) stage(rows, view, x, launch, warp, lane, squares);
+        if (tile == view.first && !has_staged && !is_staged_late) stage(rows, view, x, launch, warp, lane, squares);
       };
       if constexpr (kHasExperts) stage_first();  // needs the registers that an element has
       Element<kForm, kIsAdapted<A>> element(view, T, tile, count, thread);
       deltas.ask(element, view);
       if constexpr (!kHasExperts) stage_first();
-      multiply_tiles<kForm>(ring, count, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
+      if constexpr (goes_by_stages(kForm)) {
+        const bool stages = is_staged_late && tile == view.first;
+        typename RowStager<T, kHasExperts, kForm>::Words words;
+        float late_squares[T] = {};
+        if (stages) rows.ask(view, 0, words);
+#pragma unroll 1
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+          const XPlace own = x.template of_stage<kForm>(chunk);
+          if (stages) {
+            rows.await(view, chunk, launch, words, late_squares);
+            Row<kForm>::prepare(own.begin, own.sums, lane);
+            if (chunk + 1 < chunks) rows.ask(view, chunk + 1, words);
+          }
+          multiply_stages<kForm>(ring, count, own, chunk > 0, lane % 4 < T, sums.place(warp, lane), left,
+                                 even, odd);
+        }
+        if (stages && view.gain >= 0) store_squares(late_squares, warp, lane, squares);
+      } else {
+        multiply_tiles<kForm>(ring, count, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
+      }
       if (tile == view.first) deltas.collect(launch, thread);
       sync_consumers();
       if (warp < T * (kPlaces / kWarp))
@@ -273,7 +322,7 @@ __global__ __launch_bounds__(kThreads, kIsAdapted<A> || kForm != Form::kNumbers
     publish_barriers();
   }
   if (threadIdx.x < a.num_phases)
-    fixed.views[threadIdx.x] = View::of(a.phases[threadIdx.x], threadIdx.x < Order::kNext ? 0 : 1,
+    fixed.views[threadIdx.x] = View::of<kForm>(a.phases[threadIdx.x], threadIdx.x < Order::kNext ? 0 : 1,
                                         threadIdx.x == Order::kDown && a.tap.ring_rows != nullptr);
   if constexpr (kIsAdapted<A>) {
     const unsigned phase = threadIdx.x - kWarp;

@@ -44,6 +44,10 @@ constexpr int group_lines(Form form) {
   return form == Form::kInt4 ? 1 : form == Form::kFine4 ? 4 : 2;
 }
 constexpr int ring_bytes(Form form) { return kStageBytes + group_lines(form) * kGroupBytes; }
+// Codes of 4 bits have few stages along k, and a product that waits for all of x waits longest for its last
+// values. So CTAs take tiles in turns, and x is complete from its first values on; and the tiles of a round are
+// multiplied stage by stage, each when its part of x is there.
+constexpr bool goes_by_stages(Form form) { return form == Form::kInt4; }
 inline constexpr int kRoundTiles = 8;  // whose sums wait in shared memory for their end
 inline constexpr int kPlaces = kRoundTiles * kTile;
 inline constexpr int kPartPitch = kPlaces + 4;  // floats; warps that are read at once lie in different banks
@@ -124,7 +128,7 @@ struct Arguments {
 // A product as one CTA sees it, in shared memory, because reading arguments by index takes much longer.
 struct alignas(16) View {
   int units, chunks;
-  int first, end;  // tiles
+  int first, end;  // tiles, see tile_of
   int outputs, part;
   Kind kind;
   int gain;  // whose gain in shared memory, -1: no norm
@@ -138,9 +142,10 @@ struct alignas(16) View {
   // the L2, and words would wait for it: 1,500 clocks.
   bool is_tapped;
 
+  template <Form kForm>
   __device__ static View of(const Phase& phase, int gain, bool is_tapped) {
     const int block = static_cast<int>(blockIdx.x);
-    const int first = block * phase.tiles_each + min(block, phase.longer);
+    const int first = goes_by_stages(kForm) ? 0 : block * phase.tiles_each + min(block, phase.longer);
     return {phase.units,
             phase.chunks,
             first,
@@ -159,6 +164,12 @@ struct alignas(16) View {
             is_tapped};
   }
 };
+
+// The tile that a view counts as `index`.
+template <Form kForm>
+__device__ __forceinline__ int tile_of(int index) {
+  return goes_by_stages(kForm) ? index * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x) : index;
+}
 
 // By way of a shuffle, so that it is kept: the compiler would read the special register again and again,
 // which takes longer than multiplying.

@@ -43,18 +43,14 @@ struct Row<Form::kInt4> {
     sums[3] = __uint_as_float(words.w);
   }
 
-  // Leaves the sums of `chunks` stages where load() finds them. By a warp, for its part of x.
-  __device__ __forceinline__ static void prepare(uint32_t from, uint32_t sums_to, int chunks, int lane) {
-#pragma unroll 1
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-      Row row;
-      row.load(from + chunk * (kUnits * kSliceBytes));
-      row.add_up();
-      if (lane < kMostChainedRows)
-        store_16(sums_to + chunk * kSumBytes,
-                 make_uint4(__float_as_uint(row.sums[0]), __float_as_uint(row.sums[1]),
-                            __float_as_uint(row.sums[2]), __float_as_uint(row.sums[3])));
-    }
+  // Leaves the sums of a stage where load() finds them. By a warp, for its part of x.
+  __device__ __forceinline__ static void prepare(uint32_t from, uint32_t sums_to, int lane) {
+    Row row;
+    row.load(from);
+    row.add_up();
+    if (lane < kMostChainedRows)
+      store_16(sums_to, make_uint4(__float_as_uint(row.sums[0]), __float_as_uint(row.sums[1]),
+                                   __float_as_uint(row.sums[2]), __float_as_uint(row.sums[3])));
     __syncwarp();
   }
 
