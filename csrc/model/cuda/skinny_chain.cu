@@ -49,33 +49,23 @@ __device__ __forceinline__ void in_turns(int count, const int& left, W& even, W&
   if (left > 0) even = odd;
 }
 
-// Where a lane finds its x of a phase, and the sums of its groups.
-struct XPlace {
-  uint32_t begin, sums;
-
-  template <int T, Form kForm>
-  __device__ __forceinline__ static XPlace of(const Arguments& a, const Places& places, const uint8_t* shared,
-                                              int chunks, int warp, int lane) {
-    // Columns beyond the last row of x are the last; nobody stores what becomes of them.
-    const uint32_t row = shared_address(shared + places.rows) + min(lane / 8, T - 1) * a.row_pitch;
-    return {row + lane_in_row<kForm>(lane) + warp * (chunks * kStageUnits<kForm> * kSliceBytes),
-            shared_address(shared + places.sums) + warp * chunks * kSumBytes + lane % 4 * 16};
-  }
-  template <Form kForm>
-  __device__ __forceinline__ XPlace of_stage(int chunk) const {
-    return {begin + chunk * (kStageUnits<kForm> * kSliceBytes), sums + chunk * kSumBytes};
-  }
-};
+// Where a lane finds its x of a phase.
+template <int T, Form kForm>
+__device__ __forceinline__ uint32_t place_of_x(const Arguments& a, const Places& places,
+                                               const uint8_t* shared, int chunks, int warp, int lane) {
+  // Columns beyond the last row of x are the last; nobody stores what becomes of them.
+  const uint32_t row = shared_address(shared + places.rows) + min(lane / 8, T - 1) * a.row_pitch;
+  return row + lane_in_row<kForm>(lane) + warp * (chunks * kStageUnits<kForm> * kSliceBytes);
+}
 
 // The sums of `count` tiles of the next stages, of which `left` are left in the phase and the first is in
 // `even`. to: of the lane's row, and of its token if it has one
 template <Form kForm>
 __device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, int chunks,
-                                               const XPlace& place, bool has_token, float* to, int& left,
+                                               uint32_t x_begin, bool has_token, float* to, int& left,
                                                Weights<kForm>& even, Weights<kForm>& odd) {
-  constexpr int kStageBytesOfX = kStageUnits<kForm> * kSliceBytes;
   Row<kForm> x;
-  x.load(place.begin, place.sums);
+  x.load(x_begin);
   if (chunks == 1) {
     const auto step = [&](const Weights<kForm>& now, Weights<kForm>& next) {
       if (--left > 0) ring.take(next);
@@ -87,34 +77,32 @@ __device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, 
     };
     return in_turns(count, left, even, odd, step);
   }
-  const uint32_t x_end = place.begin + chunks * kStageBytesOfX;
-  uint32_t x_at = place.begin, sums_at = place.sums;
+  const uint32_t x_end = x_begin + chunks * kStageBytesOfX<kForm>;
+  uint32_t x_at = x_begin;
   TileSum sum;
   const auto step = [&](const Weights<kForm>& now, Weights<kForm>& next) {
     if (--left > 0) ring.take(next);
     sum.add(now, x);
     ring.give_back(now);
-    x_at += kStageBytesOfX;
-    sums_at += kSumBytes;
+    x_at += kStageBytesOfX<kForm>;
     if (x_at == x_end) {
-      x_at = place.begin;
-      sums_at = place.sums;
+      x_at = x_begin;
       if (has_token) *to = sum.total();
       sum = TileSum{};
       to += kTile;
     }
-    x.load(x_at, sums_at);
+    x.load(x_at);
   };
   in_turns(count * chunks, left, even, odd, step);
 }
 
 // The same of one stage along k of each tile, added to what is there if `adds`.
 template <Form kForm>
-__device__ __forceinline__ void multiply_stages(RingEnd<kForm>& ring, int count, const XPlace& place,
-                                                bool adds, bool has_token, float* to, int& left,
+__device__ __forceinline__ void multiply_stages(RingEnd<kForm>& ring, int count, uint32_t x_at, bool adds,
+                                                bool has_token, float* to, int& left,
                                                 Weights<kForm>& even, Weights<kForm>& odd) {
   Row<kForm> x;
-  x.load(place.begin, place.sums);
+  x.load(x_at);
   const auto step = [&](const Weights<kForm>& now, Weights<kForm>& next) {
     if (--left > 0) ring.take(next);
     TileSum sum;
@@ -172,10 +160,10 @@ __device__ __forceinline__ void await_gains() {
   sync_consumers();
 }
 
-// The x of a phase, when it is there, and the sums of its squares, and of its groups where those are needed.
+// The x of a phase, when it is there, and the sums of its squares.
 template <int T, bool kHasExperts, Form kForm>
 __device__ __forceinline__ void stage(const RowStager<T, kHasExperts, kForm>& rows, const View& view,
-                                      const XPlace& x, LaunchNumber launch, int warp, int lane,
+                                      LaunchNumber launch, int warp, int lane,
                                       float (&shared_squares)[kMostChainedRows][kWarps]) {
   float squares[T] = {};
   if (view.from == nullptr)
@@ -183,13 +171,31 @@ __device__ __forceinline__ void stage(const RowStager<T, kHasExperts, kForm>& ro
   else
     rows.stage_published(view, view.units, view.chunks, view.gain, launch, squares);
   if (view.gain >= 0) store_squares(squares, warp, lane, shared_squares);
-  if constexpr (goes_by_stages(kForm)) {
+}
+
+// The tiles of a round, stage by stage along k; x of the first round is staged on the way. Words of a stage's x
+// are asked for while the one before is multiplied, where there are registers for them.
+template <int T, class Rows, Form kForm>
+__device__ __forceinline__ void multiply_round(const Rows& rows, const View& view, LaunchNumber launch,
+                                               bool is_first, RingEnd<kForm>& ring, int count, uint32_t x,
+                                               int warp, int lane, float* to, int& left,
+                                               Weights<kForm>& even, Weights<kForm>& odd,
+                                               float (&shared_squares)[kMostChainedRows][kWarps]) {
+  const bool stages = is_first && view.from != nullptr;
+  typename Rows::Words words;
+  float squares[T] = {};
+  if (stages) rows.ask(view, 0, words);
 #pragma unroll 1
-    for (int chunk = 0; chunk < view.chunks; ++chunk) {
-      const XPlace own = x.template of_stage<kForm>(chunk);
-      Row<kForm>::prepare(own.begin, own.sums, lane);
+  for (int chunk = 0; chunk < view.chunks; ++chunk) {
+    if (stages) {
+      if (T > 1 && chunk > 0) rows.ask(view, chunk, words);
+      rows.await(view, chunk, launch, words, squares);
+      if (T == 1 && chunk + 1 < view.chunks) rows.ask(view, chunk + 1, words);
     }
+    multiply_stages<kForm>(ring, count, x + chunk * kStageBytesOfX<kForm>, chunk > 0, lane % 4 < T, to, left,
+                           even, odd);
   }
+  if (stages && view.gain >= 0) store_squares(squares, warp, lane, shared_squares);
 }
 
 // By the warps that multiply. kPerLane: experts that a lane looks at to choose; 0: there are none
@@ -216,11 +222,11 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     if constexpr (kHasExperts)
       if (has_staged) await_experts<kPerLane>(a, rows, view, launch, warp, lane, fixed);
     if (tile == end && !deltas.has_tile()) continue;
-    const XPlace x = XPlace::of<T, kForm>(a, places, shared, chunks, warp, lane);
+    const uint32_t x = place_of_x<T, kForm>(a, places, shared, chunks, warp, lane);
     Weights<kForm> even, odd;
     ring.take(even);  // the first ones, before x is there
     if (deltas.has_tile()) {
-      stage(rows, view, x, launch, warp, lane, squares);
+      stage(rows, view, launch, warp, lane, squares);
       int left = chunks;
       multiply_tiles<kForm>(ring, 1, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
       sync_consumers();
@@ -229,35 +235,21 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
       ring.take(even);
     }
     int left = (end - tile) * chunks;  // stages
-    // Whether x is staged as it is multiplied, where there are registers for words on their way.
-    const bool is_staged_late = goes_by_stages(kForm) && T == 1 && chunks > 1 && view.from != nullptr;
 #pragma unroll 1
     do {
       const int count = min(kRoundTiles, end - tile);
       const auto stage_first = [&] {
-        if (tile == view.first && !has_staged && !is_staged_late) stage(rows, view, x, launch, warp, lane, squares);
+        const bool is_staged_late = goes_by_stages(kForm) && view.from != nullptr;
+        if (tile == view.first && !has_staged && !is_staged_late)
+          stage(rows, view, launch, warp, lane, squares);
       };
       if constexpr (kHasExperts) stage_first();  // needs the registers that an element has
       Element<kForm, kIsAdapted<A>> element(view, T, tile, count, thread);
       deltas.ask(element, view);
       if constexpr (!kHasExperts) stage_first();
       if constexpr (goes_by_stages(kForm)) {
-        const bool stages = is_staged_late && tile == view.first;
-        typename RowStager<T, kHasExperts, kForm>::Words words;
-        float late_squares[T] = {};
-        if (stages) rows.ask(view, 0, words);
-#pragma unroll 1
-        for (int chunk = 0; chunk < chunks; ++chunk) {
-          const XPlace own = x.template of_stage<kForm>(chunk);
-          if (stages) {
-            rows.await(view, chunk, launch, words, late_squares);
-            Row<kForm>::prepare(own.begin, own.sums, lane);
-            if (chunk + 1 < chunks) rows.ask(view, chunk + 1, words);
-          }
-          multiply_stages<kForm>(ring, count, own, chunk > 0, lane % 4 < T, sums.place(warp, lane), left,
-                                 even, odd);
-        }
-        if (stages && view.gain >= 0) store_squares(late_squares, warp, lane, squares);
+        multiply_round<T>(rows, view, launch, tile == view.first, ring, count, x, warp, lane,
+                          sums.place(warp, lane), left, even, odd, squares);
       } else {
         multiply_tiles<kForm>(ring, count, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
       }

@@ -37,6 +37,8 @@ constexpr int depth_unit(Form form) { return is_fine(form) ? 1024 : packed(form)
 constexpr int stage_units(Form form) { return kSteps * packed(form); }  // of k
 template <Form kForm>
 inline constexpr int kStageUnits = stage_units(kForm);
+template <Form kForm>
+inline constexpr int kStageBytesOfX = kStageUnits<kForm> * kSliceBytes;  // of a warp
 // Behind the codes of a stage, what its groups are scaled by: lines of a word for each of 8 rows and 32
 // groups.
 constexpr int group_lines(Form form) {
@@ -203,13 +205,9 @@ struct Fixed {
   Chosen chosen;
 };
 
-// Of the rows of x, over each group of 128 and stage of a warp: so many bytes, and a part of what x takes.
-inline constexpr int kSumBytes = kMostChainedRows * kSteps * 4;
-inline constexpr int kSumShare = stage_units(Form::kInt4) * kSliceBytes / kSumBytes;
-
 // Where things lie in dynamic shared memory.
 struct Places {
-  int rows, gains, fixed, parts, deltas, sums, total;
+  int rows, gains, fixed, parts, deltas, total;
 
   __host__ __device__ Places(Form form, int stages, int num_tokens, int row_pitch, int gain_bytes,
                              int delta_bytes) {
@@ -218,8 +216,7 @@ struct Places {
     fixed = gains + 2 * gain_bytes;
     parts = fixed + static_cast<int>(sizeof(Fixed));
     deltas = parts + 2 * num_tokens * kWarps * kPartPitch * 4;  // [2, T, kWarps, kPartPitch]
-    sums = deltas + delta_bytes;  // [kWarps, chunks, kMostChainedRows, kSteps] floats: of groups of x
-    total = sums + (form == Form::kInt4 ? row_pitch / kSumShare : 0);
+    total = deltas + delta_bytes;
   }
 };
 

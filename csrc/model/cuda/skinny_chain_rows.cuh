@@ -165,7 +165,7 @@ class RowStager {
       if (!lacks_any) break;
       patience.spend();
     }
-    place<kOfStage>(at, view, view.gain, view.chunks * kStageUnits<kForm>, words, squares);
+    place<kOfStage>(at, view, view.gain, 0, words, squares);
     __syncwarp();
   }
 
@@ -224,13 +224,13 @@ class RowStager {
     __syncwarp();
   }
 
-  // Leaves them in shared memory, as they are multiplied.
+  // Leaves them in shared memory, as they are multiplied. padded: units of a row, 0: all of these exist
   template <int kAtOnce>
   __device__ __forceinline__ void place(const Lane& lane, const View& view, int gain, int padded,
                                         const uint4 (&words)[kAtOnce][T], float (&squares)[T]) const {
 #pragma unroll
       for (int b = 0; b < kAtOnce; ++b) {
-        if (lane.unit + b * kSteps >= padded) break;
+        if (padded > 0 && lane.unit + b * kSteps >= padded) break;
         uint2 factor;
         if (gain >= 0) factor = *reinterpret_cast<const uint2*>(lane.gains + b * kSteps * kSliceBytes);
 #pragma unroll
