@@ -49,23 +49,35 @@ __device__ __forceinline__ void in_turns(int count, const int& left, W& even, W&
   if (left > 0) even = odd;
 }
 
-// Where a lane finds its x of a phase.
-template <int T, Form kForm>
-__device__ __forceinline__ uint32_t place_of_x(const Arguments& a, const Places& places,
-                                               const uint8_t* shared, int chunks, int warp, int lane) {
-  // Columns beyond the last row of x are the last; nobody stores what becomes of them.
-  const uint32_t row = shared_address(shared + places.rows) + min(lane / 8, T - 1) * a.row_pitch;
-  return row + lane_in_row<kForm>(lane) + warp * (chunks * kStageUnits<kForm> * kSliceBytes);
-}
+// Where a lane finds its x of a phase, and the sums of its groups.
+template <Form kForm>
+struct XPlace {
+  uint32_t begin, sums;
+
+  template <int T>
+  __device__ __forceinline__ static XPlace of(const Arguments& a, const Places& places, const uint8_t* shared,
+                                              int chunks, int warp, int lane) {
+    // Columns beyond the last row of x are the last; nobody stores what becomes of them.
+    const uint32_t row = shared_address(shared + places.rows) + min(lane / 8, T - 1) * a.row_pitch;
+    return {row + lane_in_row<kForm>(lane) + warp * (chunks * kStageBytesOfX<kForm>),
+            shared_address(shared + places.sums) + warp * chunks * kSumBytes + lane % 4 * 16};
+  }
+  __device__ __forceinline__ XPlace of_stage(int chunk) const {
+    return {begin + chunk * kStageBytesOfX<kForm>, sums + chunk * kSumBytes};
+  }
+  __device__ __forceinline__ void prepare(int lane) const {
+    if constexpr (kForm == Form::kInt4) Row<kForm>::prepare(begin, sums, lane);
+  }
+};
 
 // The sums of `count` tiles of the next stages, of which `left` are left in the phase and the first is in
 // `even`. to: of the lane's row, and of its token if it has one
 template <Form kForm>
 __device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, int chunks,
-                                               uint32_t x_begin, bool has_token, float* to, int& left,
-                                               Weights<kForm>& even, Weights<kForm>& odd) {
+                                               const XPlace<kForm>& place, bool has_token, float* to,
+                                               int& left, Weights<kForm>& even, Weights<kForm>& odd) {
   Row<kForm> x;
-  x.load(x_begin);
+  x.load(place.begin, place.sums);
   if (chunks == 1) {
     const auto step = [&](const Weights<kForm>& now, Weights<kForm>& next) {
       if (--left > 0) ring.take(next);
@@ -77,32 +89,34 @@ __device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, 
     };
     return in_turns(count, left, even, odd, step);
   }
-  const uint32_t x_end = x_begin + chunks * kStageBytesOfX<kForm>;
-  uint32_t x_at = x_begin;
+  const uint32_t x_end = place.begin + chunks * kStageBytesOfX<kForm>;
+  uint32_t x_at = place.begin, sums_at = place.sums;
   TileSum sum;
   const auto step = [&](const Weights<kForm>& now, Weights<kForm>& next) {
     if (--left > 0) ring.take(next);
     sum.add(now, x);
     ring.give_back(now);
     x_at += kStageBytesOfX<kForm>;
+    sums_at += kSumBytes;
     if (x_at == x_end) {
-      x_at = x_begin;
+      x_at = place.begin;
+      sums_at = place.sums;
       if (has_token) *to = sum.total();
       sum = TileSum{};
       to += kTile;
     }
-    x.load(x_at);
+    x.load(x_at, sums_at);
   };
   in_turns(count * chunks, left, even, odd, step);
 }
 
 // The same of one stage along k of each tile, added to what is there if `adds`.
 template <Form kForm>
-__device__ __forceinline__ void multiply_stages(RingEnd<kForm>& ring, int count, uint32_t x_at, bool adds,
-                                                bool has_token, float* to, int& left,
+__device__ __forceinline__ void multiply_stages(RingEnd<kForm>& ring, int count, const XPlace<kForm>& place,
+                                                bool adds, bool has_token, float* to, int& left,
                                                 Weights<kForm>& even, Weights<kForm>& odd) {
   Row<kForm> x;
-  x.load(x_at);
+  x.load(place.begin, place.sums);
   const auto step = [&](const Weights<kForm>& now, Weights<kForm>& next) {
     if (--left > 0) ring.take(next);
     TileSum sum;
@@ -163,7 +177,7 @@ __device__ __forceinline__ void await_gains() {
 // The x of a phase, when it is there, and the sums of its squares.
 template <int T, bool kHasExperts, Form kForm>
 __device__ __forceinline__ void stage(const RowStager<T, kHasExperts, kForm>& rows, const View& view,
-                                      LaunchNumber launch, int warp, int lane,
+                                      const XPlace<kForm>& x, LaunchNumber launch, int warp, int lane,
                                       float (&shared_squares)[kMostChainedRows][kWarps]) {
   float squares[T] = {};
   if (view.from == nullptr)
@@ -171,29 +185,28 @@ __device__ __forceinline__ void stage(const RowStager<T, kHasExperts, kForm>& ro
   else
     rows.stage_published(view, view.units, view.chunks, view.gain, launch, squares);
   if (view.gain >= 0) store_squares(squares, warp, lane, shared_squares);
+#pragma unroll 1
+  for (int chunk = 0; goes_by_stages(kForm) && chunk < view.chunks; ++chunk) x.of_stage(chunk).prepare(lane);
 }
 
-// The tiles of a round, stage by stage along k; x of the first round is staged on the way. Words of a stage's x
-// are asked for while the one before is multiplied, where there are registers for them.
+// The tiles of a round, stage by stage along k; x of the first round is staged on the way (stages_late).
 template <int T, class Rows, Form kForm>
 __device__ __forceinline__ void multiply_round(const Rows& rows, const View& view, LaunchNumber launch,
-                                               bool is_first, RingEnd<kForm>& ring, int count, uint32_t x,
-                                               int warp, int lane, float* to, int& left,
-                                               Weights<kForm>& even, Weights<kForm>& odd,
+                                               bool is_first, RingEnd<kForm>& ring, int count,
+                                               const XPlace<kForm>& x, int warp, int lane, float* to,
+                                               int& left, Weights<kForm>& even, Weights<kForm>& odd,
                                                float (&shared_squares)[kMostChainedRows][kWarps]) {
-  const bool stages = is_first && view.from != nullptr;
+  const bool stages = stages_late<T>(kForm) && is_first && view.from != nullptr;
   typename Rows::Words words;
   float squares[T] = {};
   if (stages) rows.ask(view, 0, words);
 #pragma unroll 1
   for (int chunk = 0; chunk < view.chunks; ++chunk) {
     if (stages) {
-      if (T > 1 && chunk > 0) rows.ask(view, chunk, words);
-      rows.await(view, chunk, launch, words, squares);
-      if (T == 1 && chunk + 1 < view.chunks) rows.ask(view, chunk + 1, words);
+      rows.await(view, chunk, launch, words, squares, [&] { x.of_stage(chunk).prepare(lane); });
+      if (chunk + 1 < view.chunks) rows.ask(view, chunk + 1, words);
     }
-    multiply_stages<kForm>(ring, count, x + chunk * kStageBytesOfX<kForm>, chunk > 0, lane % 4 < T, to, left,
-                           even, odd);
+    multiply_stages<kForm>(ring, count, x.of_stage(chunk), chunk > 0, lane % 4 < T, to, left, even, odd);
   }
   if (stages && view.gain >= 0) store_squares(squares, warp, lane, shared_squares);
 }
@@ -222,11 +235,11 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     if constexpr (kHasExperts)
       if (has_staged) await_experts<kPerLane>(a, rows, view, launch, warp, lane, fixed);
     if (tile == end && !deltas.has_tile()) continue;
-    const uint32_t x = place_of_x<T, kForm>(a, places, shared, chunks, warp, lane);
+    const auto x = XPlace<kForm>::template of<T>(a, places, shared, chunks, warp, lane);
     Weights<kForm> even, odd;
     ring.take(even);  // the first ones, before x is there
     if (deltas.has_tile()) {
-      stage(rows, view, launch, warp, lane, squares);
+      stage(rows, view, x, launch, warp, lane, squares);
       int left = chunks;
       multiply_tiles<kForm>(ring, 1, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
       sync_consumers();
@@ -239,9 +252,9 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     do {
       const int count = min(kRoundTiles, end - tile);
       const auto stage_first = [&] {
-        const bool is_staged_late = goes_by_stages(kForm) && view.from != nullptr;
+        const bool is_staged_late = stages_late<T>(kForm) && view.from != nullptr;
         if (tile == view.first && !has_staged && !is_staged_late)
-          stage(rows, view, launch, warp, lane, squares);
+          stage(rows, view, x, launch, warp, lane, squares);
       };
       if constexpr (kHasExperts) stage_first();  // needs the registers that an element has
       Element<kForm, kIsAdapted<A>> element(view, T, tile, count, thread);
@@ -256,8 +269,8 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
       if (tile == view.first) deltas.collect(launch, thread);
       sync_consumers();
       if (warp < T * (kPlaces / kWarp))
-        element.store(view, a.activation, sums.get(), squares, launch,
-                      a.tap, kHasExperts ? fixed.chosen.counts : nullptr, deltas.shrunk());
+        element.store(view, a.activation, sums.get(), squares, launch, a.tap,
+                      kHasExperts ? fixed.chosen.counts : nullptr, deltas.shrunk());
       sums.turn();
       tile += kRoundTiles;
     } while (tile < end);
@@ -315,7 +328,7 @@ __global__ __launch_bounds__(kThreads, kIsAdapted<A> || kForm != Form::kNumbers
   }
   if (threadIdx.x < a.num_phases)
     fixed.views[threadIdx.x] = View::of<kForm>(a.phases[threadIdx.x], threadIdx.x < Order::kNext ? 0 : 1,
-                                        threadIdx.x == Order::kDown && a.tap.ring_rows != nullptr);
+                                               threadIdx.x == Order::kDown && a.tap.ring_rows != nullptr);
   if constexpr (kIsAdapted<A>) {
     const unsigned phase = threadIdx.x - kWarp;
     if (phase < static_cast<unsigned>(a.num_phases)) deltas.tiles[phase] = tile_of(a, a.deltas[phase]);

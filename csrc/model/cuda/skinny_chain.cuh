@@ -47,9 +47,14 @@ constexpr int group_lines(Form form) {
 }
 constexpr int ring_bytes(Form form) { return kStageBytes + group_lines(form) * kGroupBytes; }
 // Codes of 4 bits have few stages along k, and a product that waits for all of x waits longest for its last
-// values. So CTAs take tiles in turns, and x is complete from its first values on; and the tiles of a round are
-// multiplied stage by stage, each when its part of x is there.
+// values. So CTAs take tiles in turns, and what they make is complete from its first values on; and the tiles
+// of a round are multiplied stage by stage.
 constexpr bool goes_by_stages(Form form) { return form == Form::kInt4; }
+// Each stage's part of x comes while the one before is multiplied, where there are registers for that.
+template <int T>
+constexpr bool stages_late(Form form) {
+  return goes_by_stages(form) && T == 1;
+}
 inline constexpr int kRoundTiles = 8;  // whose sums wait in shared memory for their end
 inline constexpr int kPlaces = kRoundTiles * kTile;
 inline constexpr int kPartPitch = kPlaces + 4;  // floats; warps that are read at once lie in different banks
@@ -140,8 +145,8 @@ struct alignas(16) View {
   const Word* from;
   Word* to;
   BFloat16* out;
-  // The tap looks at the results. Kept here because an argument that nobody has read in this launch comes from
-  // the L2, and words would wait for it: 1,500 clocks.
+  // The tap looks at the results. Kept here because an argument that nobody has read in this launch comes
+  // from the L2, and words would wait for it: 1,500 clocks.
   bool is_tapped;
 
   template <Form kForm>
@@ -205,9 +210,13 @@ struct Fixed {
   Chosen chosen;
 };
 
+// Of the rows of x, over each group of 128 and stage of a warp: so many bytes, and a part of what x takes.
+inline constexpr int kSumBytes = kMostChainedRows * kSteps * 4;
+inline constexpr int kSumShare = stage_units(Form::kInt4) * kSliceBytes / kSumBytes;
+
 // Where things lie in dynamic shared memory.
 struct Places {
-  int rows, gains, fixed, parts, deltas, total;
+  int rows, gains, fixed, parts, deltas, sums, total;
 
   __host__ __device__ Places(Form form, int stages, int num_tokens, int row_pitch, int gain_bytes,
                              int delta_bytes) {
@@ -216,7 +225,8 @@ struct Places {
     fixed = gains + 2 * gain_bytes;
     parts = fixed + static_cast<int>(sizeof(Fixed));
     deltas = parts + 2 * num_tokens * kWarps * kPartPitch * 4;  // [2, T, kWarps, kPartPitch]
-    total = deltas + delta_bytes;
+    sums = deltas + delta_bytes;  // [kWarps, chunks, kMostChainedRows, kSteps] floats: of groups of x
+    total = sums + (form == Form::kInt4 ? row_pitch / kSumShare : 0);
   }
 };
 

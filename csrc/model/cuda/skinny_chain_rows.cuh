@@ -144,29 +144,40 @@ class RowStager {
       for (int t = 0; t < T; ++t)
         if (at.unit + b * kSteps < view.units) words[b][t] = load_words(at.word(view.units, b, t));
   }
+  // finish: what else is made of it. Both happen to whatever is there, until all of it is right: instructions
+  // that are needed in a hurry have come by then, which takes longer than to run them.
+  template <class Finish>
   __device__ __forceinline__ void await(const View& view, int chunk, LaunchNumber number, Words& words,
-                                        float (&squares)[T]) const {
+                                        float (&squares)[T], const Finish& finish) const {
     const Lane at(*this, view, view.chunks, view.gain, chunk * kStageUnits<kForm>);
     const uint32_t launch = number.get();
+#pragma unroll
+    for (int b = 0; b < kOfStage; ++b)
+#pragma unroll
+      for (int t = 0; t < T; ++t)
+        if (at.unit + b * kSteps >= view.units) words[b][t] = {0, launch, 0, launch};
     Patience patience;
-    for (;;) {
-      bool lacks_any = false;
+    bool lacks_any;
+    float own[T];
+    do {
+#pragma unroll
+      for (float& square : own) square = 0;
+      place<kOfStage>(at, view, view.gain, 0, words, own);
+      __syncwarp();
+      finish();
+      lacks_any = false;
 #pragma unroll
       for (int b = 0; b < kOfStage; ++b)
 #pragma unroll
-        for (int t = 0; t < T; ++t) {
-          if (at.unit + b * kSteps >= view.units) {
-            words[b][t] = {};
-          } else if (words[b][t].y != launch || words[b][t].w != launch) {
+        for (int t = 0; t < T; ++t)
+          if (words[b][t].y != launch || words[b][t].w != launch) {
             lacks_any = true;
             words[b][t] = load_words(at.word(view.units, b, t));
           }
-        }
-      if (!lacks_any) break;
       patience.spend();
-    }
-    place<kOfStage>(at, view, view.gain, 0, words, squares);
-    __syncwarp();
+    } while (__any_sync(kAllLanes, lacks_any));
+#pragma unroll
+    for (int t = 0; t < T; ++t) squares[t] += own[t];
   }
 
  private:
@@ -175,9 +186,8 @@ class RowStager {
   // Groups of kSteps units that are read at once. Beside codes there are registers for a long row, which
   // would else take one trip to the L2 behind another; of experts for what eight of 768 have made.
   static constexpr int kBatch = kHasExperts ? 6 : T == 1 ? 4 : T == 2 ? 2 : 1;
-  static constexpr int kMostBatch = kForm == Form::kNumbers || (goes_by_stages(kForm) && T == 1)
-                                        ? kBatch
-                                        : (is_fine(kForm) ? 2 : 4) * kBatch;
+  static constexpr int kMostBatch =
+      kForm == Form::kNumbers || stages_late<T>(kForm) ? kBatch : (is_fine(kForm) ? 2 : 4) * kBatch;
   static constexpr int kUnitBytes = place_of_word(kUnit / 2);
 
   // Where a lane has what of x, from a unit on.
@@ -229,27 +239,27 @@ class RowStager {
   __device__ __forceinline__ void place(const Lane& lane, const View& view, int gain, int padded,
                                         const uint4 (&words)[kAtOnce][T], float (&squares)[T]) const {
 #pragma unroll
-      for (int b = 0; b < kAtOnce; ++b) {
-        if (padded > 0 && lane.unit + b * kSteps >= padded) break;
-        uint2 factor;
-        if (gain >= 0) factor = *reinterpret_cast<const uint2*>(lane.gains + b * kSteps * kSliceBytes);
+    for (int b = 0; b < kAtOnce; ++b) {
+      if (padded > 0 && lane.unit + b * kSteps >= padded) break;
+      uint2 factor;
+      if (gain >= 0) factor = *reinterpret_cast<const uint2*>(lane.gains + b * kSteps * kSliceBytes);
 #pragma unroll
-        for (int t = 0; t < T; ++t) {
-          const uint32_t first = words[b][t].x, second = words[b][t].z;
-          uint2 values;
-          if (gain < 0)
-            values = make_uint2(entering<kForm>(first), entering<kForm>(second));
-          else if constexpr (kHasExperts)
-            values = make_uint2(offset_weighted(first, factor.x, squares[t], view.offset),
-                                offset_weighted(second, factor.y, squares[t], view.offset));
-          else
-            values = make_uint2(entering<kForm>(first, factor.x, squares[t]),
-                                entering<kForm>(second, factor.y, squares[t]));
-          auto* at = reinterpret_cast<uint32_t*>(lane.to + t * a_.row_pitch + b * kSteps * kSliceBytes);
-          at[0] = values.x;
-          at[2] = values.y;
-        }
+      for (int t = 0; t < T; ++t) {
+        const uint32_t first = words[b][t].x, second = words[b][t].z;
+        uint2 values;
+        if (gain < 0)
+          values = make_uint2(entering<kForm>(first), entering<kForm>(second));
+        else if constexpr (kHasExperts)
+          values = make_uint2(offset_weighted(first, factor.x, squares[t], view.offset),
+                              offset_weighted(second, factor.y, squares[t], view.offset));
+        else
+          values = make_uint2(entering<kForm>(first, factor.x, squares[t]),
+                              entering<kForm>(second, factor.y, squares[t]));
+        auto* at = reinterpret_cast<uint32_t*>(lane.to + t * a_.row_pitch + b * kSteps * kSliceBytes);
+        at[0] = values.x;
+        at[2] = values.y;
       }
+    }
   }
 
   // Two words of each group and token; what lies beyond the last unit stays zero. What is there is not read

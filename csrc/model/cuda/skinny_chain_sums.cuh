@@ -15,7 +15,7 @@ template <Form kForm>
 struct Row {
   uint2 of[kStageUnits<kForm>];
 
-  __device__ __forceinline__ void load(uint32_t from) {
+  __device__ __forceinline__ void load(uint32_t from, uint32_t /*sums*/) {
     constexpr int kPacked = packed(kForm);
 #pragma unroll
     for (int i = 0; i < kStageUnits<kForm>; ++i)
@@ -34,16 +34,37 @@ struct Row<Form::kInt4> {
   uint2 of[kUnits];
   float sums[kSteps];  // of x, over each group: of the lane's token
 
+  __device__ __forceinline__ void load(uint32_t from, uint32_t sums_from) {
+    load(from);
+    const uint4 words = load_16(sums_from);
+    sums[0] = __uint_as_float(words.x);
+    sums[1] = __uint_as_float(words.y);
+    sums[2] = __uint_as_float(words.z);
+    sums[3] = __uint_as_float(words.w);
+  }
+
+  // Leaves the sums of a stage where load() finds them. By a warp, for its part of x.
+  __device__ __forceinline__ static void prepare(uint32_t from, uint32_t sums_to, int lane) {
+    Row row;
+    row.load(from);
+    row.add_up();
+    if (lane < kMostChainedRows)
+      store_16(sums_to, make_uint4(__float_as_uint(row.sums[0]), __float_as_uint(row.sums[1]),
+                                   __float_as_uint(row.sums[2]), __float_as_uint(row.sums[3])));
+    __syncwarp();
+  }
+
+ private:
+  static_assert(kSteps == 4);
+
   __device__ __forceinline__ void load(uint32_t from) {
     constexpr int kPacked = packed(Form::kInt4);
     const uint32_t other = from ^ 16;
 #pragma unroll
     for (int i = 0; i < kUnits; ++i)
       of[i] = load_8((i % 2 ? other : from) + i / kPacked * (kPacked * kSliceBytes) + i % kPacked / 2 * 32);
-    add_up();
   }
 
- private:
   __device__ __forceinline__ void add_up() {
     constexpr int kPacked = packed(Form::kInt4);
     constexpr uint32_t kOnes[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
