@@ -110,22 +110,29 @@ __device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, 
   in_turns(count * chunks, left, even, odd, step);
 }
 
-// The same of one stage along k of each tile, added to what is there if `adds`.
+// The same of one stage along k of each tile, added to what is there if `adds`. A stage's weights are read
+// when the ones before are multiplied, so that the loop is short: instructions take longer to come than to
+// run.
 template <Form kForm>
 __device__ __forceinline__ void multiply_stages(RingEnd<kForm>& ring, int count, const XPlace<kForm>& place,
                                                 bool adds, bool has_token, float* to, int& left,
-                                                Weights<kForm>& even, Weights<kForm>& odd) {
+                                                Weights<kForm>& w) {
   Row<kForm> x;
   x.load(place.begin, place.sums);
-  const auto step = [&](const Weights<kForm>& now, Weights<kForm>& next) {
-    if (--left > 0) ring.take(next);
+#pragma unroll 1
+  for (; count > 0; --count) {
+    float sums[kSteps][4] = {};
+    TileSum::multiply_codes(w, x, sums);
+    uint32_t groups[kSteps];
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) groups[s] = w.groups[s];
+    ring.give_back(w);
+    if (--left > 0) ring.take(w);
     TileSum sum;
-    sum.add(now, x);
-    ring.give_back(now);
+    sum.add_scaled(groups, x, sums);
     if (has_token) *to = adds ? *to + sum.total() : sum.total();
     to += kTile;
-  };
-  in_turns(count, left, even, odd, step);
+  }
 }
 
 // Stages x of gate and up, and then chooses the experts: weights come when these are known. A CTA without a
@@ -194,7 +201,7 @@ template <int T, class Rows, Form kForm>
 __device__ __forceinline__ void multiply_round(const Rows& rows, const View& view, LaunchNumber launch,
                                                bool is_first, RingEnd<kForm>& ring, int count,
                                                const XPlace<kForm>& x, int warp, int lane, float* to,
-                                               int& left, Weights<kForm>& even, Weights<kForm>& odd,
+                                               int& left, Weights<kForm>& w,
                                                float (&shared_squares)[kMostChainedRows][kWarps]) {
   const bool stages = stages_late<T>(kForm) && is_first && view.from != nullptr;
   typename Rows::Words words;
@@ -206,7 +213,7 @@ __device__ __forceinline__ void multiply_round(const Rows& rows, const View& vie
       rows.await(view, chunk, launch, words, squares, [&] { x.of_stage(chunk).prepare(lane); });
       if (chunk + 1 < view.chunks) rows.ask(view, chunk + 1, words);
     }
-    multiply_stages<kForm>(ring, count, x.of_stage(chunk), chunk > 0, lane % 4 < T, to, left, even, odd);
+    multiply_stages<kForm>(ring, count, x.of_stage(chunk), chunk > 0, lane % 4 < T, to, left, w);
   }
   if (stages && view.gain >= 0) store_squares(squares, warp, lane, shared_squares);
 }
@@ -262,7 +269,7 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
       if constexpr (!kHasExperts) stage_first();
       if constexpr (goes_by_stages(kForm)) {
         multiply_round<T>(rows, view, launch, tile == view.first, ring, count, x, warp, lane,
-                          sums.place(warp, lane), left, even, odd, squares);
+                          sums.place(warp, lane), left, even, squares);
       } else {
         multiply_tiles<kForm>(ring, count, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
       }
