@@ -121,6 +121,8 @@ __device__ __forceinline__ void multiply_stages(RingEnd<kForm>& ring, int count,
   x.load(place.begin, place.sums);
 #pragma unroll 1
   for (; count > 0; --count) {
+    float before = 0;  // read here, where nothing waits for it
+    if (adds && has_token) before = *to;
     float sums[kSteps][4] = {};
     TileSum::multiply_codes(w, x, sums);
     uint32_t groups[kSteps];
@@ -130,7 +132,8 @@ __device__ __forceinline__ void multiply_stages(RingEnd<kForm>& ring, int count,
     if (--left > 0) ring.take(w);
     TileSum sum;
     sum.add_scaled(groups, x, sums);
-    if (has_token) *to = adds ? *to + sum.total() : sum.total();
+    const float total = before + sum.total();
+    if (has_token) *to = total;
     to += kTile;
   }
 }

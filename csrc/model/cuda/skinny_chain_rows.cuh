@@ -228,20 +228,8 @@ class RowStager {
 #pragma unroll 1
     for (; at.unit < padded; at.advance(kAtOnce * kSteps)) {
       uint4 words[kAtOnce][T] = {};
-      bool lacks[kAtOnce];
-#pragma unroll
-      for (int b = 0; b < kAtOnce; ++b) lacks[b] = at.unit + b * kSteps < units;
-      float own[T];
-      Patience patience;
-      do {
-        read<kAtOnce>(at, units, lacks, words);
-#pragma unroll
-        for (float& square : own) square = 0;
-        place<kAtOnce>(at, view, gain, padded, words, own);
-        patience.spend();
-      } while (__any_sync(kAllLanes, lack<kAtOnce>(launch, words, lacks)));
-#pragma unroll
-      for (int t = 0; t < T; ++t) squares[t] += own[t];
+      read_until<kAtOnce>(at, units, launch, words);
+      place<kAtOnce>(at, view, gain, padded, words, squares);
     }
     __syncwarp();
   }
@@ -274,32 +262,34 @@ class RowStager {
     }
   }
 
-  // Two words of each group and token that lacks them; what lies beyond the last unit stays zero.
+  // Two words of each group and token; what lies beyond the last unit stays zero. What is there is not read
+  // again.
   template <int kAtOnce>
-  __device__ __forceinline__ static void read(const Lane& at, int units, const bool (&lacks)[kAtOnce],
-                                              uint4 (&words)[kAtOnce][T]) {
+  __device__ __forceinline__ static void read_until(const Lane& at, int units, uint32_t launch,
+                                                    uint4 (&words)[kAtOnce][T]) {
+    bool lacks[kAtOnce], lacks_any;
 #pragma unroll
-    for (int b = 0; b < kAtOnce; ++b)
-      if (lacks[b]) {
+    for (int b = 0; b < kAtOnce; ++b) lacks[b] = at.unit + b * kSteps < units;
+    Patience patience;
+    do {
 #pragma unroll
-        for (int t = 0; t < T; ++t) words[b][t] = load_words(at.word(units, b, t));
+      for (int b = 0; b < kAtOnce; ++b)
+        if (lacks[b]) {
+#pragma unroll
+          for (int t = 0; t < T; ++t) words[b][t] = load_words(at.word(units, b, t));
+        }
+      lacks_any = false;
+#pragma unroll
+      for (int b = 0; b < kAtOnce; ++b) {
+        if (lacks[b]) {
+          lacks[b] = false;
+#pragma unroll
+          for (int t = 0; t < T; ++t) lacks[b] |= words[b][t].y != launch || words[b][t].w != launch;
+        }
+        lacks_any |= lacks[b];
       }
-  }
-  // Whether any of them is of an older launch.
-  template <int kAtOnce>
-  __device__ __forceinline__ static bool lack(uint32_t launch, const uint4 (&words)[kAtOnce][T],
-                                              bool (&lacks)[kAtOnce]) {
-    bool lacks_any = false;
-#pragma unroll
-    for (int b = 0; b < kAtOnce; ++b) {
-      if (lacks[b]) {
-        lacks[b] = false;
-#pragma unroll
-        for (int t = 0; t < T; ++t) lacks[b] |= words[b][t].y != launch || words[b][t].w != launch;
-      }
-      lacks_any |= lacks[b];
-    }
-    return lacks_any;
+      patience.spend();
+    } while (lacks_any);
   }
 
   const Arguments& a_;
