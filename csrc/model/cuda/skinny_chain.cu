@@ -130,6 +130,9 @@ __device__ __forceinline__ void multiply_stages(RingEnd<kForm>& ring, int count,
     for (int s = 0; s < kSteps; ++s) groups[s] = w.groups[s];
     ring.give_back(w);
     if (--left > 0) ring.take(w);
+    // Not before the next weights are on their way.
+#pragma unroll
+    for (auto& of_group : sums) asm volatile("" : "+f"(of_group[0]), "+f"(of_group[3]));
     TileSum sum;
     sum.add_scaled(groups, x, sums);
     const float total = before + sum.total();
