@@ -49,7 +49,7 @@ __device__ __forceinline__ void in_turns(int count, const int& left, W& even, W&
   if (left > 0) even = odd;
 }
 
-// Where a lane finds its x of a phase, and the sums of its groups.
+// Where a lane finds its x of a phase, and the sums of its groups where those are needed.
 template <Form kForm>
 struct XPlace {
   uint32_t begin, sums;
@@ -77,7 +77,7 @@ __device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, 
                                                const XPlace<kForm>& place, bool has_token, float* to,
                                                int& left, Weights<kForm>& even, Weights<kForm>& odd) {
   Row<kForm> x;
-  x.load(place.begin, place.sums);
+  x.load(place.begin);
   if (chunks == 1) {
     const auto step = [&](const Weights<kForm>& now, Weights<kForm>& next) {
       if (--left > 0) ring.take(next);
@@ -90,22 +90,20 @@ __device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, 
     return in_turns(count, left, even, odd, step);
   }
   const uint32_t x_end = place.begin + chunks * kStageBytesOfX<kForm>;
-  uint32_t x_at = place.begin, sums_at = place.sums;
+  uint32_t x_at = place.begin;
   TileSum sum;
   const auto step = [&](const Weights<kForm>& now, Weights<kForm>& next) {
     if (--left > 0) ring.take(next);
     sum.add(now, x);
     ring.give_back(now);
     x_at += kStageBytesOfX<kForm>;
-    sums_at += kSumBytes;
     if (x_at == x_end) {
       x_at = place.begin;
-      sums_at = place.sums;
       if (has_token) *to = sum.total();
       sum = TileSum{};
       to += kTile;
     }
-    x.load(x_at, sums_at);
+    x.load(x_at);
   };
   in_turns(count * chunks, left, even, odd, step);
 }
@@ -251,14 +249,16 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     const auto x = XPlace<kForm>::template of<T>(a, places, shared, chunks, warp, lane);
     Weights<kForm> even, odd;
     ring.take(even);  // the first ones, before x is there
-    if (deltas.has_tile()) {
-      stage(rows, view, x, launch, warp, lane, squares);
-      int left = chunks;
-      multiply_tiles<kForm>(ring, 1, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
-      sync_consumers();
-      deltas.publish(sums.turn(), norm_scale(view, squares, deltas.token()), launch, thread);
-      if (tile == end) continue;
-      ring.take(even);
+    if constexpr (kIsAdapted<A>) {
+      if (deltas.has_tile()) {
+        stage(rows, view, x, launch, warp, lane, squares);
+        int left = chunks;
+        multiply_tiles<kForm>(ring, 1, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
+        sync_consumers();
+        deltas.publish(sums.turn(), norm_scale(view, squares, deltas.token()), launch, thread);
+        if (tile == end) continue;
+        ring.take(even);
+      }
     }
     int left = (end - tile) * chunks;  // stages
 #pragma unroll 1

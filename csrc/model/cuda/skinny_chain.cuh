@@ -135,7 +135,7 @@ struct Arguments {
 // A product as one CTA sees it, in shared memory, because reading arguments by index takes much longer.
 struct alignas(16) View {
   int units, chunks;
-  int first, end;  // tiles, see tile_of
+  int first, end;  // tiles, see tile_at
   int outputs, part;
   Kind kind;
   int gain;  // whose gain in shared memory, -1: no norm
@@ -174,7 +174,7 @@ struct alignas(16) View {
 
 // The tile that a view counts as `index`.
 template <Form kForm>
-__device__ __forceinline__ int tile_of(int index) {
+__device__ __forceinline__ int tile_at(int index) {
   return goes_by_stages(kForm) ? index * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x) : index;
 }
 

@@ -47,7 +47,7 @@ class Element {
     place_ = thread % kPlaces;
     const bool gated = view.kind == Kind::kGate;
     const int row = place_ % kTile;
-    output_ = tile_of<kForm>(tile + place_ / kTile) * (gated ? kTile / 2 : kTile) + row;
+    output_ = tile_at<kForm>(tile + place_ / kTile) * (gated ? kTile / 2 : kTile) + row;
     exists_ = token_ < num_tokens && place_ < count * kTile && output_ < view.outputs &&
               !(gated && row >= kTile / 2);
     const int at = token_ * view.outputs + output_;

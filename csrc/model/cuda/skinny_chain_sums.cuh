@@ -15,7 +15,7 @@ template <Form kForm>
 struct Row {
   uint2 of[kStageUnits<kForm>];
 
-  __device__ __forceinline__ void load(uint32_t from, uint32_t /*sums*/) {
+  __device__ __forceinline__ void load(uint32_t from) {
     constexpr int kPacked = packed(kForm);
 #pragma unroll
     for (int i = 0; i < kStageUnits<kForm>; ++i)
