@@ -23,6 +23,7 @@
 #include "model/cuda/skinny_chain.cuh"
 #include "model/cuda/skinny_chain_choice.cuh"
 #include "model/cuda/skinny_chain_deltas.cuh"
+#include "model/cuda/skinny_chain_foresight.cuh"
 #include "model/cuda/skinny_chain_results.cuh"
 #include "model/cuda/skinny_chain_rows.cuh"
 #include "model/cuda/skinny_chain_sums.cuh"
@@ -32,8 +33,6 @@
 namespace bequest::cuda {
 namespace chain {
 namespace {
-
-__device__ __forceinline__ void sync_consumers() { sync_threads<1, kConsumers>(); }
 
 // step(now, next) `count` times, where the next of one is the now of the other; at the end what is taken for
 // the next round, if anything is left, is in `even`.
@@ -114,36 +113,23 @@ __device__ __forceinline__ void await_experts(const Arguments& a,
   float squares[1] = {};
   rows.stage_published(view, view.units, view.chunks, view.gain, launch, squares);
   store_squares(squares, warp, lane, fixed.squares[Order<true>::kGate]);
-  if (warp == 0) choose<kPerLane>(a, launch, lane, fixed.chosen);
+  if (warp == 0) choose<kPerLane>(a, launch, lane, fixed);
   sync_consumers();
+}
+
+// Stages x of the output product and multiplies what tells the experts ahead of it.
+__device__ __forceinline__ void multiply_foresight(const Arguments& a,
+                                                   const RowStager<1, true, Form::kNumbers>& rows,
+                                                   const View& view, RingEnd<Form::kNumbers>& ring,
+                                                   uint32_t x_at, RoundSums<1>& sums, LaunchNumber launch,
+                                                   int thread) {
+  const int2 units = {view.units, view.outputs / kUnit};
+  rows.stage_with_residual(view.out, units, view.chunks, a.foresight.row_chunks);
+  multiply_pieces(a.foresight, ring, x_at, sums, launch, thread);
 }
 
 template <class A>
 inline constexpr bool kIsAdapted = std::is_same_v<A, AdaptedArguments>;
-
-// Where the sums of a round go: [2, T, kWarps, kPartPitch], in turns.
-template <int T>
-class RoundSums {
- public:
-  __device__ explicit RoundSums(uint8_t* parts) : of_round_(reinterpret_cast<float*>(parts)) {}
-
-  __device__ __forceinline__ const float* get() const { return of_round_; }
-  // Of a lane's row and token.
-  __device__ __forceinline__ float* place(int warp, int lane) const {
-    return of_round_ + (lane % 4 * kWarps + warp) * kPartPitch + row_of_lane(lane);
-  }
-  // The round has ended; gives its sums, which stay until the next but one.
-  __device__ __forceinline__ const float* turn() {
-    const float* const ended = of_round_;
-    of_round_ += to_other_;
-    to_other_ = -to_other_;
-    return ended;
-  }
-
- private:
-  float* of_round_;
-  int to_other_ = T * kWarps * kPartPitch;
-};
 
 __device__ __forceinline__ void await_gains() {
   wait_copies<0>();
@@ -188,11 +174,18 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     int tile = view.first;
     if (i == 1) await_gains();  // none is needed before
     const PhaseDeltas<T, A> deltas(a, *reinterpret_cast<SharedDeltas*>(shared + places.deltas), i);
-    const bool has_staged = (kHasExperts && i == Order::kGate) || deltas.has_tile();
-    if constexpr (kHasExperts)
-      if (has_staged) await_experts<kPerLane>(a, rows, view, launch, warp, lane, fixed);
+    const bool foresees = kHasExperts && i == 0 && a.foresight.pieces > 0;
+    const bool has_staged = (kHasExperts && i == Order::kGate) || deltas.has_tile() || foresees;
+    const XPlace x =
+        XPlace::of<T, kForm>(a, places, shared, foresees ? a.foresight.row_chunks : chunks, warp, lane);
+    if constexpr (kHasExperts) {
+      if (foresees) multiply_foresight(a, rows, view, ring, x.begin, sums, launch, thread);
+      if (i == Order::kGate) {
+        await_experts<kPerLane>(a, rows, view, launch, warp, lane, fixed);
+        if (fixed.chosen.discards) ring.discard(stages_ahead(a, view));
+      }
+    }
     if (tile == end && !deltas.has_tile()) continue;
-    const XPlace x = XPlace::of<T, kForm>(a, places, shared, chunks, warp, lane);
     Weights<kForm> even, odd;
     ring.take(even);  // the first ones, before x is there
     if (deltas.has_tile()) {
@@ -228,11 +221,40 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
   }
 }
 
+// By the warp that asks for weights; its first thread does.
+template <int kPerLane>
+__device__ __forceinline__ void read_expert_weights(const Arguments& a, Fixed& fixed, uint32_t ring_at) {
+  using Order = Order<true>;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const View& gate = fixed.views[Order::kGate];
+  const int all = stages_of(gate);
+  int ahead = 0;
+  Reader<Form::kNumbers> reader(a, fixed.ring, ring_at);
+  if (lane == 0) {
+    reader.read_pieces(a.foresight);
+    reader.read(fixed.views[0], a.weights[0]);
+    reader.read(fixed.views[Order::kRouter], a.weights[Order::kRouter]);
+  }
+  if (a.foresight.pieces > 0) {
+    __syncwarp();
+    wait_for_previous();
+    const LaunchNumber launch(__ldcg(a.launches + blockIdx.x));
+    foresee<kPerLane>(a, launch.get(), lane, fixed.foreseen);
+    __syncwarp();
+    ahead = stages_ahead(a, gate);
+  }
+  if (lane > 0) return;
+  reader.read_gates(gate, fixed.foreseen.ids, 0, ahead);
+  fixed.chosen.there.wait(0);
+  reader.read_gates(gate, fixed.chosen.ids, fixed.chosen.discards ? 0 : ahead, all);
+  reader.read_downs(fixed.views[Order::kDown], a.weights[Order::kDown], a.shared[1], fixed.chosen.ids);
+  if (a.num_phases > Order::kNext) reader.read(fixed.views[Order::kNext], a.weights[Order::kNext]);
+}
+
 // By the thread that asks for weights.
-template <int kPerLane, Form kForm, class A>
+template <Form kForm, class A>
 __device__ __forceinline__ void read_weights(const A& a, Fixed& fixed, const SharedDeltas& deltas,
                                              uint32_t ring_at) {
-  using Order = Order<(kPerLane > 0)>;
   Reader<kForm> reader(a, fixed.ring, ring_at);
   if constexpr (kIsAdapted<A>) {
 #pragma unroll 1
@@ -243,17 +265,9 @@ __device__ __forceinline__ void read_weights(const A& a, Fixed& fixed, const Sha
   } else if constexpr (is_grouped(kForm)) {
 #pragma unroll 1
     for (int i = 0; i < a.num_phases; ++i) reader.read(fixed.views[i], a.weights[i], a.groups[i]);
-  } else if constexpr (kPerLane == 0) {
+  } else {
 #pragma unroll 1
     for (int i = 0; i < a.num_phases; ++i) reader.read(fixed.views[i], a.weights[i]);
-  } else {
-    reader.read(fixed.views[0], a.weights[0]);
-    reader.read(fixed.views[Order::kRouter], a.weights[Order::kRouter]);
-    fixed.chosen.there.wait(0);
-    const int* ids = fixed.chosen.ids;
-    reader.read_gates(fixed.views[Order::kGate], a.weights[Order::kGate], a.shared[0], ids);
-    reader.read_downs(fixed.views[Order::kDown], a.weights[Order::kDown], a.shared[1], ids);
-    if (a.num_phases > Order::kNext) reader.read(fixed.views[Order::kNext], a.weights[Order::kNext]);
   }
 }
 
@@ -274,7 +288,10 @@ __global__ __launch_bounds__(kThreads, kIsAdapted<A> || kForm != Form::kNumbers
       fixed.ring.full[i].init(1);
       fixed.ring.empty[i].init(kWarps);
     }
-    if constexpr (kPerLane > 0) fixed.chosen.there.init(a.num_chosen);
+    if constexpr (kPerLane > 0) {
+      fixed.chosen.there.init(a.num_chosen);
+      fixed.foreseen.there.init(a.num_chosen);
+    }
     publish_barriers();
   }
   if (threadIdx.x < a.num_phases)
@@ -285,8 +302,12 @@ __global__ __launch_bounds__(kThreads, kIsAdapted<A> || kForm != Form::kNumbers
   }
   __syncthreads();
   if (threadIdx.x >= kConsumers) {
-    if (threadIdx.x > kConsumers) return;
-    read_weights<kPerLane, kForm>(a, fixed, deltas, shared_address(shared));
+    if constexpr (kPerLane > 0) {
+      read_expert_weights<kPerLane>(a, fixed, shared_address(shared));
+    } else {
+      if (threadIdx.x > kConsumers) return;
+      read_weights<kForm>(a, fixed, deltas, shared_address(shared));
+    }
     let_next_start();
     return;
   }

@@ -52,6 +52,7 @@ inline constexpr int kMostPhases = 5;
 inline constexpr int kMostRanks = 32;    // experts of a row
 inline constexpr int kMostRouted = 256;  // experts of a layer
 static_assert(kWarps == kStageWarps && kStepBytes == kUnit * kTile * 2 && kQuarterLines * kLine == kUnit);
+static_assert(kForesightColumns == kStageDepth);
 static_assert(kPlaces * kMostChainedRows == kConsumers, "a thread has one result of a round");
 
 enum class Kind { kAdd, kGate, kStore };
@@ -104,6 +105,31 @@ struct Phase {
   BFloat16* out;        // [T, outputs], or null
 };
 
+// What experts are asked for by before the router has spoken: skinny_chain_foresight.cuh.
+struct Foresight {
+  CUtensorMap weights;
+  int pieces;      // of stages along k; 0: nothing is foreseen
+  int parts;       // pieces of a tile
+  int span;        // stages of a piece
+  int row_chunks;  // stages of [attended | residual]
+  int rows;        // experts, filled up to whole tiles
+  int stages;      // of gate and up that are asked for before the choice, at most
+  Word* words;     // [parts, rows] in sectors: sums in float32
+};
+
+// A CTA's pieces are its `first`, and each `gridDim.x` further on. The last CTAs have the fewest other tiles.
+struct Piece {
+  int row;           // of F
+  int begin, count;  // stages
+  int part;
+
+  __device__ static int first() { return static_cast<int>(gridDim.x - 1 - blockIdx.x); }
+  __device__ static Piece of(const Foresight& f, int index) {
+    const int tile = index / f.parts, part = index - tile * f.parts, begin = part * f.span;
+    return {tile * kTile, begin, min(f.span, f.row_chunks - begin), part};
+  }
+};
+
 struct Arguments {
   CUtensorMap weights[kMostPhases];  // see weight_map
   CUtensorMap shared[2];             // of the expert that every row takes: gate and up, down
@@ -114,6 +140,7 @@ struct Arguments {
   bool lets_next_in_early, renormalises, has_shared;
   float factor;
   const Word* logits;  // [E / 2] in sectors: the router's
+  Foresight foresight;
   const void* attended;
   Activation activation;
   HiddenTap tap;                 // of the results of the phase before the last
@@ -167,11 +194,18 @@ struct Ring {
   PhaseBarrier empty[kMostStages];  // all warps have read them
 };
 
-// The experts of the row.
+// The experts of the row, by id.
 struct Chosen {
   int ids[kMostRanks];
+  bool discards;                 // what was asked for before is of others
   float counts[kMostRanks + 1];  // the last of them is the shared one's
   PhaseBarrier there;            // ids are: whoever writes one says so
+};
+
+// Those that it is likely to take, by id.
+struct Foreseen {
+  int ids[kMostRanks];
+  PhaseBarrier there;
 };
 
 // Which product is which: with experts the router is one more.
@@ -186,6 +220,7 @@ struct Fixed {
   float squares[kMostPhases][kMostChainedRows][kWarps];  // sums of x², where x is normed
   Ring ring;
   Chosen chosen;
+  Foreseen foreseen;
 };
 
 // Of the rows of x, over each group of 128 and stage of a warp: so many bytes, and a part of what x takes.

@@ -5,12 +5,10 @@
 #include "device/exchange.cuh"
 #include "device/reductions.cuh"
 #include "model/cuda/skinny_chain.cuh"
+#include "model/cuda/skinny_chain_foresight.cuh"
 #include "model/cuda/skinny_chain_rows.cuh"
 
 namespace bequest::cuda::chain {
-
-inline constexpr int kQuad = 4;  // experts that follow each other lie in a lane: two words
-inline constexpr uint32_t kNobody = 0;
 
 // The bits of a bfloat16 logit in the upper half, so that larger keys are better; NaN is the worst. In the
 // lower half is who it is of: of equal ones the smaller expert is better, and no two keys are equal.
@@ -50,19 +48,6 @@ __device__ __forceinline__ void load_keys(const Arguments& a, uint32_t launch, i
   }
 }
 
-// The best of the warp's keys, which is taken out.
-template <int kPerLane>
-__device__ __forceinline__ uint32_t draw_best(uint32_t (&keys)[kPerLane]) {
-  uint32_t best = keys[0];
-#pragma unroll
-  for (int i = 1; i < kPerLane; ++i) best = max(best, keys[i]);
-  best = __reduce_max_sync(kAllLanes, best);
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i)
-    if (keys[i] == best) keys[i] = kNobody;
-  return best;
-}
-
 // The sum of all e^(logit - top).
 template <int kPerLane>
 __device__ __forceinline__ float total_of(const uint32_t (&keys)[kPerLane], float top) {
@@ -86,27 +71,26 @@ __device__ __forceinline__ float count_of_shared(const Arguments& a, uint32_t la
 
 // By one warp. As expert_route.cu chooses, by a softmax without bias or groups.
 template <int kPerLane>
-__device__ __forceinline__ void choose(const Arguments& a, LaunchNumber number, int lane, Chosen& chosen) {
+__device__ __forceinline__ void choose(const Arguments& a, LaunchNumber number, int lane, Fixed& fixed) {
+  Chosen& chosen = fixed.chosen;
+  const RanksAhead ahead(a, fixed.views[Order<true>::kGate]);
   uint32_t keys[kPerLane];
   load_keys<kPerLane>(a, number.get(), lane, keys);
   uint32_t all[kPerLane];
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) all[i] = keys[i];
-  const uint32_t first = draw_best(keys);
-  uint32_t mine = first;
-#pragma unroll 1
-  for (int rank = 1; rank < a.num_chosen; ++rank) {
-    const uint32_t best = draw_best(keys);
-    if (lane == rank) mine = best;
-  }
+  const uint32_t mine = draw(keys, a.num_chosen, lane);
+  const int id = expert_of_key(mine), place = place_by_id(id, a.num_chosen);
+  const bool discards = ahead.differ(fixed.foreseen, lane < a.num_chosen, id, place);
+  if (lane == 0) chosen.discards = discards;
   if (lane < a.num_chosen) {  // weights are asked for while it is found out what they count
-    chosen.ids[lane] = expert_of_key(mine);
+    chosen.ids[place] = id;
     chosen.there.arrive();
   }
-  const float top = logit_of_key(first);
+  const float top = logit_of_key(__shfl_sync(kAllLanes, mine, 0));
   float count = lane < a.num_chosen ? __expf(logit_of_key(mine) - top) : 0.0f;
   count /= a.renormalises ? warp_sum(count) : total_of(all, top);
-  if (lane < a.num_chosen) chosen.counts[lane] = count * a.factor;
+  if (lane < a.num_chosen) chosen.counts[place] = count * a.factor;
   if (a.num_read != nullptr && blockIdx.x == 0 && lane == 0)
     atomicAdd(a.num_read, static_cast<unsigned long long>(a.num_chosen));
   if (a.has_shared && lane == 0) chosen.counts[a.num_chosen] = count_of_shared(a, number.get());
