@@ -103,29 +103,14 @@ __device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, 
   in_turns(count * chunks, left, even, odd, step);
 }
 
-// Stages x of gate and up, and then chooses the experts: weights come when these are known. A CTA without a
-// tile here needs them for its tiles of down.
-template <int kPerLane>
-__device__ __forceinline__ void await_experts(const Arguments& a,
-                                              const RowStager<1, true, Form::kNumbers>& rows,
-                                              const View& view, LaunchNumber launch, int warp, int lane,
-                                              Fixed& fixed) {
-  float squares[1] = {};
-  rows.stage_published(view, view.units, view.chunks, view.gain, launch, squares);
-  store_squares(squares, warp, lane, fixed.squares[Order<true>::kGate]);
-  if (warp == 0) choose<kPerLane>(a, launch, lane, fixed);
-  sync_consumers();
-}
-
-// Stages x of the output product and multiplies what tells the experts ahead of it.
-__device__ __forceinline__ void multiply_foresight(const Arguments& a,
+// Stages x of the output product with the residual behind it, and multiplies what tells the experts ahead.
+__device__ __forceinline__ void multiply_foresight(const Foresight& f,
                                                    const RowStager<1, true, Form::kNumbers>& rows,
-                                                   const View& view, RingEnd<Form::kNumbers>& ring,
-                                                   uint32_t x_at, RoundSums<1>& sums, LaunchNumber launch,
-                                                   int thread) {
-  const int2 units = {view.units, view.outputs / kUnit};
-  rows.stage_with_residual(view.out, units, view.chunks, a.foresight.row_chunks);
-  multiply_pieces(a.foresight, ring, x_at, sums, launch, thread);
+                                                   const View& view, uint32_t x_at,
+                                                   RingEnd<Form::kNumbers>& ring, RoundSums<1>& sums,
+                                                   LaunchNumber launch) {
+  rows.stage_with_residual(view.out, {view.units, view.outputs / kUnit}, view.chunks, f.row_chunks);
+  multiply_pieces(f, ring, x_at, sums, launch);
 }
 
 template <class A>
@@ -154,6 +139,18 @@ __device__ __forceinline__ void stage(const RowStager<T, kHasExperts, kForm>& ro
   if constexpr (kForm == Form::kInt4) Row<kForm>::prepare(x.begin, x.sums, view.chunks, lane);
 }
 
+// Behind the first round of gate and up, which may be of experts that the router does not choose: how many of
+// its tiles count. left: stages that are to be multiplied then, of which the first is taken
+template <Form kForm>
+__device__ __forceinline__ int settle(const Chosen& chosen, int tiles, int count, int chunks,
+                                      RingEnd<kForm>& ring, int& left, Weights<kForm>& first) {
+  chosen.counted.wait(0);
+  const int done = chosen.discards ? 0 : count;
+  left = (tiles - done) * chunks;
+  if (left > 0) ring.take(first);
+  return done;
+}
+
 // By the warps that multiply. kPerLane: experts that a lane looks at to choose; 0: there are none
 template <int T, int kPerLane, Form kForm, class A>
 __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8_t* shared,
@@ -169,21 +166,20 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
 #pragma unroll 1
   for (int i = 0; i < a.num_phases; ++i) {
     const View& view = fixed.views[i];
-    auto& squares = fixed.squares[i];
+    // The router's x is that of gate and up: all stage it there.
+    const bool is_router = kHasExperts && i == Order::kRouter, chooses = kHasExperts && i == Order::kGate;
+    const bool foresees = kHasExperts && i == 0 && a.foresight.pieces > 0;
+    auto& squares = fixed.squares[is_router ? Order::kGate : i];
     const int chunks = view.chunks, end = view.end;
     int tile = view.first;
     if (i == 1) await_gains();  // none is needed before
     const PhaseDeltas<T, A> deltas(a, *reinterpret_cast<SharedDeltas*>(shared + places.deltas), i);
-    const bool foresees = kHasExperts && i == 0 && a.foresight.pieces > 0;
-    const bool has_staged = (kHasExperts && i == Order::kGate) || deltas.has_tile() || foresees;
-    const XPlace x =
-        XPlace::of<T, kForm>(a, places, shared, foresees ? a.foresight.row_chunks : chunks, warp, lane);
+    const bool has_staged = is_router || chooses || foresees || deltas.has_tile();
+    const int row_chunks = foresees ? a.foresight.row_chunks : chunks;
+    const XPlace x = XPlace::of<T, kForm>(a, places, shared, row_chunks, warp, lane);
     if constexpr (kHasExperts) {
-      if (foresees) multiply_foresight(a, rows, view, ring, x.begin, sums, launch, thread);
-      if (i == Order::kGate) {
-        await_experts<kPerLane>(a, rows, view, launch, warp, lane, fixed);
-        if (fixed.chosen.discards) ring.discard(stages_ahead(a, view));
-      }
+      if (foresees) multiply_foresight(a.foresight, rows, view, x.begin, ring, sums, launch);
+      if (is_router) stage(rows, view, x, launch, warp, lane, squares);
     }
     if (tile == end && !deltas.has_tile()) continue;
     Weights<kForm> even, odd;
@@ -197,7 +193,8 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
       if (tile == end) continue;
       ring.take(even);
     }
-    int left = (end - tile) * chunks;  // stages
+    bool is_open = chooses;
+    int left = (is_open ? min(kRoundTiles, end - tile) : end - tile) * chunks;  // stages
 #pragma unroll 1
     do {
       const int count = min(kRoundTiles, end - tile);
@@ -211,6 +208,10 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
       multiply_tiles<kForm>(ring, count, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
       if (tile == view.first) deltas.collect(launch, thread);
       sync_consumers();
+      if (is_open) {
+        is_open = false;
+        if (settle(fixed.chosen, end - tile, count, chunks, ring, left, even) == 0) continue;
+      }
       if (warp < T * (kPlaces / kWarp))
         element.store(view, a.activation, sums.get(), squares, launch,
                       i == Order::kDown ? tap_of(a) : nullptr, kHasExperts ? fixed.chosen.counts : nullptr,
@@ -221,29 +222,16 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
   }
 }
 
-// By the warp that asks for weights; its first thread does.
-template <int kPerLane>
+// By the thread that asks for weights, where there are experts.
 __device__ __forceinline__ void read_expert_weights(const Arguments& a, Fixed& fixed, uint32_t ring_at) {
   using Order = Order<true>;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const View& gate = fixed.views[Order::kGate];
-  const int all = stages_of(gate);
-  int ahead = 0;
+  const int all = stages_of(gate), ahead = stages_ahead(a.foresight, gate);
   Reader<Form::kNumbers> reader(a, fixed.ring, ring_at);
-  if (lane == 0) {
-    reader.read_pieces(a.foresight);
-    reader.read(fixed.views[0], a.weights[0]);
-    reader.read(fixed.views[Order::kRouter], a.weights[Order::kRouter]);
-  }
-  if (a.foresight.pieces > 0) {
-    __syncwarp();
-    wait_for_previous();
-    const LaunchNumber launch(__ldcg(a.launches + blockIdx.x));
-    foresee<kPerLane>(a, launch.get(), lane, fixed.foreseen);
-    __syncwarp();
-    ahead = stages_ahead(a, gate);
-  }
-  if (lane > 0) return;
+  reader.read_pieces(a.foresight);
+  reader.read(fixed.views[0], a.weights[0]);
+  reader.read(fixed.views[Order::kRouter], a.weights[Order::kRouter]);
+  if (ahead > 0) fixed.foreseen.there.wait(0);
   reader.read_gates(gate, fixed.foreseen.ids, 0, ahead);
   fixed.chosen.there.wait(0);
   reader.read_gates(gate, fixed.chosen.ids, fixed.chosen.discards ? 0 : ahead, all);
@@ -273,9 +261,10 @@ __device__ __forceinline__ void read_weights(const A& a, Fixed& fixed, const Sha
 
 // With adapters, or codes, it has more to hold than registers for two of it on a multiprocessor.
 template <int T, int kPerLane, Form kForm, class A>
-__global__ __launch_bounds__(kThreads, kIsAdapted<A> || kForm != Form::kNumbers
-                                           ? 1
-                                           : 2) void skinny_chain_kernel(const __grid_constant__ A a) {
+__global__ __launch_bounds__(threads_of(kPerLane > 0),
+                             kIsAdapted<A> || kForm != Form::kNumbers
+                                 ? 1
+                                 : 2) void skinny_chain_kernel(const __grid_constant__ A a) {
   extern __shared__ __align__(1024) uint8_t shared[];
   using Order = Order<(kPerLane > 0)>;
   const Places places(kForm, a.stages, T, a.row_pitch, a.gain_bytes, a.delta_bytes);
@@ -289,13 +278,17 @@ __global__ __launch_bounds__(kThreads, kIsAdapted<A> || kForm != Form::kNumbers
       fixed.ring.empty[i].init(kWarps);
     }
     if constexpr (kPerLane > 0) {
-      fixed.chosen.there.init(a.num_chosen);
-      fixed.foreseen.there.init(a.num_chosen);
+      fixed.chosen.there.init(1);
+      fixed.chosen.counted.init(1);
+      fixed.foreseen.there.init(1);
     }
     publish_barriers();
   }
   if (threadIdx.x < a.num_phases)
     fixed.views[threadIdx.x] = View::of(a.phases[threadIdx.x], threadIdx.x < Order::kNext ? 0 : 1);
+  if constexpr (kPerLane > 0)
+    if (threadIdx.x == kConsumers + kWarp)
+      fixed.choice = ChoiceView::of(a, View::of(a.phases[Order::kGate], 0));
   if constexpr (kIsAdapted<A>) {
     const unsigned phase = threadIdx.x - kWarp;
     if (phase < static_cast<unsigned>(a.num_phases)) deltas.tiles[phase] = tile_of(a, a.deltas[phase]);
@@ -303,11 +296,13 @@ __global__ __launch_bounds__(kThreads, kIsAdapted<A> || kForm != Form::kNumbers
   __syncthreads();
   if (threadIdx.x >= kConsumers) {
     if constexpr (kPerLane > 0) {
-      read_expert_weights<kPerLane>(a, fixed, shared_address(shared));
-    } else {
-      if (threadIdx.x > kConsumers) return;
-      read_weights<kForm>(a, fixed, deltas, shared_address(shared));
+      if (threadIdx.x >= kConsumers + kWarp) return choose_experts<kPerLane>(fixed, a.launches + blockIdx.x);
     }
+    if (threadIdx.x > kConsumers) return;
+    if constexpr (kPerLane > 0)
+      read_expert_weights(a, fixed, shared_address(shared));
+    else
+      read_weights<kForm>(a, fixed, deltas, shared_address(shared));
     let_next_start();
     return;
   }
@@ -323,8 +318,10 @@ __global__ __launch_bounds__(kThreads, kIsAdapted<A> || kForm != Form::kNumbers
   uint32_t* launches = a.launches + blockIdx.x;
   const LaunchNumber launch(__ldcg(launches));
   multiply<T, kPerLane, kForm>(a, places, shared, launch);
-  sync_consumers();  // all have read the number
-  if (threadIdx.x == 0) *launches = launch.get();
+  sync_consumers();
+  if (threadIdx.x > 0) return;
+  if constexpr (kPerLane > 0) fixed.chosen.counted.wait(0);
+  *launches = launch.get();  // all have read the number
 }
 
 template <int T, int kPerLane, Form kForm, class A>
@@ -332,7 +329,7 @@ void launch_rows(const A& a, int grid, Stream stream) {
   constexpr auto kKernel = skinny_chain_kernel<T, kPerLane, kForm, A>;
   const Places places(kForm, a.stages, T, a.row_pitch, a.gain_bytes, a.delta_bytes);
   const LaunchShape shape{.grid = static_cast<unsigned>(grid),
-                          .block = kThreads,
+                          .block = threads_of(kPerLane > 0),
                           .shared_bytes = static_cast<size_t>(places.total),
                           .overlaps_previous = true};
   // The room beside it is for other kernels, not for a cache that it does not use.

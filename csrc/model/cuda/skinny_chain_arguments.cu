@@ -39,7 +39,6 @@ struct Depth {
 constexpr Depth kSmallLayer{6, 2, 2, false}, kLargeLayer{10, 3, 3, true}, kExperts{11, 3, 3, true};
 // A ring with less room than it could use is full sooner where rows of x are waited for.
 constexpr Depth kExpertsBesideAttention{11, 2, 4, true};
-constexpr int kForesightSpan = 1;    // stages of a piece of what tells the experts ahead
 constexpr int64_t kLargeShare = 64;  // stages that a CTA has of a layer
 // Codes are multiplied faster than they come, and wait for rows of x more than numbers do.
 constexpr Depth kLargeFloat8{10, 2, 3, true};
@@ -165,14 +164,16 @@ class Builder {
                       .part = units});
   }
 
-  // Its pieces are so many stages that a CTA has one, if it can be.
+  // Its pieces have so many stages that no CTA has two of them, and who draws reads all sums at once.
   void add_foresight(const SkinnyChainParams& p) {
     Foresight& f = a.foresight;
     const int64_t experts = num_routed(experts_), tiles = ceil_div(experts, kTile);
     f.row_chunks = foresight_chunks(p.output.in_features, p.output.out_features);
     const int64_t columns = round_up(p.output.in_features, kForesightColumns) + p.output.out_features;
     f.weights = weight_map(experts_.foresight, experts, columns, false);
-    f.span = kForesightSpan;
+    const int per_lane = experts > kMostRouted / 2 ? kMostRouted / kWarp : kMostRouted / kWarp / 2;
+    f.span = static_cast<int>(
+        std::max(ceil_div(tiles * f.row_chunks, grid_), ceil_div(f.row_chunks, most_sum_parts(per_lane))));
     f.parts = static_cast<int>(ceil_div(f.row_chunks, f.span));
     f.pieces = static_cast<int>(tiles) * f.parts;
     f.rows = static_cast<int>(tiles) * kTile;
@@ -280,7 +281,6 @@ void finish(Arguments& a, int num_tokens, Form form, int64_t normed, bool beside
   a.stages = depth.stages;
   a.in_flight = depth.in_flight;
   a.in_stream = depth.in_stream;
-  if (a.foresight.pieces > 0) a.foresight.stages = depth.stages;
   a.lets_next_in_early = depth.lets_next_in_early;
 }
 

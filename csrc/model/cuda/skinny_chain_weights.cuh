@@ -197,16 +197,6 @@ class RingEnd {
     at_.advance(stages_);
   }
 
-  // Passes over stages that nobody needs.
-  __device__ __forceinline__ void discard(int count) {
-#pragma unroll 1
-    for (; count > 0; --count) {
-      ring_.full[at_.index].wait(at_.parity);
-      if (lane_ == 0) ring_.empty[at_.index].arrive();
-      at_.advance(stages_);
-    }
-  }
-
   // They are in registers: their place can be filled again.
   __device__ __forceinline__ void give_back(const Weights<kForm>& w) {
     __syncwarp();
