@@ -11,7 +11,8 @@ namespace bequest::cuda::chain {
 
 inline constexpr int kWarps = 8;  // that multiply
 inline constexpr int kConsumers = kWarps * kWarp;
-inline constexpr int kThreads = kConsumers + kWarp;
+// One more warp asks for weights, and another one chooses experts, where there are any.
+constexpr int threads_of(bool has_experts) { return kConsumers + (has_experts ? 2 : 1) * kWarp; }
 inline constexpr int kTile = kStageRows;
 inline constexpr int kUnit = 256;                       // of k: 32 for each warp
 inline constexpr int kSliceBytes = kUnit / kWarps * 2;  // a warp's part of a unit of x
@@ -63,6 +64,9 @@ inline constexpr int kMostPhases = 5;
 inline constexpr int kMostRanks = 32;    // experts of a row
 inline constexpr int kMostRouted = 256;  // experts of a layer
 static_assert(kWarps == kStageWarps && kStepBytes == kUnit * kTile * 2 && kQuarterLines * kLine == kUnit);
+// Parts of sums that a lane with so many experts has registers for.
+constexpr int most_sum_parts(int per_lane) { return 16 / per_lane; }
+static_assert(kForesightColumns == kStageDepth);
 static_assert(kPlaces * kMostChainedRows == kConsumers, "a thread has one result of a round");
 
 enum class Kind { kAdd, kGate, kStore };
@@ -115,6 +119,30 @@ struct Phase {
   BFloat16* out;        // [T, outputs], or null
 };
 
+// What experts are asked for by before the router has spoken: skinny_chain_foresight.cuh.
+struct Foresight {
+  CUtensorMap weights;
+  int pieces;      // of stages along k; 0: nothing is foreseen
+  int parts;       // pieces of a tile
+  int span;        // stages of a piece
+  int row_chunks;  // stages of [attended | residual]
+  int rows;        // experts, filled up to whole tiles
+  Word* words;     // [parts, rows] in sectors: sums in float32
+};
+
+// A CTA's pieces are its `first`, and each `gridDim.x` further on. The last CTAs have the fewest other tiles.
+struct Piece {
+  int row;           // of F
+  int begin, count;  // stages
+  int part;
+
+  __device__ static int first() { return static_cast<int>(gridDim.x - 1 - blockIdx.x); }
+  __device__ static Piece of(const Foresight& f, int index) {
+    const int tile = index / f.parts, part = index - tile * f.parts, begin = part * f.span;
+    return {tile * kTile, begin, min(f.span, f.row_chunks - begin), part};
+  }
+};
+
 struct Arguments {
   CUtensorMap weights[kMostPhases];  // see weight_map
   CUtensorMap shared[2];             // of the expert that every row takes: gate and up, down
@@ -125,6 +153,7 @@ struct Arguments {
   bool lets_next_in_early, renormalises, has_shared;
   float factor;
   const Word* logits;  // [E / 2] in sectors: the router's
+  Foresight foresight;
   const void* attended;
   Activation activation;
   HiddenTap tap;                 // of the results of the phase before the last
@@ -178,6 +207,41 @@ __device__ __forceinline__ int tile_at(int index) {
   return goes_by_stages(kForm) ? index * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x) : index;
 }
 
+__device__ __forceinline__ int stages_of(const View& view) { return (view.end - view.first) * view.chunks; }
+
+// Those of gate and up that are asked for before the choice: of the first round, whose sums wait for it.
+__device__ __forceinline__ int stages_ahead(const Foresight& f, const View& gate) {
+  return f.pieces > 0 ? min(kRoundTiles, gate.end - gate.first) * gate.chunks : 0;
+}
+
+// The choice as one CTA sees it.
+struct alignas(16) ChoiceView {
+  const Word* logits;  // [E / 2] in sectors: the router's
+  const Word* sums;    // [parts, E filled up to tiles] in sectors: what tells ahead who is best
+  int parts;           // 0: nobody is foreseen
+  int num_experts, num_chosen;
+  int first_ahead, last_ahead;   // ranks of which stages are asked for ahead
+  unsigned long long* num_read;  // null: another CTA counts, or nobody
+  float factor;
+  bool renormalises, has_shared;
+
+  __device__ static ChoiceView of(const Arguments& a, const View& gate) {
+    const int stages = stages_ahead(a.foresight, gate), tiles = gate.part / (kTile / 2);
+    const int last = (gate.first + (stages - 1) / gate.chunks) / tiles;
+    return {a.logits,
+            a.foresight.words,
+            a.foresight.parts,
+            a.num_experts,
+            a.num_chosen,
+            gate.first / tiles,
+            stages > 0 ? min(last, a.num_chosen - 1) : -1,
+            blockIdx.x == 0 ? a.num_read : nullptr,
+            a.factor,
+            a.renormalises,
+            a.has_shared};
+  }
+};
+
 // By way of a shuffle, so that it is kept: the compiler would read the special register again and again,
 // which takes longer than multiplying.
 __device__ __forceinline__ int kept(int value) {
@@ -189,11 +253,18 @@ struct Ring {
   PhaseBarrier empty[kMostStages];  // all warps have read them
 };
 
-// The experts of the row.
+// The experts of the row, by id.
 struct Chosen {
   int ids[kMostRanks];
+  bool discards;                 // what was asked for before is of others
   float counts[kMostRanks + 1];  // the last of them is the shared one's
-  PhaseBarrier there;            // ids are: whoever writes one says so
+  PhaseBarrier there, counted;   // ids are, and counts
+};
+
+// Those that it is likely to take, by id.
+struct Foreseen {
+  int ids[kMostRanks];
+  PhaseBarrier there;
 };
 
 // Which product is which: with experts the router is one more.
@@ -208,6 +279,8 @@ struct Fixed {
   float squares[kMostPhases][kMostChainedRows][kWarps];  // sums of x², where x is normed
   Ring ring;
   Chosen chosen;
+  Foreseen foreseen;
+  ChoiceView choice;
 };
 
 // Of the rows of x, over each group of 128 and stage of a warp: so many bytes, and a part of what x takes.

@@ -123,6 +123,34 @@ class RowStager {
     __syncwarp();
   }
 
+  // The same with the residual behind it, from a whole stage on. Of one row; chunks: of both, first_chunks:
+  // of x
+  __device__ __forceinline__ void stage_with_residual(const BFloat16* residual, int2 units, int first_chunks,
+                                                      int chunks) const {
+    constexpr int kGroup = 8, kAtOnce = 3;
+    const int padded = chunks * kSteps, begin = first_chunks * kSteps;
+    const int at = warp_ * kSliceBytes + lane_ % 4 * 16;
+    uint8_t* const to = rows_ + warp_ * padded * kSliceBytes + lane_ % 4 * 16;
+#pragma unroll 1
+    for (int unit = lane_ / 4; unit < padded; unit += kAtOnce * kGroup) {
+      uint4 x[kAtOnce] = {};
+#pragma unroll
+      for (int g = 0; g < kAtOnce; ++g) {
+        const int own = unit + g * kGroup, behind = own - begin;
+        const bool is_x = behind < 0;
+        const auto* from = static_cast<const uint8_t*>(is_x ? a_.attended : residual);
+        if (is_x ? own < units.x : behind < units.y)
+          x[g] = __ldcg(reinterpret_cast<const uint4*>(from + (is_x ? own : behind) * (kUnit * 2) + at));
+      }
+#pragma unroll
+      for (int g = 0; g < kAtOnce; ++g)
+        if (unit + g * kGroup < padded)
+          *reinterpret_cast<uint4*>(to + (unit + g * kGroup) * kSliceBytes) = {x[g].x, x[g].z, x[g].y,
+                                                                               x[g].w};
+    }
+    __syncwarp();
+  }
+
   // x [T, K / 2] as the phase before publishes it, multiplied by the gain if there is a norm (`gain`: which,
   // or -1); squares: this lane's sum of x² of each token.
   __device__ __forceinline__ void stage_published(const View& view, int units, int chunks, int gain,

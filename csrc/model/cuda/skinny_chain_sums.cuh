@@ -79,6 +79,33 @@ struct Row<Form::kInt4> {
   }
 };
 
+// Of the warps that multiply.
+__device__ __forceinline__ void sync_consumers() { sync_threads<1, kConsumers>(); }
+
+// Where the sums of a round go: [2, T, kWarps, kPartPitch], in turns.
+template <int T>
+class RoundSums {
+ public:
+  __device__ explicit RoundSums(uint8_t* parts) : of_round_(reinterpret_cast<float*>(parts)) {}
+
+  __device__ __forceinline__ const float* get() const { return of_round_; }
+  // Of a lane's row and token.
+  __device__ __forceinline__ float* place(int warp, int lane) const {
+    return of_round_ + (lane % 4 * kWarps + warp) * kPartPitch + row_of_lane(lane);
+  }
+  // The round has ended; gives its sums, which stay until the next but one.
+  __device__ __forceinline__ const float* turn() {
+    const float* const ended = of_round_;
+    of_round_ += to_other_;
+    to_other_ = -to_other_;
+    return ended;
+  }
+
+ private:
+  float* of_round_;
+  int to_other_ = T * kWarps * kPartPitch;
+};
+
 // The sums of a tile. The tensor cores multiply 16 rows by 8 columns; here both are two halves. The 16 bytes
 // that a lane reads of a row of W are its registers as they come: two of them belong to the first half of the
 // rows, two to the second. Each token has two columns: one with what of x belongs to the former, one with

@@ -50,33 +50,39 @@ class Reader {
   }
 
   // One tile, whose rows begin with `row`.
-  __device__ void read_rows(int chunks, const CUtensorMap& map, int row) {
+  __device__ void read_rows(int chunks, const CUtensorMap& map, int row, int first_chunk = 0) {
 #pragma unroll 1
-    for (int chunk = 0; chunk < chunks; ++chunk) {
+    for (int chunk = first_chunk; chunk < first_chunk + chunks; ++chunk) {
       make_room();
       copy_stage(map, place(), ring_.full[at_.index], row, chunk * kStageLines, policy_);
       advance();
     }
   }
 
-  // Gate and up of the chosen experts: a tile is one expert's. The shared one comes behind them. Stages are
-  // counted on from the router's: x was there before the choice.
-  __device__ void read_gates(const View& view, const CUtensorMap& map, const CUtensorMap& shared,
-                             const int* ids) {
+  // Those of a CTA, of what tells the experts ahead.
+  __device__ void read_pieces(const Foresight& f) {
+#pragma unroll 1
+    for (int index = Piece::first(); index < f.pieces; index += static_cast<int>(gridDim.x)) {
+      const Piece piece = Piece::of(f, index);
+      read_rows(piece.count, f.weights, piece.row, piece.begin);
+    }
+  }
+
+  // Stages from `begin` up to `end` of gate and up of these experts: a tile is one expert's. The shared one
+  // comes behind them. Stages are counted on from the router's: x was there before the choice.
+  __device__ void read_gates(const View& view, const int* ids, int begin, int end) {
+    const CUtensorMap &map = a_.weights[Order<true>::kGate], &shared = a_.shared[0];
     const int tiles = view.part / (kTile / 2);  // of an expert
 #pragma unroll 1
-    for (int tile = view.first; tile < view.end; ++tile) {
-      const int rank = tile / tiles, row = (tile - rank * tiles) * (kTile / 2);
-#pragma unroll 1
-      for (int chunk = 0; chunk < view.chunks; ++chunk) {
-        make_room();
-        if (rank < a_.num_chosen)
-          copy_expert_stage(map, place(), ring_.full[at_.index], {row, chunk * kStageLines}, ids[rank],
-                            policy_);
-        else
-          copy_stage(shared, place(), ring_.full[at_.index], row, chunk * kStageLines, policy_);
-        advance();
-      }
+    for (int stage = begin; stage < end; ++stage) {
+      const int done = stage / view.chunks, line = (stage - done * view.chunks) * kStageLines;
+      const int tile = view.first + done, rank = tile / tiles, row = (tile - rank * tiles) * (kTile / 2);
+      make_room();
+      if (rank < a_.num_chosen)
+        copy_expert_stage(map, place(), ring_.full[at_.index], {row, line}, ids[rank], policy_);
+      else
+        copy_stage(shared, place(), ring_.full[at_.index], row, line, policy_);
+      advance();
     }
   }
 
