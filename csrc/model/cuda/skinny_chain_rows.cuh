@@ -190,7 +190,7 @@ class RowStager {
     do {
 #pragma unroll
       for (float& square : own) square = 0;
-      place<kOfStage>(at, view, view.gain, 0, words, own);
+      place<kOfStage, true>(at, view, view.gain, 0, words, own);
       __syncwarp();
       finish();
       lacks_any = false;
@@ -257,18 +257,19 @@ class RowStager {
     for (; at.unit < padded; at.advance(kAtOnce * kSteps)) {
       uint4 words[kAtOnce][T] = {};
       read_until<kAtOnce>(at, units, launch, words);
-      place<kAtOnce>(at, view, gain, padded, words, squares);
+      place<kAtOnce, false>(at, view, gain, padded, words, squares);
     }
     __syncwarp();
   }
 
-  // Leaves them in shared memory, as they are multiplied. padded: units of a row, 0: all of these exist
-  template <int kAtOnce>
+  // Leaves them in shared memory, as they are multiplied. padded: units of a row; kOfStageAlone: all of these
+  // exist
+  template <int kAtOnce, bool kOfStageAlone>
   __device__ __forceinline__ void place(const Lane& lane, const View& view, int gain, int padded,
                                         const uint4 (&words)[kAtOnce][T], float (&squares)[T]) const {
 #pragma unroll
     for (int b = 0; b < kAtOnce; ++b) {
-      if (padded > 0 && lane.unit + b * kSteps >= padded) break;
+      if (!kOfStageAlone && lane.unit + b * kSteps >= padded) break;
       uint2 factor;
       if (gain >= 0) factor = *reinterpret_cast<const uint2*>(lane.gains + b * kSteps * kSliceBytes);
 #pragma unroll
