@@ -155,7 +155,7 @@ class Builder {
     a.weights[a.num_phases] =
         expert_quarter_map(product.weight, num_routed(experts_), product.out_features, product.in_features);
     if (shared.weight != nullptr)
-      a.shared[1] = quarter_map(shared.weight, shared.out_features, shared.in_features);
+      a.shared[1] = expert_quarter_map(shared.weight, 1, shared.out_features, shared.in_features);
     const int units = static_cast<int>(product.in_features / kUnit);
     return add_phase({.kind = Kind::kAdd,
                       .units = num_ranks() * units,

@@ -87,7 +87,8 @@ class Reader {
   }
 
   // Their down, as one matrix of all inner sizes one behind another: each quarter of a stage is of the expert
-  // that it belongs to. What a stage lacks at the end is the last quarter again; x is zero there.
+  // that it belongs to. What a stage lacks at the end is the last quarter again; x is zero there. Where the
+  // quarters of a stage are is found out first, so that one need not wait for the other.
   __device__ void read_downs(const View& view, const CUtensorMap& map, const CUtensorMap& shared,
                              const int* ids) {
 #pragma unroll 1
@@ -95,21 +96,26 @@ class Reader {
       int rank = 0, unit = 0, left = view.units;
 #pragma unroll 1
       for (int chunk = 0; chunk < view.chunks; ++chunk) {
-        make_room();
-        PhaseBarrier& full = ring_.full[at_.index];
-        full.arrive_expecting(kStageBytes);
-#pragma unroll 1
-        for (uint32_t to = place(); to < place() + kStageBytes; to += kStepBytes) {
-          const int4 at = {0, tile * kTile, 0, unit * kQuarterLines};
-          if (rank < a_.num_chosen)
-            copy_box(map, to, full, at, ids[rank], policy_);
-          else
-            copy_box(shared, to, full, at, policy_);
+        const CUtensorMap* maps[kSteps];
+        int experts[kSteps], lines[kSteps];
+#pragma unroll
+        for (int q = 0; q < kSteps; ++q) {
+          const bool is_chosen = rank < a_.num_chosen;
+          maps[q] = is_chosen ? &map : &shared;
+          experts[q] = is_chosen ? ids[rank] : 0;
+          lines[q] = unit * kQuarterLines;
           if (--left > 0 && ++unit == view.part) {
             unit = 0;
             ++rank;
           }
         }
+        make_room();
+        PhaseBarrier& full = ring_.full[at_.index];
+        full.arrive_expecting(kStageBytes);
+#pragma unroll
+        for (int q = 0; q < kSteps; ++q)
+          copy_box(*maps[q], place() + q * kStepBytes, full, {0, tile * kTile, 0, lines[q]}, experts[q],
+                   policy_);
         advance();
       }
     }
