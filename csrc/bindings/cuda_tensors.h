@@ -143,7 +143,7 @@ template <>
 inline constexpr auto fields_of<cuda::ChainExperts> = std::tuple(
     &cuda::ChainExperts::router, &cuda::ChainExperts::num_chosen, &cuda::ChainExperts::renormalises,
     &cuda::ChainExperts::factor, &cuda::ChainExperts::shared_up, &cuda::ChainExperts::shared_down,
-    &cuda::ChainExperts::num_read, &cuda::ChainExperts::beside_attention);
+    &cuda::ChainExperts::num_read, &cuda::ChainExperts::foresight, &cuda::ChainExperts::beside_attention);
 
 // The slots of tokens, and what they hold for each product; None: nothing.
 struct ChainDeltas {

@@ -22,7 +22,7 @@ SampledRows = tuple[int, int, int]  # rows [N], positions [N], drafts [N] or 0: 
 Sampled = tuple[int, int]  # tokens [N], which of them are bad [N]
 TappedNorm = tuple[int, float, HiddenTap | None]  # weight [K], eps
 # Router, experts of a row, whether they count 1 together, factor, gate and up and down of one that all rows take.
-ChainExperts = tuple[Product, int, bool, float, Product, Product, int, bool]
+ChainExperts = tuple[Product, int, bool, float, Product, Product, int, int, bool]
 # The slots [T] of tokens; what slots hold for output, gate and up, down, and the next layer's qkv.
 ChainDeltas = tuple[int, CudaLoraSite | None, CudaLoraSite | None, CudaLoraSite | None, CudaLoraSite | None]
 # Output, norm, gate and up, activation, down; with experts gate and up and down are those of one of them.

@@ -25,6 +25,7 @@ MOST_CHAINED_ROWS = 4  # csrc/model/cuda/skinny_chain.h
 _BF16 = torch.bfloat16
 _MOST_DELTA_PARTS = 3  # csrc/model/cuda/skinny_chain_deltas.cuh
 _BF16_CODE = 1  # csrc/core/dtype.h
+_FORESIGHT_COLUMNS = 1024  # csrc/model/cuda/skinny_chain.h
 _NO_PRODUCT = (0, 0, 0, 0, 0, 0)
 _STORE, _ADD, _GATE = range(3)  # SkinnyResult
 
@@ -79,15 +80,23 @@ class Choice:
     factor: float
     shared: tuple[Product, Product] | None = None  # [2 I, H] and [H, I] of an expert that every row takes
     beside_attention: bool = False  # kernels before and behind are `attend_token`, of heads of up to 128
+    foresight: Tensor | None = None  # by which weights are asked for early; results do not depend on it
 
-    def arguments(self, hidden: int, inner: int, num_read: Tensor | None) -> _C.ChainExperts:
-        router = self.router.arguments(self.router.weight.shape[0], hidden)
+    def arguments(self, sizes: tuple[int, int, int], num_read: Tensor | None) -> _C.ChainExperts:
+        """sizes: A, H and I"""
+        attended, hidden, inner = sizes
+        num_logits = self.router.weight.shape[0]
+        router = self.router.arguments(num_logits, hidden)
         up: _C.Product = _NO_PRODUCT
         down: _C.Product = _NO_PRODUCT
         if self.shared is not None:
             up, down = self.shared[0].arguments(2 * inner, hidden), self.shared[1].arguments(hidden, inner)
         counter = 0 if num_read is None else cuda.address_of(num_read, torch.int64, 1)
-        return router, self.top_k, self.renormalises, self.factor, up, down, counter, self.beside_attention
+        ahead = 0
+        if self.foresight is not None:
+            num_experts = num_logits - (self.shared is not None)
+            ahead = cuda.address_of(self.foresight, _BF16, num_experts, _filled_up(attended) + hidden)
+        return router, self.top_k, self.renormalises, self.factor, up, down, counter, ahead, self.beside_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +134,22 @@ class Deltas:
         slots = cuda.address_of(self.slots[:num_tokens], torch.int32, num_tokens)
         following = None if head is None else at(head.qkv)
         return slots, at(tail.output), at(tail.gate_up), at(tail.down), following
+
+
+def make_foresight(router: Tensor, norm: RowNorm, output: Tensor) -> Tensor:
+    """[E, A filled up + H] bfloat16: what [attended | residual] is multiplied with to know the logits of the router
+    [E, H], up to a factor, before `output` [H, A] has been added to the residual."""
+    hidden, attended = output.shape
+    begin = _filled_up(attended)
+    gained = router.float() * (norm.weight.float() + norm.offset)
+    foresight = torch.zeros(len(router), begin + hidden, dtype=_BF16, device=router.device)
+    foresight[:, :attended] = gained @ output.float()
+    foresight[:, begin:] = gained
+    return foresight
+
+
+def _filled_up(attended: int) -> int:
+    return -(-attended // _FORESIGHT_COLUMNS) * _FORESIGHT_COLUMNS
 
 
 def make_scratch(device: torch.device) -> Tensor:
@@ -186,7 +211,7 @@ def run(
             tail.gate_up.arguments(2 * inner, hidden, *leading),
             ACTIVATION_CODES[tail.activation],
             tail.down.arguments(hidden, inner, *leading),
-            None if tail.choice is None else tail.choice.arguments(hidden, inner, num_read),
+            None if tail.choice is None else tail.choice.arguments((depth, hidden, inner), num_read),
             None if deltas is None else deltas.arguments(num_tokens, tail, head),
         ),
         following,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -50,6 +50,16 @@ class Layer:
     tail: Tail
     head: Head | None
 
+    def foreseeing(self, foresight: Tensor | None) -> Layer:
+        assert self.tail.choice is not None
+        return replace(self, tail=replace(self.tail, choice=replace(self.tail.choice, foresight=foresight)))
+
+    def foresight(self) -> Tensor:
+        choice = self.tail.choice
+        assert choice is not None
+        router = choice.router.weight if choice.shared is None else choice.router.weight[:-1]
+        return cuda_chain.make_foresight(router, self.tail.norm, self.tail.output.weight)
+
     def run(self, attended: Tensor, residual: Tensor, scratch: Tensor, num_read: Tensor | None = None) -> Tensor | None:
         return cuda_chain.run(attended, residual, self.tail, self.head, scratch, num_read=num_read)
 
@@ -83,6 +93,7 @@ def make_layer(
 
 @dataclass(frozen=True)
 class Expected:
+    ids: list[int]  # who is chosen
     gap: float  # between the last expert that is chosen and the first that is not
     residual: Tensor
     qkv: Tensor | None
@@ -114,7 +125,7 @@ def reference(layer: Layer, attended: Tensor, residual: Tensor) -> Expected:
     if head is not None:
         gain = head.norm.weight.float() + head.norm.offset
         qkv = apply(reference_norm(residual, gain, head.norm.eps), head.qkv)
-    return Expected(gap, residual, qkv)
+    return Expected(sorted(ids.tolist()), gap, residual, qkv)
 
 
 def inputs(sizes: Sizes, layer: Layer) -> tuple[Tensor, Tensor, Expected]:
@@ -140,12 +151,42 @@ def test_chain(sizes: Sizes, fields: dict[str, Any]) -> None:
     residual, check = guarded(1, sizes.hidden, dtype=BF16)
     residual.copy_(start)
     num_read = torch.full((1,), 5, device=residual.device)
-    qkv = layer.run(attended, residual, make_scratch(), num_read)
+    qkv = layer.foreseeing(layer.foresight()).run(attended, residual, make_scratch(), num_read)
     assert num_read.item() == 5 + sizes.top_k
     assert_near(residual, expected.residual)
     assert qkv is not None and expected.qkv is not None
     assert_near(qkv, expected.qkv)
     check()
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("has_shared", [False, True])
+def test_foresight_changes_no_bit(sizes: Sizes, has_shared: bool) -> None:
+    """Whether it is right, wrong in every expert or in some."""
+    layer = make_layer(sizes, has_shared=has_shared, offset=1.0)
+    right, scratch = layer.foresight(), make_scratch()
+    for seed in range(8):
+        attended = randn(1, sizes.attended, dtype=BF16, seed=seed)
+        start = randn(1, sizes.hidden, dtype=BF16, seed=seed + 1000, scale=3.0)
+        results = []
+        for foresight in (None, right, -right, right.roll(1, 0), torch.full_like(right, float("nan"))):
+            residual = start.clone()
+            qkv = layer.foreseeing(foresight).run(attended, residual, scratch)
+            assert qkv is not None
+            results.append((residual, qkv))
+        expected = results[0]
+        assert all(torch.equal(a, b) for pair in results[1:] for a, b in zip(expected, pair, strict=True))
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_foresight_is_right(sizes: Sizes) -> None:
+    """The experts that the router chooses are best by it, too."""
+    layer = make_layer(sizes, offset=0.5)
+    attended, residual, expected = inputs(sizes, layer)
+    begin = -sizes.attended % 1024
+    row = torch.cat([F.pad(attended, (0, begin)), residual], dim=1).float()
+    best = (row @ layer.foresight().float().T)[0].topk(sizes.top_k).indices
+    assert sorted(best.tolist()) == expected.ids
 
 
 def test_last_layer() -> None:
@@ -159,6 +200,7 @@ def test_chains_in_a_graph() -> None:
     """Replay after replay the same, with another choice in every layer."""
     sizes = Sizes(1024, 1024, 512, 1024, 128, 8)
     layers = [make_layer(sizes, has_shared=True), make_layer(sizes, activation="gelu")]
+    layers = [layer.foreseeing(layer.foresight()) for layer in layers]
     start, kept, _ = inputs(sizes, layers[0])
     residual, scratch = kept.clone(), make_scratch()
 
@@ -187,6 +229,7 @@ def test_chains_in_a_graph() -> None:
 def test_nan_gives_nan() -> None:
     """A row without numbers reads some expert and stays without."""
     layer, sizes = make_layer(SIZES[2]), SIZES[2]
+    layer = layer.foreseeing(layer.foresight())
     attended, residual, _ = inputs(sizes, layer)
     qkv = layer.run(torch.full_like(attended, float("nan")), residual, make_scratch())
     assert qkv is not None and qkv.isnan().all() and residual.isnan().all()

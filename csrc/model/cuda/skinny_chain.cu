@@ -23,6 +23,7 @@
 #include "model/cuda/skinny_chain.cuh"
 #include "model/cuda/skinny_chain_choice.cuh"
 #include "model/cuda/skinny_chain_deltas.cuh"
+#include "model/cuda/skinny_chain_foresight.cuh"
 #include "model/cuda/skinny_chain_results.cuh"
 #include "model/cuda/skinny_chain_rows.cuh"
 #include "model/cuda/skinny_chain_sums.cuh"
@@ -32,8 +33,6 @@
 namespace bequest::cuda {
 namespace chain {
 namespace {
-
-__device__ __forceinline__ void sync_consumers() { sync_threads<1, kConsumers>(); }
 
 // step(now, next) `count` times, where the next of one is the now of the other; at the end what is taken for
 // the next round, if anything is left, is in `even`.
@@ -49,17 +48,24 @@ __device__ __forceinline__ void in_turns(int count, const int& left, W& even, W&
   if (left > 0) even = odd;
 }
 
-// Where a lane finds its x of a phase, and the sums of its groups.
+// Where a lane finds its x of a phase, and the sums of its groups where those are needed.
+template <Form kForm>
 struct XPlace {
   uint32_t begin, sums;
 
-  template <int T, Form kForm>
+  template <int T>
   __device__ __forceinline__ static XPlace of(const Arguments& a, const Places& places, const uint8_t* shared,
                                               int chunks, int warp, int lane) {
     // Columns beyond the last row of x are the last; nobody stores what becomes of them.
     const uint32_t row = shared_address(shared + places.rows) + min(lane / 8, T - 1) * a.row_pitch;
-    return {row + lane_in_row<kForm>(lane) + warp * (chunks * kStageUnits<kForm> * kSliceBytes),
+    return {row + lane_in_row<kForm>(lane) + warp * (chunks * kStageBytesOfX<kForm>),
             shared_address(shared + places.sums) + warp * chunks * kSumBytes + lane % 4 * 16};
+  }
+  __device__ __forceinline__ XPlace of_stage(int chunk) const {
+    return {begin + chunk * kStageBytesOfX<kForm>, sums + chunk * kSumBytes};
+  }
+  __device__ __forceinline__ void prepare(int lane) const {
+    if constexpr (kForm == Form::kInt4) Row<kForm>::prepare(begin, sums, lane);
   }
 };
 
@@ -67,11 +73,10 @@ struct XPlace {
 // `even`. to: of the lane's row, and of its token if it has one
 template <Form kForm>
 __device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, int chunks,
-                                               const XPlace& place, bool has_token, float* to, int& left,
-                                               Weights<kForm>& even, Weights<kForm>& odd) {
-  constexpr int kStageBytesOfX = kStageUnits<kForm> * kSliceBytes;
+                                               const XPlace<kForm>& place, bool has_token, float* to,
+                                               int& left, Weights<kForm>& even, Weights<kForm>& odd) {
   Row<kForm> x;
-  x.load(place.begin, place.sums);
+  x.load(place.begin);
   if (chunks == 1) {
     const auto step = [&](const Weights<kForm>& now, Weights<kForm>& next) {
       if (--left > 0) ring.take(next);
@@ -83,81 +88,78 @@ __device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, 
     };
     return in_turns(count, left, even, odd, step);
   }
-  const uint32_t x_end = place.begin + chunks * kStageBytesOfX;
-  uint32_t x_at = place.begin, sums_at = place.sums;
+  const uint32_t x_end = place.begin + chunks * kStageBytesOfX<kForm>;
+  uint32_t x_at = place.begin;
   TileSum sum;
   const auto step = [&](const Weights<kForm>& now, Weights<kForm>& next) {
     if (--left > 0) ring.take(next);
     sum.add(now, x);
     ring.give_back(now);
-    x_at += kStageBytesOfX;
-    sums_at += kSumBytes;
+    x_at += kStageBytesOfX<kForm>;
     if (x_at == x_end) {
       x_at = place.begin;
-      sums_at = place.sums;
       if (has_token) *to = sum.total();
       sum = TileSum{};
       to += kTile;
     }
-    x.load(x_at, sums_at);
+    x.load(x_at);
   };
   in_turns(count * chunks, left, even, odd, step);
 }
 
-// Stages x of gate and up, and then chooses the experts: weights come when these are known. A CTA without a
-// tile here needs them for its tiles of down.
-template <int kPerLane>
-__device__ __forceinline__ void await_experts(const Arguments& a,
-                                              const RowStager<1, true, Form::kNumbers>& rows,
-                                              const View& view, LaunchNumber launch, int warp, int lane,
-                                              Fixed& fixed) {
-  float squares[1] = {};
-  rows.stage_published(view, view.units, view.chunks, view.gain, launch, squares);
-  store_squares(squares, warp, lane, fixed.squares[Order<true>::kGate]);
-  if (warp == 0) choose<kPerLane>(a, launch, lane, fixed.chosen);
-  sync_consumers();
+// The same of one stage along k of each tile, added to what is there if `adds`. A stage's weights are read
+// when the ones before are multiplied, so that the loop is short: instructions take longer to come than to
+// run.
+template <Form kForm>
+__device__ __forceinline__ void multiply_stages(RingEnd<kForm>& ring, int count, const XPlace<kForm>& place,
+                                                bool adds, bool has_token, float* to, int& left,
+                                                Weights<kForm>& w) {
+  Row<kForm> x;
+  x.load(place.begin, place.sums);
+#pragma unroll 1
+  for (; count > 0; --count) {
+    float before = 0;  // read here, where nothing waits for it
+    if (adds && has_token) before = *to;
+    float sums[kSteps][4] = {};
+    TileSum::multiply_codes(w, x, sums);
+    uint32_t groups[kSteps];
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) groups[s] = w.groups[s];
+    ring.give_back(w);
+    if (--left > 0) ring.take(w);
+    // Not before the next weights are on their way.
+#pragma unroll
+    for (auto& of_group : sums) asm volatile("" : "+f"(of_group[0]), "+f"(of_group[3]));
+    TileSum sum;
+    sum.add_scaled(groups, x, sums);
+    const float total = before + sum.total();
+    if (has_token) *to = total;
+    to += kTile;
+  }
+}
+
+// Stages x of the output product with the residual behind it, and multiplies what tells the experts ahead.
+__device__ __forceinline__ void multiply_foresight(const Foresight& f,
+                                                   const RowStager<1, true, Form::kNumbers>& rows,
+                                                   const View& view, uint32_t x_at,
+                                                   RingEnd<Form::kNumbers>& ring, RoundSums<1>& sums,
+                                                   LaunchNumber launch) {
+  rows.stage_with_residual(view.out, {view.units, view.outputs / kUnit}, view.chunks, f.row_chunks);
+  multiply_pieces(f, ring, x_at, sums, launch);
 }
 
 template <class A>
 inline constexpr bool kIsAdapted = std::is_same_v<A, AdaptedArguments>;
-
-// Where the sums of a round go: [2, T, kWarps, kPartPitch], in turns.
-template <int T>
-class RoundSums {
- public:
-  __device__ explicit RoundSums(uint8_t* parts) : of_round_(reinterpret_cast<float*>(parts)) {}
-
-  __device__ __forceinline__ const float* get() const { return of_round_; }
-  // Of a lane's row and token.
-  __device__ __forceinline__ float* place(int warp, int lane) const {
-    return of_round_ + (lane % 4 * kWarps + warp) * kPartPitch + row_of_lane(lane);
-  }
-  // The round has ended; gives its sums, which stay until the next but one.
-  __device__ __forceinline__ const float* turn() {
-    const float* const ended = of_round_;
-    of_round_ += to_other_;
-    to_other_ = -to_other_;
-    return ended;
-  }
-
- private:
-  float* of_round_;
-  int to_other_ = T * kWarps * kPartPitch;
-};
 
 __device__ __forceinline__ void await_gains() {
   wait_copies<0>();
   sync_consumers();
 }
 
-__device__ __forceinline__ const HiddenTap* tap_of(const Arguments& a) {
-  return a.tap.ring_rows != nullptr ? &a.tap : nullptr;
-}
-
-// The x of a phase, when it is there, and the sums of its squares, and of its groups where those are needed.
+// The x of a phase, when it is there, and the sums of its squares.
 template <int T, bool kHasExperts, Form kForm>
 __device__ __forceinline__ void stage(const RowStager<T, kHasExperts, kForm>& rows, const View& view,
-                                      const XPlace& x, LaunchNumber launch, int warp, int lane,
+                                      const XPlace<kForm>& x, LaunchNumber launch, int warp, int lane,
                                       float (&shared_squares)[kMostChainedRows][kWarps]) {
   float squares[T] = {};
   if (view.from == nullptr)
@@ -165,7 +167,42 @@ __device__ __forceinline__ void stage(const RowStager<T, kHasExperts, kForm>& ro
   else
     rows.stage_published(view, view.units, view.chunks, view.gain, launch, squares);
   if (view.gain >= 0) store_squares(squares, warp, lane, shared_squares);
-  if constexpr (kForm == Form::kInt4) Row<kForm>::prepare(x.begin, x.sums, view.chunks, lane);
+#pragma unroll 1
+  for (int chunk = 0; goes_by_stages(kForm) && chunk < view.chunks; ++chunk) x.of_stage(chunk).prepare(lane);
+}
+
+// The tiles of a round, stage by stage along k; x of the first round is staged on the way (stages_late).
+template <int T, class Rows, Form kForm>
+__device__ __forceinline__ void multiply_round(const Rows& rows, const View& view, LaunchNumber launch,
+                                               bool is_first, RingEnd<kForm>& ring, int count,
+                                               const XPlace<kForm>& x, int warp, int lane, float* to,
+                                               int& left, Weights<kForm>& w,
+                                               float (&shared_squares)[kMostChainedRows][kWarps]) {
+  const bool stages = stages_late<T>(kForm) && is_first && view.from != nullptr;
+  typename Rows::Words words;
+  float squares[T] = {};
+  if (stages) rows.ask(view, 0, words);
+#pragma unroll 1
+  for (int chunk = 0; chunk < view.chunks; ++chunk) {
+    if (stages) {
+      rows.await(view, chunk, launch, words, squares, [&] { x.of_stage(chunk).prepare(lane); });
+      if (chunk + 1 < view.chunks) rows.ask(view, chunk + 1, words);
+    }
+    multiply_stages<kForm>(ring, count, x.of_stage(chunk), chunk > 0, lane % 4 < T, to, left, w);
+  }
+  if (stages && view.gain >= 0) store_squares(squares, warp, lane, shared_squares);
+}
+
+// Behind the first round of gate and up, which may be of experts that the router does not choose: how many of
+// its tiles count. left: stages that are to be multiplied then, of which the first is taken
+template <Form kForm>
+__device__ __forceinline__ int settle(const Chosen& chosen, int tiles, int count, int chunks,
+                                      RingEnd<kForm>& ring, int& left, Weights<kForm>& first) {
+  chosen.counted.wait(0);
+  const int done = chosen.discards ? 0 : count;
+  left = (tiles - done) * chunks;
+  if (left > 0) ring.take(first);
+  return done;
 }
 
 // By the warps that multiply. kPerLane: experts that a lane looks at to choose; 0: there are none
@@ -183,56 +220,91 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
 #pragma unroll 1
   for (int i = 0; i < a.num_phases; ++i) {
     const View& view = fixed.views[i];
-    auto& squares = fixed.squares[i];
+    // The router's x is that of gate and up: all stage it there.
+    const bool is_router = kHasExperts && i == Order::kRouter, chooses = kHasExperts && i == Order::kGate;
+    const bool foresees = kHasExperts && i == 0 && a.foresight.pieces > 0;
+    auto& squares = fixed.squares[is_router ? Order::kGate : i];
     const int chunks = view.chunks, end = view.end;
     int tile = view.first;
     if (i == 1) await_gains();  // none is needed before
     const PhaseDeltas<T, A> deltas(a, *reinterpret_cast<SharedDeltas*>(shared + places.deltas), i);
-    const bool has_staged = (kHasExperts && i == Order::kGate) || deltas.has_tile();
-    if constexpr (kHasExperts)
-      if (has_staged) await_experts<kPerLane>(a, rows, view, launch, warp, lane, fixed);
+    const bool has_staged = is_router || chooses || foresees || deltas.has_tile();
+    const int row_chunks = foresees ? a.foresight.row_chunks : chunks;
+    const auto x = XPlace<kForm>::template of<T>(a, places, shared, row_chunks, warp, lane);
+    if constexpr (kHasExperts) {
+      if (foresees) multiply_foresight(a.foresight, rows, view, x.begin, ring, sums, launch);
+      if (is_router) stage(rows, view, x, launch, warp, lane, squares);
+    }
     if (tile == end && !deltas.has_tile()) continue;
-    const XPlace x = XPlace::of<T, kForm>(a, places, shared, chunks, warp, lane);
     Weights<kForm> even, odd;
     ring.take(even);  // the first ones, before x is there
-    if (deltas.has_tile()) {
-      stage(rows, view, x, launch, warp, lane, squares);
-      int left = chunks;
-      multiply_tiles<kForm>(ring, 1, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
-      sync_consumers();
-      deltas.publish(sums.turn(), norm_scale(view, squares, deltas.token()), launch, thread);
-      if (tile == end) continue;
-      ring.take(even);
+    if constexpr (kIsAdapted<A>) {
+      if (deltas.has_tile()) {
+        stage(rows, view, x, launch, warp, lane, squares);
+        int left = chunks;
+        multiply_tiles<kForm>(ring, 1, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
+        sync_consumers();
+        deltas.publish(sums.turn(), norm_scale(view, squares, deltas.token()), launch, thread);
+        if (tile == end) continue;
+        ring.take(even);
+      }
     }
-    int left = (end - tile) * chunks;  // stages
+    bool is_open = chooses;
+    int left = (is_open ? min(kRoundTiles, end - tile) : end - tile) * chunks;  // stages
 #pragma unroll 1
     do {
       const int count = min(kRoundTiles, end - tile);
       const auto stage_first = [&] {
-        if (tile == view.first && !has_staged) stage(rows, view, x, launch, warp, lane, squares);
+        const bool is_staged_late = stages_late<T>(kForm) && view.from != nullptr;
+        if (tile == view.first && !has_staged && !is_staged_late)
+          stage(rows, view, x, launch, warp, lane, squares);
       };
       if constexpr (kHasExperts) stage_first();  // needs the registers that an element has
       Element<kForm, kIsAdapted<A>> element(view, T, tile, count, thread);
       deltas.ask(element, view);
       if constexpr (!kHasExperts) stage_first();
-      multiply_tiles<kForm>(ring, count, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
+      if constexpr (goes_by_stages(kForm)) {
+        multiply_round<T>(rows, view, launch, tile == view.first, ring, count, x, warp, lane,
+                          sums.place(warp, lane), left, even, squares);
+      } else {
+        multiply_tiles<kForm>(ring, count, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
+      }
       if (tile == view.first) deltas.collect(launch, thread);
       sync_consumers();
+      if (is_open) {
+        is_open = false;
+        if (settle(fixed.chosen, end - tile, count, chunks, ring, left, even) == 0) continue;
+      }
       if (warp < T * (kPlaces / kWarp))
-        element.store(view, a.activation, sums.get(), squares, launch,
-                      i == Order::kDown ? tap_of(a) : nullptr, kHasExperts ? fixed.chosen.counts : nullptr,
-                      deltas.shrunk());
+        element.store(view, a.activation, sums.get(), squares, launch, a.tap,
+                      kHasExperts ? fixed.chosen.counts : nullptr, deltas.shrunk());
       sums.turn();
       tile += kRoundTiles;
     } while (tile < end);
   }
 }
 
+// By the thread that asks for weights, where there are experts.
+__device__ __forceinline__ void read_expert_weights(const Arguments& a, Fixed& fixed, uint32_t ring_at) {
+  using Order = Order<true>;
+  const View& gate = fixed.views[Order::kGate];
+  const int all = stages_of(gate), ahead = stages_ahead(a.foresight, gate);
+  Reader<Form::kNumbers> reader(a, fixed.ring, ring_at);
+  reader.read_pieces(a.foresight);
+  reader.read(fixed.views[0], a.weights[0]);
+  reader.read(fixed.views[Order::kRouter], a.weights[Order::kRouter]);
+  if (ahead > 0) fixed.foreseen.there.wait(0);
+  reader.read_gates(gate, fixed.foreseen.ids, 0, ahead);
+  fixed.chosen.there.wait(0);
+  reader.read_gates(gate, fixed.chosen.ids, fixed.chosen.discards ? 0 : ahead, all);
+  reader.read_downs(fixed.views[Order::kDown], a.weights[Order::kDown], a.shared[1], fixed.chosen.ids);
+  if (a.num_phases > Order::kNext) reader.read(fixed.views[Order::kNext], a.weights[Order::kNext]);
+}
+
 // By the thread that asks for weights.
-template <int kPerLane, Form kForm, class A>
+template <Form kForm, class A>
 __device__ __forceinline__ void read_weights(const A& a, Fixed& fixed, const SharedDeltas& deltas,
                                              uint32_t ring_at) {
-  using Order = Order<(kPerLane > 0)>;
   Reader<kForm> reader(a, fixed.ring, ring_at);
   if constexpr (kIsAdapted<A>) {
 #pragma unroll 1
@@ -243,25 +315,18 @@ __device__ __forceinline__ void read_weights(const A& a, Fixed& fixed, const Sha
   } else if constexpr (is_grouped(kForm)) {
 #pragma unroll 1
     for (int i = 0; i < a.num_phases; ++i) reader.read(fixed.views[i], a.weights[i], a.groups[i]);
-  } else if constexpr (kPerLane == 0) {
+  } else {
 #pragma unroll 1
     for (int i = 0; i < a.num_phases; ++i) reader.read(fixed.views[i], a.weights[i]);
-  } else {
-    reader.read(fixed.views[0], a.weights[0]);
-    reader.read(fixed.views[Order::kRouter], a.weights[Order::kRouter]);
-    fixed.chosen.there.wait(0);
-    const int* ids = fixed.chosen.ids;
-    reader.read_gates(fixed.views[Order::kGate], a.weights[Order::kGate], a.shared[0], ids);
-    reader.read_downs(fixed.views[Order::kDown], a.weights[Order::kDown], a.shared[1], ids);
-    if (a.num_phases > Order::kNext) reader.read(fixed.views[Order::kNext], a.weights[Order::kNext]);
   }
 }
 
 // With adapters, or codes, it has more to hold than registers for two of it on a multiprocessor.
 template <int T, int kPerLane, Form kForm, class A>
-__global__ __launch_bounds__(kThreads, kIsAdapted<A> || kForm != Form::kNumbers
-                                           ? 1
-                                           : 2) void skinny_chain_kernel(const __grid_constant__ A a) {
+__global__ __launch_bounds__(threads_of(kPerLane > 0),
+                             kIsAdapted<A> || kForm != Form::kNumbers
+                                 ? 1
+                                 : 2) void skinny_chain_kernel(const __grid_constant__ A a) {
   extern __shared__ __align__(1024) uint8_t shared[];
   using Order = Order<(kPerLane > 0)>;
   const Places places(kForm, a.stages, T, a.row_pitch, a.gain_bytes, a.delta_bytes);
@@ -274,19 +339,33 @@ __global__ __launch_bounds__(kThreads, kIsAdapted<A> || kForm != Form::kNumbers
       fixed.ring.full[i].init(1);
       fixed.ring.empty[i].init(kWarps);
     }
-    if constexpr (kPerLane > 0) fixed.chosen.there.init(a.num_chosen);
+    if constexpr (kPerLane > 0) {
+      fixed.chosen.there.init(1);
+      fixed.chosen.counted.init(1);
+      fixed.foreseen.there.init(1);
+    }
     publish_barriers();
   }
   if (threadIdx.x < a.num_phases)
-    fixed.views[threadIdx.x] = View::of(a.phases[threadIdx.x], threadIdx.x < Order::kNext ? 0 : 1);
+    fixed.views[threadIdx.x] = View::of<kForm>(a.phases[threadIdx.x], threadIdx.x < Order::kNext ? 0 : 1,
+                                               threadIdx.x == Order::kDown && a.tap.ring_rows != nullptr);
+  if constexpr (kPerLane > 0)
+    if (threadIdx.x == kConsumers + kWarp)
+      fixed.choice = ChoiceView::of(a, View::of<kForm>(a.phases[Order::kGate], 0, false));
   if constexpr (kIsAdapted<A>) {
     const unsigned phase = threadIdx.x - kWarp;
     if (phase < static_cast<unsigned>(a.num_phases)) deltas.tiles[phase] = tile_of(a, a.deltas[phase]);
   }
   __syncthreads();
   if (threadIdx.x >= kConsumers) {
+    if constexpr (kPerLane > 0) {
+      if (threadIdx.x >= kConsumers + kWarp) return choose_experts<kPerLane>(fixed, a.launches + blockIdx.x);
+    }
     if (threadIdx.x > kConsumers) return;
-    read_weights<kPerLane, kForm>(a, fixed, deltas, shared_address(shared));
+    if constexpr (kPerLane > 0)
+      read_expert_weights(a, fixed, shared_address(shared));
+    else
+      read_weights<kForm>(a, fixed, deltas, shared_address(shared));
     let_next_start();
     return;
   }
@@ -302,8 +381,10 @@ __global__ __launch_bounds__(kThreads, kIsAdapted<A> || kForm != Form::kNumbers
   uint32_t* launches = a.launches + blockIdx.x;
   const LaunchNumber launch(__ldcg(launches));
   multiply<T, kPerLane, kForm>(a, places, shared, launch);
-  sync_consumers();  // all have read the number
-  if (threadIdx.x == 0) *launches = launch.get();
+  sync_consumers();
+  if (threadIdx.x > 0) return;
+  if constexpr (kPerLane > 0) fixed.chosen.counted.wait(0);
+  *launches = launch.get();  // all have read the number
 }
 
 template <int T, int kPerLane, Form kForm, class A>
@@ -311,7 +392,7 @@ void launch_rows(const A& a, int grid, Stream stream) {
   constexpr auto kKernel = skinny_chain_kernel<T, kPerLane, kForm, A>;
   const Places places(kForm, a.stages, T, a.row_pitch, a.gain_bytes, a.delta_bytes);
   const LaunchShape shape{.grid = static_cast<unsigned>(grid),
-                          .block = kThreads,
+                          .block = threads_of(kPerLane > 0),
                           .shared_bytes = static_cast<size_t>(places.total),
                           .overlaps_previous = true};
   // The room beside it is for other kernels, not for a cache that it does not use.

@@ -11,7 +11,8 @@ namespace bequest::cuda::chain {
 
 inline constexpr int kWarps = 8;  // that multiply
 inline constexpr int kConsumers = kWarps * kWarp;
-inline constexpr int kThreads = kConsumers + kWarp;
+// One more warp asks for weights, and another one chooses experts, where there are any.
+constexpr int threads_of(bool has_experts) { return kConsumers + (has_experts ? 2 : 1) * kWarp; }
 inline constexpr int kTile = kStageRows;
 inline constexpr int kUnit = 256;                       // of k: 32 for each warp
 inline constexpr int kSliceBytes = kUnit / kWarps * 2;  // a warp's part of a unit of x
@@ -37,6 +38,8 @@ constexpr int depth_unit(Form form) { return is_fine(form) ? 1024 : packed(form)
 constexpr int stage_units(Form form) { return kSteps * packed(form); }  // of k
 template <Form kForm>
 inline constexpr int kStageUnits = stage_units(kForm);
+template <Form kForm>
+inline constexpr int kStageBytesOfX = kStageUnits<kForm> * kSliceBytes;  // of a warp
 // Behind the codes of a stage, what its groups are scaled by: lines of a word for each of 8 rows and 32
 // groups.
 constexpr int group_lines(Form form) {
@@ -44,6 +47,15 @@ constexpr int group_lines(Form form) {
   return form == Form::kInt4 ? 1 : form == Form::kFine4 ? 4 : 2;
 }
 constexpr int ring_bytes(Form form) { return kStageBytes + group_lines(form) * kGroupBytes; }
+// Codes of 4 bits have few stages along k, and a product that waits for all of x waits longest for its last
+// values. So CTAs take tiles in turns, and what they make is complete from its first values on; and the tiles
+// of a round are multiplied stage by stage.
+constexpr bool goes_by_stages(Form form) { return form == Form::kInt4; }
+// Each stage's part of x comes while the one before is multiplied, where there are registers for that.
+template <int T>
+constexpr bool stages_late(Form form) {
+  return goes_by_stages(form) && T == 1;
+}
 inline constexpr int kRoundTiles = 8;  // whose sums wait in shared memory for their end
 inline constexpr int kPlaces = kRoundTiles * kTile;
 inline constexpr int kPartPitch = kPlaces + 4;  // floats; warps that are read at once lie in different banks
@@ -52,6 +64,9 @@ inline constexpr int kMostPhases = 5;
 inline constexpr int kMostRanks = 32;    // experts of a row
 inline constexpr int kMostRouted = 256;  // experts of a layer
 static_assert(kWarps == kStageWarps && kStepBytes == kUnit * kTile * 2 && kQuarterLines * kLine == kUnit);
+// Parts of sums that a lane with so many experts has registers for.
+constexpr int most_sum_parts(int per_lane) { return 16 / per_lane; }
+static_assert(kForesightColumns == kStageDepth);
 static_assert(kPlaces * kMostChainedRows == kConsumers, "a thread has one result of a round");
 
 enum class Kind { kAdd, kGate, kStore };
@@ -104,6 +119,30 @@ struct Phase {
   BFloat16* out;        // [T, outputs], or null
 };
 
+// What experts are asked for by before the router has spoken: skinny_chain_foresight.cuh.
+struct Foresight {
+  CUtensorMap weights;
+  int pieces;      // of stages along k; 0: nothing is foreseen
+  int parts;       // pieces of a tile
+  int span;        // stages of a piece
+  int row_chunks;  // stages of [attended | residual]
+  int rows;        // experts, filled up to whole tiles
+  Word* words;     // [parts, rows] in sectors: sums in float32
+};
+
+// A CTA's pieces are its `first`, and each `gridDim.x` further on. The last CTAs have the fewest other tiles.
+struct Piece {
+  int row;           // of F
+  int begin, count;  // stages
+  int part;
+
+  __device__ static int first() { return static_cast<int>(gridDim.x - 1 - blockIdx.x); }
+  __device__ static Piece of(const Foresight& f, int index) {
+    const int tile = index / f.parts, part = index - tile * f.parts, begin = part * f.span;
+    return {tile * kTile, begin, min(f.span, f.row_chunks - begin), part};
+  }
+};
+
 struct Arguments {
   CUtensorMap weights[kMostPhases];  // see weight_map
   CUtensorMap shared[2];             // of the expert that every row takes: gate and up, down
@@ -114,6 +153,7 @@ struct Arguments {
   bool lets_next_in_early, renormalises, has_shared;
   float factor;
   const Word* logits;  // [E / 2] in sectors: the router's
+  Foresight foresight;
   const void* attended;
   Activation activation;
   HiddenTap tap;                 // of the results of the phase before the last
@@ -124,7 +164,7 @@ struct Arguments {
 // A product as one CTA sees it, in shared memory, because reading arguments by index takes much longer.
 struct alignas(16) View {
   int units, chunks;
-  int first, end;  // tiles
+  int first, end;  // tiles, see tile_at
   int outputs, part;
   Kind kind;
   int gain;  // whose gain in shared memory, -1: no norm
@@ -134,10 +174,14 @@ struct alignas(16) View {
   const Word* from;
   Word* to;
   BFloat16* out;
+  // The tap looks at the results. Kept here because an argument that nobody has read in this launch comes
+  // from the L2, and words would wait for it: 1,500 clocks.
+  bool is_tapped;
 
-  __device__ static View of(const Phase& phase, int gain) {
+  template <Form kForm>
+  __device__ static View of(const Phase& phase, int gain, bool is_tapped) {
     const int block = static_cast<int>(blockIdx.x);
-    const int first = block * phase.tiles_each + min(block, phase.longer);
+    const int first = goes_by_stages(kForm) ? 0 : block * phase.tiles_each + min(block, phase.longer);
     return {phase.units,
             phase.chunks,
             first,
@@ -152,7 +196,49 @@ struct alignas(16) View {
             phase.scales,
             phase.from,
             phase.to,
-            phase.out};
+            phase.out,
+            is_tapped};
+  }
+};
+
+// The tile that a view counts as `index`.
+template <Form kForm>
+__device__ __forceinline__ int tile_at(int index) {
+  return goes_by_stages(kForm) ? index * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x) : index;
+}
+
+__device__ __forceinline__ int stages_of(const View& view) { return (view.end - view.first) * view.chunks; }
+
+// Those of gate and up that are asked for before the choice: of the first round, whose sums wait for it.
+__device__ __forceinline__ int stages_ahead(const Foresight& f, const View& gate) {
+  return f.pieces > 0 ? min(kRoundTiles, gate.end - gate.first) * gate.chunks : 0;
+}
+
+// The choice as one CTA sees it.
+struct alignas(16) ChoiceView {
+  const Word* logits;  // [E / 2] in sectors: the router's
+  const Word* sums;    // [parts, E filled up to tiles] in sectors: what tells ahead who is best
+  int parts;           // 0: nobody is foreseen
+  int num_experts, num_chosen;
+  int first_ahead, last_ahead;   // ranks of which stages are asked for ahead
+  unsigned long long* num_read;  // null: another CTA counts, or nobody
+  float factor;
+  bool renormalises, has_shared;
+
+  __device__ static ChoiceView of(const Arguments& a, const View& gate) {
+    const int stages = stages_ahead(a.foresight, gate), tiles = gate.part / (kTile / 2);
+    const int last = (gate.first + (stages - 1) / gate.chunks) / tiles;
+    return {a.logits,
+            a.foresight.words,
+            a.foresight.parts,
+            a.num_experts,
+            a.num_chosen,
+            gate.first / tiles,
+            stages > 0 ? min(last, a.num_chosen - 1) : -1,
+            blockIdx.x == 0 ? a.num_read : nullptr,
+            a.factor,
+            a.renormalises,
+            a.has_shared};
   }
 };
 
@@ -167,11 +253,18 @@ struct Ring {
   PhaseBarrier empty[kMostStages];  // all warps have read them
 };
 
-// The experts of the row.
+// The experts of the row, by id.
 struct Chosen {
   int ids[kMostRanks];
+  bool discards;                 // what was asked for before is of others
   float counts[kMostRanks + 1];  // the last of them is the shared one's
-  PhaseBarrier there;            // ids are: whoever writes one says so
+  PhaseBarrier there, counted;   // ids are, and counts
+};
+
+// Those that it is likely to take, by id.
+struct Foreseen {
+  int ids[kMostRanks];
+  PhaseBarrier there;
 };
 
 // Which product is which: with experts the router is one more.
@@ -186,6 +279,8 @@ struct Fixed {
   float squares[kMostPhases][kMostChainedRows][kWarps];  // sums of x², where x is normed
   Ring ring;
   Chosen chosen;
+  Foreseen foreseen;
+  ChoiceView choice;
 };
 
 // Of the rows of x, over each group of 128 and stage of a warp: so many bytes, and a part of what x takes.

@@ -40,6 +40,9 @@ struct ChainNorm {
   float offset;  // is added to the weight, in float32; other than 0 with experts alone
 };
 
+// What attention's columns of a foresight are filled up to a multiple of.
+inline constexpr int64_t kForesightColumns = 1024;
+
 // Experts in place of a feed-forward layer: gate_up is [E, 2 I, H] then, down [E, H, I], without biases.
 struct ChainExperts {
   ChainProduct router;  // [E, H]; weight null: there are no experts. With a shared one [E + 1, H]
@@ -50,6 +53,10 @@ struct ChainExperts {
   ChainProduct shared_up;    // [2 I, H]; weight null: there is none
   ChainProduct shared_down;  // [H, I]
   uint64_t* num_read;        // [1]: K is added to it; null: nobody counts
+  // [E, A filled up with zeros + H] bfloat16, aligned to 16 bytes: what [attended | residual] is multiplied
+  // with to know the router's logits, up to a factor, before the residual is; Wr diag(g) [Wo | 1]. It decides
+  // what is asked for early, and no result. Null: experts are asked for when the router has spoken.
+  const void* foresight;
   // The kernels before and behind are attend_token of heads of up to 128, and get room to begin beside it.
   bool beside_attention;
 };

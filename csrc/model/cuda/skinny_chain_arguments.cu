@@ -96,6 +96,11 @@ int64_t num_routed(const ChainExperts& experts) {
   return experts.router.out_features - (experts.shared_up.weight != nullptr ? 1 : 0);
 }
 
+// Stages of a row of [attended | residual], each filled up.
+int foresight_chunks(int64_t attended, int64_t hidden) {
+  return chunks_of(attended, Form::kNumbers) + chunks_of(hidden, Form::kNumbers);
+}
+
 // The kernel's view of the params, put together product by product.
 class Builder {
  public:
@@ -150,13 +155,29 @@ class Builder {
     a.weights[a.num_phases] =
         expert_quarter_map(product.weight, num_routed(experts_), product.out_features, product.in_features);
     if (shared.weight != nullptr)
-      a.shared[1] = quarter_map(shared.weight, shared.out_features, shared.in_features);
+      a.shared[1] = expert_quarter_map(shared.weight, 1, shared.out_features, shared.in_features);
     const int units = static_cast<int>(product.in_features / kUnit);
     return add_phase({.kind = Kind::kAdd,
                       .units = num_ranks() * units,
                       .chunks = chunks_of(num_ranks() * product.in_features, Form::kNumbers),
                       .outputs = static_cast<int>(product.out_features),
                       .part = units});
+  }
+
+  // Its pieces have so many stages that no CTA has two of them, and who draws reads all sums at once.
+  void add_foresight(const SkinnyChainParams& p) {
+    Foresight& f = a.foresight;
+    const int64_t experts = num_routed(experts_), tiles = ceil_div(experts, kTile);
+    f.row_chunks = foresight_chunks(p.output.in_features, p.output.out_features);
+    const int64_t columns = round_up(p.output.in_features, kForesightColumns) + p.output.out_features;
+    f.weights = weight_map(experts_.foresight, experts, columns, false);
+    const int per_lane = experts > kMostRouted / 2 ? kMostRouted / kWarp : kMostRouted / kWarp / 2;
+    f.span = static_cast<int>(
+        std::max(ceil_div(tiles * f.row_chunks, grid_), ceil_div(f.row_chunks, most_sum_parts(per_lane))));
+    f.parts = static_cast<int>(ceil_div(f.row_chunks, f.span));
+    f.pieces = static_cast<int>(tiles) * f.parts;
+    f.rows = static_cast<int>(tiles) * kTile;
+    f.words = rows_of_words(int64_t{f.parts} * f.rows / 2);
   }
 
   Arguments a{};
@@ -199,6 +220,7 @@ void add_feed_forward(Builder& builder, const SkinnyChainParams& p, const Word* 
     a.renormalises = p.experts.renormalises;
     a.factor = p.experts.factor;
     a.num_read = reinterpret_cast<unsigned long long*>(p.experts.num_read);
+    if (p.experts.foresight != nullptr) builder.add_foresight(p);
   }
   Phase& gate = has_experts ? builder.add_gates(p.gate_up) : builder.add(p.gate_up, Kind::kGate);
   norm_from(gate, p.mlp_norm, from);
@@ -253,6 +275,7 @@ void finish(Arguments& a, int num_tokens, Form form, int64_t normed, bool beside
   a.num_tokens = num_tokens;
   for (int i = 0; i < a.num_phases; ++i)
     a.row_pitch = std::max(a.row_pitch, padded_bytes(a.phases[i].chunks, form) + kRowPad);
+  a.row_pitch = std::max(a.row_pitch, padded_bytes(a.foresight.row_chunks, form) + kRowPad);
   a.gain_bytes = padded_bytes(chunks_of(normed, form), form);
   const Depth depth = depth_of(a, form, beside_attention);
   a.stages = depth.stages;
@@ -317,7 +340,7 @@ void check_params(const SkinnyChainParams& p) {
   for (const void* pointer :
        {p.attended, p.output.weight, p.gate_up.weight, p.down.weight, p.next_qkv.weight, p.mlp_norm.weight,
         p.next_norm.weight, experts.router.weight, experts.shared_up.weight, experts.shared_down.weight,
-        static_cast<const void*>(p.scratch)})
+        experts.foresight, static_cast<const void*>(p.scratch)})
     check(is_aligned(pointer, 16), "skinny_chain: rows and weights are aligned to 16 bytes");
   check(in_range(p.tap) && !p.tap.store_output, "skinny_chain: tap");
   check(p.deltas.slots == nullptr || (experts.router.weight == nullptr && form == Form::kNumbers),
@@ -367,8 +390,10 @@ bool can_chain_experts(int64_t attended, int64_t hidden, int64_t inner, int64_t 
   if (num_chosen < 1 || num_chosen > std::min<int64_t>(kMostRanks, num_experts)) return false;
   if (num_experts > kMostRouted || num_experts % 4 != 0 || inner > kStageDepth) return false;
   const int64_t ranks = num_chosen + (has_shared ? 1 : 0), logits = num_experts + (has_shared ? 1 : 0);
-  return has_room({attended, hidden, inner}, {hidden, logits, ranks * inner, hidden},
-                  std::max({attended, hidden, ranks * inner}), hidden, 1, Form::kNumbers);
+  const int64_t row = foresight_chunks(attended, hidden) * int64_t{kStageDepth};
+  const int64_t foreseen = row / kStageDepth * round_up(num_experts, kTile) / 2;
+  return has_room({attended, hidden, inner}, {hidden, logits, foreseen, ranks * inner, hidden},
+                  std::max(row, ranks * inner), hidden, 1, Form::kNumbers);
 }
 
 void skinny_chain(const SkinnyChainParams& p, Stream stream) {

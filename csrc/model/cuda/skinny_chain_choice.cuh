@@ -3,14 +3,14 @@
 #pragma once
 
 #include "device/exchange.cuh"
+#include "device/launch.cuh"
 #include "device/reductions.cuh"
 #include "model/cuda/skinny_chain.cuh"
+#include "model/cuda/skinny_chain_draw.cuh"
+#include "model/cuda/skinny_chain_foresight.cuh"
 #include "model/cuda/skinny_chain_rows.cuh"
 
 namespace bequest::cuda::chain {
-
-inline constexpr int kQuad = 4;  // experts that follow each other lie in a lane: two words
-inline constexpr uint32_t kNobody = 0;
 
 // The bits of a bfloat16 logit in the upper half, so that larger keys are better; NaN is the worst. In the
 // lower half is who it is of: of equal ones the smaller expert is better, and no two keys are equal.
@@ -27,40 +27,33 @@ __device__ __forceinline__ float logit_of_key(uint32_t key) {
   return __uint_as_float((ordered & 0x8000u ? ordered & 0x7fffu : ~ordered & 0xffffu) << 16);
 }
 
-// The router's logits, when they are there: lane l has those of experts 4 l to 4 l + 3, and of 128 further
-// on.
+// The router's logits, when they are there.
 template <int kPerLane>
-__device__ __forceinline__ void load_keys(const Arguments& a, uint32_t launch, int lane,
+__device__ __forceinline__ void load_keys(const ChoiceView& view, uint32_t launch, int lane,
                                           uint32_t (&keys)[kPerLane]) {
+  constexpr int kQuads = kPerLane / kQuad;
+  uint4 words[kQuads] = {};
+  bool lacks_any;
+  Patience patience;
+  do {
+    lacks_any = false;
 #pragma unroll
-  for (int i = 0; i < kPerLane; i += kQuad) {
-    const int first = i * kWarp + lane * kQuad;
-    const uint8_t* at = reinterpret_cast<const uint8_t*>(a.logits) + place_of_word(first / 2);
-    uint4 words = make_uint4(0, 0, 0, 0);
-    Patience patience;
-    while (first < a.num_experts) {
-      words = load_words(at);
-      if (words.y == launch && words.w == launch) break;
-      patience.spend();
+    for (int i = 0; i < kQuads; ++i) {
+      const int first = expert_at(i * kQuad, lane);
+      if (first < view.num_experts && (words[i].y != launch || words[i].w != launch)) {
+        words[i] = load_words(reinterpret_cast<const uint8_t*>(view.logits) + place_of_word(first / 2));
+        lacks_any = true;
+      }
     }
-    const uint32_t bits[kQuad] = {words.x & 0xffffu, words.x >> 16, words.z & 0xffffu, words.z >> 16};
+    patience.spend();
+  } while (lacks_any);
 #pragma unroll
-    for (int j = 0; j < kQuad; ++j)
-      keys[i + j] = first < a.num_experts ? key_of_logit(bits[j], first + j) : kNobody;
+  for (int i = 0; i < kPerLane; ++i) {
+    const uint4& quad = words[i / kQuad];
+    const uint32_t pair = i % kQuad < 2 ? quad.x : quad.z;
+    const int expert = expert_at(i, lane);
+    keys[i] = expert < view.num_experts ? key_of_logit(i % 2 ? pair >> 16 : pair & 0xffffu, expert) : kNobody;
   }
-}
-
-// The best of the warp's keys, which is taken out.
-template <int kPerLane>
-__device__ __forceinline__ uint32_t draw_best(uint32_t (&keys)[kPerLane]) {
-  uint32_t best = keys[0];
-#pragma unroll
-  for (int i = 1; i < kPerLane; ++i) best = max(best, keys[i]);
-  best = __reduce_max_sync(kAllLanes, best);
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i)
-    if (keys[i] == best) keys[i] = kNobody;
-  return best;
 }
 
 // The sum of all e^(logit - top).
@@ -73,8 +66,8 @@ __device__ __forceinline__ float total_of(const uint32_t (&keys)[kPerLane], floa
 }
 
 // What the expert of every row counts.
-__device__ __forceinline__ float count_of_shared(const Arguments& a, uint32_t launch) {
-  const uint8_t* at = reinterpret_cast<const uint8_t*>(a.logits) + place_of_word(a.num_experts / 2);
+__device__ __forceinline__ float count_of_shared(const ChoiceView& view, uint32_t launch) {
+  const uint8_t* at = reinterpret_cast<const uint8_t*>(view.logits) + place_of_word(view.num_experts / 2);
   uint4 words;
   Patience patience;
   for (;;) {
@@ -84,32 +77,58 @@ __device__ __forceinline__ float count_of_shared(const Arguments& a, uint32_t la
   }
 }
 
-// By one warp. As expert_route.cu chooses, by a softmax without bias or groups.
+// The keys of the best, by id: lane l has that of rank l. In shared memory they are put in order.
 template <int kPerLane>
-__device__ __forceinline__ void choose(const Arguments& a, LaunchNumber number, int lane, Chosen& chosen) {
+__device__ __forceinline__ uint32_t draw_by_id(uint32_t (&keys)[kPerLane], int count, int lane, int* ids) {
+  const uint32_t mine = draw(keys, count, lane, [](uint32_t) {});
+  const int place = place_by_id(expert_of_key(mine), count);
+  if (lane < count) ids[place] = static_cast<int>(mine);
+  __syncwarp();
+  return lane < count ? static_cast<uint32_t>(ids[lane]) : kNobody;
+}
+
+// As expert_route.cu chooses, by a softmax without bias or groups. foreseen: by bits, which of a lane's
+// experts are; 0 in all lanes: nobody is
+template <int kPerLane>
+__device__ __forceinline__ void choose(const ChoiceView& view, uint32_t launch, int lane, uint32_t foreseen,
+                                       Fixed& fixed) {
+  Chosen& chosen = fixed.chosen;
   uint32_t keys[kPerLane];
-  load_keys<kPerLane>(a, number.get(), lane, keys);
-  uint32_t all[kPerLane];
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) all[i] = keys[i];
-  const uint32_t first = draw_best(keys);
-  uint32_t mine = first;
-#pragma unroll 1
-  for (int rank = 1; rank < a.num_chosen; ++rank) {
-    const uint32_t best = draw_best(keys);
-    if (lane == rank) mine = best;
+  load_keys<kPerLane>(view, launch, lane, keys);
+  const float top = logit_of_key(best_of(keys)), total = view.renormalises ? 0.0f : total_of(keys, top);
+  uint32_t mine;
+  bool discards = false;
+  if (view.parts > 0 && are_best(foreseen, keys)) {  // nobody has to be drawn
+    mine = key_of(keys, fixed.foreseen.ids[min(lane, view.num_chosen - 1)]);
+  } else {
+    mine = draw_by_id(keys, view.num_chosen, lane, chosen.ids);
+    const bool is_ahead = lane >= view.first_ahead && lane <= view.last_ahead;
+    discards = __any_sync(kAllLanes, is_ahead && fixed.foreseen.ids[lane] != expert_of_key(mine));
   }
-  if (lane < a.num_chosen) {  // weights are asked for while it is found out what they count
-    chosen.ids[lane] = expert_of_key(mine);
-    chosen.there.arrive();
-  }
-  const float top = logit_of_key(first);
-  float count = lane < a.num_chosen ? __expf(logit_of_key(mine) - top) : 0.0f;
-  count /= a.renormalises ? warp_sum(count) : total_of(all, top);
-  if (lane < a.num_chosen) chosen.counts[lane] = count * a.factor;
-  if (a.num_read != nullptr && blockIdx.x == 0 && lane == 0)
-    atomicAdd(a.num_read, static_cast<unsigned long long>(a.num_chosen));
-  if (a.has_shared && lane == 0) chosen.counts[a.num_chosen] = count_of_shared(a, number.get());
+  const bool has_one = lane < view.num_chosen;
+  if (has_one) chosen.ids[lane] = expert_of_key(mine);
+  if (lane == 0) chosen.discards = discards;
+  __syncwarp();
+  if (lane == 0) chosen.there.arrive();  // weights are asked for while it is found out what they count
+  float count = has_one ? __expf(logit_of_key(mine) - top) : 0.0f;
+  count /= view.renormalises ? warp_sum(count) : total;
+  if (has_one) chosen.counts[lane] = count * view.factor;
+  if (lane == 0 && view.has_shared) chosen.counts[view.num_chosen] = count_of_shared(view, launch);
+  __syncwarp();
+  if (lane > 0) return;
+  chosen.counted.arrive();
+  if (view.num_read != nullptr) atomicAdd(view.num_read, static_cast<unsigned long long>(view.num_chosen));
+}
+
+// By the warp that chooses. Not a part of the kernel's code: those that multiply would lack registers.
+template <int kPerLane>
+__device__ __noinline__ void choose_experts(Fixed& fixed, const uint32_t* launches) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  wait_for_previous();
+  const uint32_t launch = __ldcg(launches) + 1;
+  uint32_t foreseen = 0;
+  if (fixed.choice.parts > 0) foreseen = foresee<kPerLane>(fixed.choice, launch, lane, fixed.foreseen);
+  choose<kPerLane>(fixed.choice, launch, lane, foreseen, fixed);
 }
 
 }  // namespace bequest::cuda::chain

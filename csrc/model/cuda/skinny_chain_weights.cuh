@@ -19,17 +19,21 @@ class Reader {
 
   // With what groups are scaled by.
   __device__ void read(const View& view, const CUtensorMap& map, const CUtensorMap& groups) {
-    const int rows = view.kind == Kind::kGate ? kTile / 2 : kTile;
     of_phase_ = 0;
+    if constexpr (goes_by_stages(kForm)) {
 #pragma unroll 1
-    for (int tile = view.first; tile < view.end; ++tile)
+      for (int round = view.first; round < view.end; round += kRoundTiles)
 #pragma unroll 1
-      for (int chunk = 0; chunk < view.chunks; ++chunk) {
-        make_room();
-        copy_grouped_stage<group_lines(kForm)>(map, groups, place(), ring_.full[at_.index], tile * rows,
-                                               chunk, policy_);
-        advance();
-      }
+        for (int chunk = 0; chunk < view.chunks; ++chunk)
+#pragma unroll 1
+          for (int tile = round; tile < min(round + kRoundTiles, view.end); ++tile)
+            read_grouped(view, map, groups, tile_at<kForm>(tile), chunk);
+    } else {
+#pragma unroll 1
+      for (int tile = view.first; tile < view.end; ++tile)
+#pragma unroll 1
+        for (int chunk = 0; chunk < view.chunks; ++chunk) read_grouped(view, map, groups, tile, chunk);
+    }
   }
 
   __device__ void read(const View& view, const CUtensorMap& map) {
@@ -46,38 +50,45 @@ class Reader {
   }
 
   // One tile, whose rows begin with `row`.
-  __device__ void read_rows(int chunks, const CUtensorMap& map, int row) {
+  __device__ void read_rows(int chunks, const CUtensorMap& map, int row, int first_chunk = 0) {
 #pragma unroll 1
-    for (int chunk = 0; chunk < chunks; ++chunk) {
+    for (int chunk = first_chunk; chunk < first_chunk + chunks; ++chunk) {
       make_room();
       copy_stage(map, place(), ring_.full[at_.index], row, chunk * kStageLines, policy_);
       advance();
     }
   }
 
-  // Gate and up of the chosen experts: a tile is one expert's. The shared one comes behind them. Stages are
-  // counted on from the router's: x was there before the choice.
-  __device__ void read_gates(const View& view, const CUtensorMap& map, const CUtensorMap& shared,
-                             const int* ids) {
+  // Those of a CTA, of what tells the experts ahead.
+  __device__ void read_pieces(const Foresight& f) {
+#pragma unroll 1
+    for (int index = Piece::first(); index < f.pieces; index += static_cast<int>(gridDim.x)) {
+      const Piece piece = Piece::of(f, index);
+      read_rows(piece.count, f.weights, piece.row, piece.begin);
+    }
+  }
+
+  // Stages from `begin` up to `end` of gate and up of these experts: a tile is one expert's. The shared one
+  // comes behind them. Stages are counted on from the router's: x was there before the choice.
+  __device__ void read_gates(const View& view, const int* ids, int begin, int end) {
+    const CUtensorMap &map = a_.weights[Order<true>::kGate], &shared = a_.shared[0];
     const int tiles = view.part / (kTile / 2);  // of an expert
 #pragma unroll 1
-    for (int tile = view.first; tile < view.end; ++tile) {
-      const int rank = tile / tiles, row = (tile - rank * tiles) * (kTile / 2);
-#pragma unroll 1
-      for (int chunk = 0; chunk < view.chunks; ++chunk) {
-        make_room();
-        if (rank < a_.num_chosen)
-          copy_expert_stage(map, place(), ring_.full[at_.index], {row, chunk * kStageLines}, ids[rank],
-                            policy_);
-        else
-          copy_stage(shared, place(), ring_.full[at_.index], row, chunk * kStageLines, policy_);
-        advance();
-      }
+    for (int stage = begin; stage < end; ++stage) {
+      const int done = stage / view.chunks, line = (stage - done * view.chunks) * kStageLines;
+      const int tile = view.first + done, rank = tile / tiles, row = (tile - rank * tiles) * (kTile / 2);
+      make_room();
+      if (rank < a_.num_chosen)
+        copy_expert_stage(map, place(), ring_.full[at_.index], {row, line}, ids[rank], policy_);
+      else
+        copy_stage(shared, place(), ring_.full[at_.index], row, line, policy_);
+      advance();
     }
   }
 
   // Their down, as one matrix of all inner sizes one behind another: each quarter of a stage is of the expert
-  // that it belongs to. What a stage lacks at the end is the last quarter again; x is zero there.
+  // that it belongs to. What a stage lacks at the end is the last quarter again; x is zero there. Where the
+  // quarters of a stage are is found out first, so that one need not wait for the other.
   __device__ void read_downs(const View& view, const CUtensorMap& map, const CUtensorMap& shared,
                              const int* ids) {
 #pragma unroll 1
@@ -85,27 +96,41 @@ class Reader {
       int rank = 0, unit = 0, left = view.units;
 #pragma unroll 1
       for (int chunk = 0; chunk < view.chunks; ++chunk) {
-        make_room();
-        PhaseBarrier& full = ring_.full[at_.index];
-        full.arrive_expecting(kStageBytes);
-#pragma unroll 1
-        for (uint32_t to = place(); to < place() + kStageBytes; to += kStepBytes) {
-          const int4 at = {0, tile * kTile, 0, unit * kQuarterLines};
-          if (rank < a_.num_chosen)
-            copy_box(map, to, full, at, ids[rank], policy_);
-          else
-            copy_box(shared, to, full, at, policy_);
+        const CUtensorMap* maps[kSteps];
+        int experts[kSteps], lines[kSteps];
+#pragma unroll
+        for (int q = 0; q < kSteps; ++q) {
+          const bool is_chosen = rank < a_.num_chosen;
+          maps[q] = is_chosen ? &map : &shared;
+          experts[q] = is_chosen ? ids[rank] : 0;
+          lines[q] = unit * kQuarterLines;
           if (--left > 0 && ++unit == view.part) {
             unit = 0;
             ++rank;
           }
         }
+        make_room();
+        PhaseBarrier& full = ring_.full[at_.index];
+        full.arrive_expecting(kStageBytes);
+#pragma unroll
+        for (int q = 0; q < kSteps; ++q)
+          copy_box(*maps[q], place() + q * kStepBytes, full, {0, tile * kTile, 0, lines[q]}, experts[q],
+                   policy_);
         advance();
       }
     }
   }
 
  private:
+  __device__ __forceinline__ void read_grouped(const View& view, const CUtensorMap& map,
+                                               const CUtensorMap& groups, int tile, int chunk) {
+    const int rows = view.kind == Kind::kGate ? kTile / 2 : kTile;
+    make_room();
+    copy_grouped_stage<group_lines(kForm)>(map, groups, place(), ring_.full[at_.index], tile * rows, chunk,
+                                           policy_);
+    advance();
+  }
+
   __device__ __forceinline__ void make_room() {
     // Behind so many stages of a phase its rows are there, and nothing waits behind weights.
     const int most = of_phase_ < a_.stages ? a_.in_flight : a_.in_stream;

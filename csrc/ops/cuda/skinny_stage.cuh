@@ -51,12 +51,8 @@ inline CUtensorMap expert_weight_map(const void* weight, int64_t num_experts, in
   return detail::stage_map(weight, 5, num_experts, out_features, in_features, gated);
 }
 
-// W [N, K], or the matrices [E, N, K] of E experts, as quarters of stages: 256 of k of each row. REQUIRES: K
-// is a multiple of 256.
+// The same as quarters of stages: 256 of k of each row. REQUIRES: K is a multiple of 256.
 inline constexpr int kQuarterLines = kStageLines / 4;
-inline CUtensorMap quarter_map(const void* weight, int64_t out_features, int64_t in_features) {
-  return detail::stage_map(weight, 4, 1, out_features, in_features, false, kQuarterLines);
-}
 inline CUtensorMap expert_quarter_map(const void* weight, int64_t num_experts, int64_t out_features,
                                       int64_t in_features) {
   return detail::stage_map(weight, 5, num_experts, out_features, in_features, false, kQuarterLines);

@@ -247,7 +247,7 @@ def _tail(mixer: Attention | DeltaNet, norm: Norm, mlp: FeedForward | Experts) -
         up, down, choice = _product(mlp.up), _product(mlp.down), None
     else:
         up, down = _expert_product(mlp.up), _expert_product(mlp.down)
-        choice = _choice(mlp, beside_attention=_is_narrow(mixer))
+        choice = _choice(mlp, _foresight(mixer, norm, mlp), beside_attention=_is_narrow(mixer))
     return cuda_chain.Tail(_product(mixer.output), row_norm(norm), up, mlp.activation, down, choice)
 
 
@@ -255,13 +255,22 @@ def _is_narrow(mixer: Attention | DeltaNet) -> bool:
     return isinstance(mixer, Attention) and mixer.output.in_features <= _NARROW_HEAD * mixer.heads.num_heads
 
 
-def _choice(experts: Experts, *, beside_attention: bool) -> cuda_chain.Choice:
+def _foresight(mixer: Attention | DeltaNet, norm: Norm, experts: Experts) -> Tensor | None:
+    """None: biases hide who is best from it."""
+    output, router = mixer.output, experts.router
+    assert isinstance(output, DenseWeight) and isinstance(router, DenseWeight)
+    if output.bias is not None or router.bias is not None:
+        return None
+    return cuda_chain.make_foresight(router.matrix, row_norm(norm), output.matrix)
+
+
+def _choice(experts: Experts, foresight: Tensor | None, *, beside_attention: bool) -> cuda_chain.Choice:
     routing, router, shared = experts.routing, experts.router, None
     if experts.shared is not None and experts.shared_gate is not None:
         router = _joined([router, experts.shared_gate])
         shared = (_product(experts.shared.up), _product(experts.shared.down))
     rule = (routing.top_k, routing.renormalises, routing.factor)
-    return cuda_chain.Choice(_product(router), *rule, shared, beside_attention)
+    return cuda_chain.Choice(_product(router), *rule, shared, beside_attention, foresight)
 
 
 def _expert_product(weights: ExpertWeights) -> cuda_chain.Product:
