@@ -48,17 +48,24 @@ __device__ __forceinline__ void in_turns(int count, const int& left, W& even, W&
   if (left > 0) even = odd;
 }
 
-// Where a lane finds its x of a phase, and the sums of its groups.
+// Where a lane finds its x of a phase, and the sums of its groups where those are needed.
+template <Form kForm>
 struct XPlace {
   uint32_t begin, sums;
 
-  template <int T, Form kForm>
+  template <int T>
   __device__ __forceinline__ static XPlace of(const Arguments& a, const Places& places, const uint8_t* shared,
                                               int chunks, int warp, int lane) {
     // Columns beyond the last row of x are the last; nobody stores what becomes of them.
     const uint32_t row = shared_address(shared + places.rows) + min(lane / 8, T - 1) * a.row_pitch;
-    return {row + lane_in_row<kForm>(lane) + warp * (chunks * kStageUnits<kForm> * kSliceBytes),
+    return {row + lane_in_row<kForm>(lane) + warp * (chunks * kStageBytesOfX<kForm>),
             shared_address(shared + places.sums) + warp * chunks * kSumBytes + lane % 4 * 16};
+  }
+  __device__ __forceinline__ XPlace of_stage(int chunk) const {
+    return {begin + chunk * kStageBytesOfX<kForm>, sums + chunk * kSumBytes};
+  }
+  __device__ __forceinline__ void prepare(int lane) const {
+    if constexpr (kForm == Form::kInt4) Row<kForm>::prepare(begin, sums, lane);
   }
 };
 
@@ -66,11 +73,10 @@ struct XPlace {
 // `even`. to: of the lane's row, and of its token if it has one
 template <Form kForm>
 __device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, int chunks,
-                                               const XPlace& place, bool has_token, float* to, int& left,
-                                               Weights<kForm>& even, Weights<kForm>& odd) {
-  constexpr int kStageBytesOfX = kStageUnits<kForm> * kSliceBytes;
+                                               const XPlace<kForm>& place, bool has_token, float* to,
+                                               int& left, Weights<kForm>& even, Weights<kForm>& odd) {
   Row<kForm> x;
-  x.load(place.begin, place.sums);
+  x.load(place.begin);
   if (chunks == 1) {
     const auto step = [&](const Weights<kForm>& now, Weights<kForm>& next) {
       if (--left > 0) ring.take(next);
@@ -82,25 +88,54 @@ __device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, 
     };
     return in_turns(count, left, even, odd, step);
   }
-  const uint32_t x_end = place.begin + chunks * kStageBytesOfX;
-  uint32_t x_at = place.begin, sums_at = place.sums;
+  const uint32_t x_end = place.begin + chunks * kStageBytesOfX<kForm>;
+  uint32_t x_at = place.begin;
   TileSum sum;
   const auto step = [&](const Weights<kForm>& now, Weights<kForm>& next) {
     if (--left > 0) ring.take(next);
     sum.add(now, x);
     ring.give_back(now);
-    x_at += kStageBytesOfX;
-    sums_at += kSumBytes;
+    x_at += kStageBytesOfX<kForm>;
     if (x_at == x_end) {
       x_at = place.begin;
-      sums_at = place.sums;
       if (has_token) *to = sum.total();
       sum = TileSum{};
       to += kTile;
     }
-    x.load(x_at, sums_at);
+    x.load(x_at);
   };
   in_turns(count * chunks, left, even, odd, step);
+}
+
+// The same of one stage along k of each tile, added to what is there if `adds`. A stage's weights are read
+// when the ones before are multiplied, so that the loop is short: instructions take longer to come than to
+// run.
+template <Form kForm>
+__device__ __forceinline__ void multiply_stages(RingEnd<kForm>& ring, int count, const XPlace<kForm>& place,
+                                                bool adds, bool has_token, float* to, int& left,
+                                                Weights<kForm>& w) {
+  Row<kForm> x;
+  x.load(place.begin, place.sums);
+#pragma unroll 1
+  for (; count > 0; --count) {
+    float before = 0;  // read here, where nothing waits for it
+    if (adds && has_token) before = *to;
+    float sums[kSteps][4] = {};
+    TileSum::multiply_codes(w, x, sums);
+    uint32_t groups[kSteps];
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) groups[s] = w.groups[s];
+    ring.give_back(w);
+    if (--left > 0) ring.take(w);
+    // Not before the next weights are on their way.
+#pragma unroll
+    for (auto& of_group : sums) asm volatile("" : "+f"(of_group[0]), "+f"(of_group[3]));
+    TileSum sum;
+    sum.add_scaled(groups, x, sums);
+    const float total = before + sum.total();
+    if (has_token) *to = total;
+    to += kTile;
+  }
 }
 
 // Stages x of the output product with the residual behind it, and multiplies what tells the experts ahead.
@@ -121,14 +156,10 @@ __device__ __forceinline__ void await_gains() {
   sync_consumers();
 }
 
-__device__ __forceinline__ const HiddenTap* tap_of(const Arguments& a) {
-  return a.tap.ring_rows != nullptr ? &a.tap : nullptr;
-}
-
-// The x of a phase, when it is there, and the sums of its squares, and of its groups where those are needed.
+// The x of a phase, when it is there, and the sums of its squares.
 template <int T, bool kHasExperts, Form kForm>
 __device__ __forceinline__ void stage(const RowStager<T, kHasExperts, kForm>& rows, const View& view,
-                                      const XPlace& x, LaunchNumber launch, int warp, int lane,
+                                      const XPlace<kForm>& x, LaunchNumber launch, int warp, int lane,
                                       float (&shared_squares)[kMostChainedRows][kWarps]) {
   float squares[T] = {};
   if (view.from == nullptr)
@@ -136,7 +167,30 @@ __device__ __forceinline__ void stage(const RowStager<T, kHasExperts, kForm>& ro
   else
     rows.stage_published(view, view.units, view.chunks, view.gain, launch, squares);
   if (view.gain >= 0) store_squares(squares, warp, lane, shared_squares);
-  if constexpr (kForm == Form::kInt4) Row<kForm>::prepare(x.begin, x.sums, view.chunks, lane);
+#pragma unroll 1
+  for (int chunk = 0; goes_by_stages(kForm) && chunk < view.chunks; ++chunk) x.of_stage(chunk).prepare(lane);
+}
+
+// The tiles of a round, stage by stage along k; x of the first round is staged on the way (stages_late).
+template <int T, class Rows, Form kForm>
+__device__ __forceinline__ void multiply_round(const Rows& rows, const View& view, LaunchNumber launch,
+                                               bool is_first, RingEnd<kForm>& ring, int count,
+                                               const XPlace<kForm>& x, int warp, int lane, float* to,
+                                               int& left, Weights<kForm>& w,
+                                               float (&shared_squares)[kMostChainedRows][kWarps]) {
+  const bool stages = stages_late<T>(kForm) && is_first && view.from != nullptr;
+  typename Rows::Words words;
+  float squares[T] = {};
+  if (stages) rows.ask(view, 0, words);
+#pragma unroll 1
+  for (int chunk = 0; chunk < view.chunks; ++chunk) {
+    if (stages) {
+      rows.await(view, chunk, launch, words, squares, [&] { x.of_stage(chunk).prepare(lane); });
+      if (chunk + 1 < view.chunks) rows.ask(view, chunk + 1, words);
+    }
+    multiply_stages<kForm>(ring, count, x.of_stage(chunk), chunk > 0, lane % 4 < T, to, left, w);
+  }
+  if (stages && view.gain >= 0) store_squares(squares, warp, lane, shared_squares);
 }
 
 // Behind the first round of gate and up, which may be of experts that the router does not choose: how many of
@@ -176,7 +230,7 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     const PhaseDeltas<T, A> deltas(a, *reinterpret_cast<SharedDeltas*>(shared + places.deltas), i);
     const bool has_staged = is_router || chooses || foresees || deltas.has_tile();
     const int row_chunks = foresees ? a.foresight.row_chunks : chunks;
-    const XPlace x = XPlace::of<T, kForm>(a, places, shared, row_chunks, warp, lane);
+    const auto x = XPlace<kForm>::template of<T>(a, places, shared, row_chunks, warp, lane);
     if constexpr (kHasExperts) {
       if (foresees) multiply_foresight(a.foresight, rows, view, x.begin, ring, sums, launch);
       if (is_router) stage(rows, view, x, launch, warp, lane, squares);
@@ -184,14 +238,16 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     if (tile == end && !deltas.has_tile()) continue;
     Weights<kForm> even, odd;
     ring.take(even);  // the first ones, before x is there
-    if (deltas.has_tile()) {
-      stage(rows, view, x, launch, warp, lane, squares);
-      int left = chunks;
-      multiply_tiles<kForm>(ring, 1, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
-      sync_consumers();
-      deltas.publish(sums.turn(), norm_scale(view, squares, deltas.token()), launch, thread);
-      if (tile == end) continue;
-      ring.take(even);
+    if constexpr (kIsAdapted<A>) {
+      if (deltas.has_tile()) {
+        stage(rows, view, x, launch, warp, lane, squares);
+        int left = chunks;
+        multiply_tiles<kForm>(ring, 1, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
+        sync_consumers();
+        deltas.publish(sums.turn(), norm_scale(view, squares, deltas.token()), launch, thread);
+        if (tile == end) continue;
+        ring.take(even);
+      }
     }
     bool is_open = chooses;
     int left = (is_open ? min(kRoundTiles, end - tile) : end - tile) * chunks;  // stages
@@ -199,13 +255,20 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     do {
       const int count = min(kRoundTiles, end - tile);
       const auto stage_first = [&] {
-        if (tile == view.first && !has_staged) stage(rows, view, x, launch, warp, lane, squares);
+        const bool is_staged_late = stages_late<T>(kForm) && view.from != nullptr;
+        if (tile == view.first && !has_staged && !is_staged_late)
+          stage(rows, view, x, launch, warp, lane, squares);
       };
       if constexpr (kHasExperts) stage_first();  // needs the registers that an element has
       Element<kForm, kIsAdapted<A>> element(view, T, tile, count, thread);
       deltas.ask(element, view);
       if constexpr (!kHasExperts) stage_first();
-      multiply_tiles<kForm>(ring, count, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
+      if constexpr (goes_by_stages(kForm)) {
+        multiply_round<T>(rows, view, launch, tile == view.first, ring, count, x, warp, lane,
+                          sums.place(warp, lane), left, even, squares);
+      } else {
+        multiply_tiles<kForm>(ring, count, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
+      }
       if (tile == view.first) deltas.collect(launch, thread);
       sync_consumers();
       if (is_open) {
@@ -213,9 +276,8 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
         if (settle(fixed.chosen, end - tile, count, chunks, ring, left, even) == 0) continue;
       }
       if (warp < T * (kPlaces / kWarp))
-        element.store(view, a.activation, sums.get(), squares, launch,
-                      i == Order::kDown ? tap_of(a) : nullptr, kHasExperts ? fixed.chosen.counts : nullptr,
-                      deltas.shrunk());
+        element.store(view, a.activation, sums.get(), squares, launch, a.tap,
+                      kHasExperts ? fixed.chosen.counts : nullptr, deltas.shrunk());
       sums.turn();
       tile += kRoundTiles;
     } while (tile < end);
@@ -285,10 +347,11 @@ __global__ __launch_bounds__(threads_of(kPerLane > 0),
     publish_barriers();
   }
   if (threadIdx.x < a.num_phases)
-    fixed.views[threadIdx.x] = View::of(a.phases[threadIdx.x], threadIdx.x < Order::kNext ? 0 : 1);
+    fixed.views[threadIdx.x] = View::of<kForm>(a.phases[threadIdx.x], threadIdx.x < Order::kNext ? 0 : 1,
+                                               threadIdx.x == Order::kDown && a.tap.ring_rows != nullptr);
   if constexpr (kPerLane > 0)
     if (threadIdx.x == kConsumers + kWarp)
-      fixed.choice = ChoiceView::of(a, View::of(a.phases[Order::kGate], 0));
+      fixed.choice = ChoiceView::of(a, View::of<kForm>(a.phases[Order::kGate], 0, false));
   if constexpr (kIsAdapted<A>) {
     const unsigned phase = threadIdx.x - kWarp;
     if (phase < static_cast<unsigned>(a.num_phases)) deltas.tiles[phase] = tile_of(a, a.deltas[phase]);

@@ -38,6 +38,8 @@ constexpr int depth_unit(Form form) { return is_fine(form) ? 1024 : packed(form)
 constexpr int stage_units(Form form) { return kSteps * packed(form); }  // of k
 template <Form kForm>
 inline constexpr int kStageUnits = stage_units(kForm);
+template <Form kForm>
+inline constexpr int kStageBytesOfX = kStageUnits<kForm> * kSliceBytes;  // of a warp
 // Behind the codes of a stage, what its groups are scaled by: lines of a word for each of 8 rows and 32
 // groups.
 constexpr int group_lines(Form form) {
@@ -45,6 +47,15 @@ constexpr int group_lines(Form form) {
   return form == Form::kInt4 ? 1 : form == Form::kFine4 ? 4 : 2;
 }
 constexpr int ring_bytes(Form form) { return kStageBytes + group_lines(form) * kGroupBytes; }
+// Codes of 4 bits have few stages along k, and a product that waits for all of x waits longest for its last
+// values. So CTAs take tiles in turns, and what they make is complete from its first values on; and the tiles
+// of a round are multiplied stage by stage.
+constexpr bool goes_by_stages(Form form) { return form == Form::kInt4; }
+// Each stage's part of x comes while the one before is multiplied, where there are registers for that.
+template <int T>
+constexpr bool stages_late(Form form) {
+  return goes_by_stages(form) && T == 1;
+}
 inline constexpr int kRoundTiles = 8;  // whose sums wait in shared memory for their end
 inline constexpr int kPlaces = kRoundTiles * kTile;
 inline constexpr int kPartPitch = kPlaces + 4;  // floats; warps that are read at once lie in different banks
@@ -153,7 +164,7 @@ struct Arguments {
 // A product as one CTA sees it, in shared memory, because reading arguments by index takes much longer.
 struct alignas(16) View {
   int units, chunks;
-  int first, end;  // tiles
+  int first, end;  // tiles, see tile_at
   int outputs, part;
   Kind kind;
   int gain;  // whose gain in shared memory, -1: no norm
@@ -163,10 +174,14 @@ struct alignas(16) View {
   const Word* from;
   Word* to;
   BFloat16* out;
+  // The tap looks at the results. Kept here because an argument that nobody has read in this launch comes
+  // from the L2, and words would wait for it: 1,500 clocks.
+  bool is_tapped;
 
-  __device__ static View of(const Phase& phase, int gain) {
+  template <Form kForm>
+  __device__ static View of(const Phase& phase, int gain, bool is_tapped) {
     const int block = static_cast<int>(blockIdx.x);
-    const int first = block * phase.tiles_each + min(block, phase.longer);
+    const int first = goes_by_stages(kForm) ? 0 : block * phase.tiles_each + min(block, phase.longer);
     return {phase.units,
             phase.chunks,
             first,
@@ -181,9 +196,16 @@ struct alignas(16) View {
             phase.scales,
             phase.from,
             phase.to,
-            phase.out};
+            phase.out,
+            is_tapped};
   }
 };
+
+// The tile that a view counts as `index`.
+template <Form kForm>
+__device__ __forceinline__ int tile_at(int index) {
+  return goes_by_stages(kForm) ? index * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x) : index;
+}
 
 __device__ __forceinline__ int stages_of(const View& view) { return (view.end - view.first) * view.chunks; }
 

@@ -27,7 +27,6 @@ namespace bequest::cuda::chain {
 // By the warps that multiply, whose x is staged.
 __device__ __forceinline__ void multiply_pieces(const Foresight& f, RingEnd<Form::kNumbers>& ring,
                                                 uint32_t x_at, RoundSums<1>& sums, LaunchNumber launch) {
-  constexpr int kStageBytesOfX = kStageUnits<Form::kNumbers> * kSliceBytes;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp, lane = thread % kWarp;
 #pragma unroll 1
   for (int index = Piece::first(); index < f.pieces; index += static_cast<int>(gridDim.x)) {
@@ -38,7 +37,7 @@ __device__ __forceinline__ void multiply_pieces(const Foresight& f, RingEnd<Form
       Weights<Form::kNumbers> weights;
       Row<Form::kNumbers> x;
       ring.take(weights);
-      x.load(x_at + chunk * kStageBytesOfX, 0);
+      x.load(x_at + chunk * kStageBytesOfX<Form::kNumbers>);
       sum.add(weights, x);
       ring.give_back(weights);
     }

@@ -47,7 +47,7 @@ class Element {
     place_ = thread % kPlaces;
     const bool gated = view.kind == Kind::kGate;
     const int row = place_ % kTile;
-    output_ = (tile + place_ / kTile) * (gated ? kTile / 2 : kTile) + row;
+    output_ = tile_at<kForm>(tile + place_ / kTile) * (gated ? kTile / 2 : kTile) + row;
     exists_ = token_ < num_tokens && place_ < count * kTile && output_ < view.outputs &&
               !(gated && row >= kTile / 2);
     const int at = token_ * view.outputs + output_;
@@ -74,11 +74,11 @@ class Element {
     if (exists_) delta_.ask(site, shared, phase, token_, output_, up);
   }
 
-  // parts: [T, kWarps, kPartPitch], the warps' sums; squares: [kMostChainedRows, kWarps]; tap: or null;
+  // parts: [T, kWarps, kPartPitch], the warps' sums; squares: [kMostChainedRows, kWarps];
   // counts: of experts, whose results a gated product has; or null; shrunk: of what was asked for
   __device__ __forceinline__ void store(const View& view, Activation activation, const float* parts,
                                         const float (*squares)[kWarps], LaunchNumber launch,
-                                        const HiddenTap* tap, const float* counts,
+                                        const HiddenTap& tap, const float* counts,
                                         const float* shrunk) const {
     const float* part = parts + token_ * (kWarps * kPartPitch) + place_;
     const float scale = norm_scale(view, squares, token_);
@@ -98,7 +98,7 @@ class Element {
     const uint32_t neighbour = __shfl_down_sync(kAllLanes, uint32_t{value.bits}, 1);
     if (to_ != nullptr) store_word(to_, neighbour << 16 | value.bits, launch.get());
     if (out_ != nullptr) *out_ = value;
-    if (tap != nullptr && exists_) rarely_tap(*tap, token_, view.outputs, output_, value);
+    if (view.is_tapped && exists_) rarely_tap(tap, token_, view.outputs, output_, value);
   }
 
  private:

@@ -160,76 +160,152 @@ class RowStager {
     stage_batches<kBatch>(view, units, chunks, gain, number, squares);
   }
 
+  // The same of one stage, in two parts: asks for its words, and waits for them. Meanwhile they are on their
+  // way.
+  static constexpr int kOfStage = kStageUnits<kForm> / kSteps;
+  using Words = uint4[kOfStage][T];
+  __device__ __forceinline__ void ask(const View& view, int chunk, Words& words) const {
+    const Lane at(*this, view, view.chunks, view.gain, chunk * kStageUnits<kForm>);
+#pragma unroll
+    for (int b = 0; b < kOfStage; ++b)
+#pragma unroll
+      for (int t = 0; t < T; ++t)
+        if (at.unit + b * kSteps < view.units) words[b][t] = load_words(at.word(view.units, b, t));
+  }
+  // finish: what else is made of it. Both happen to whatever is there, until all of it is right: instructions
+  // that are needed in a hurry have come by then, which takes longer than to run them.
+  template <class Finish>
+  __device__ __forceinline__ void await(const View& view, int chunk, LaunchNumber number, Words& words,
+                                        float (&squares)[T], const Finish& finish) const {
+    const Lane at(*this, view, view.chunks, view.gain, chunk * kStageUnits<kForm>);
+    const uint32_t launch = number.get();
+#pragma unroll
+    for (int b = 0; b < kOfStage; ++b)
+#pragma unroll
+      for (int t = 0; t < T; ++t)
+        if (at.unit + b * kSteps >= view.units) words[b][t] = {0, launch, 0, launch};
+    Patience patience;
+    bool lacks_any;
+    float own[T];
+    do {
+#pragma unroll
+      for (float& square : own) square = 0;
+      place<kOfStage, true>(at, view, view.gain, 0, words, own);
+      __syncwarp();
+      finish();
+      lacks_any = false;
+#pragma unroll
+      for (int b = 0; b < kOfStage; ++b)
+#pragma unroll
+        for (int t = 0; t < T; ++t)
+          if (words[b][t].y != launch || words[b][t].w != launch) {
+            lacks_any = true;
+            words[b][t] = load_words(at.word(view.units, b, t));
+          }
+      patience.spend();
+    } while (__any_sync(kAllLanes, lacks_any));
+#pragma unroll
+    for (int t = 0; t < T; ++t) squares[t] += own[t];
+  }
+
  private:
   static_assert(kForm == Form::kNumbers || (kSteps % packed(kForm) == 0 && !kHasExperts),
                 "units that are one are read at once");
   // Groups of kSteps units that are read at once. Beside codes there are registers for a long row, which
   // would else take one trip to the L2 behind another; of experts for what eight of 768 have made.
   static constexpr int kBatch = kHasExperts ? 6 : T == 1 ? 4 : T == 2 ? 2 : 1;
-  static constexpr int kMostBatch = kForm == Form::kNumbers ? kBatch : (is_fine(kForm) ? 2 : 4) * kBatch;
+  static constexpr int kMostBatch =
+      kForm == Form::kNumbers || stages_late<T>(kForm) ? kBatch : (is_fine(kForm) ? 2 : 4) * kBatch;
   static constexpr int kUnitBytes = place_of_word(kUnit / 2);
+
+  // Where a lane has what of x, from a unit on.
+  struct Lane {
+    const uint8_t* from;
+    uint8_t* to;
+    const uint8_t* gains;
+    int unit;
+
+    // first: a multiple of kSteps
+    __device__ __forceinline__ Lane(const RowStager& s, const View& view, int chunks, int gain, int first) {
+      const int own = s.lane_ / 8, slice = (s.warp_ * chunks * kStageUnits<kForm> + first) * kSliceBytes;
+      from = reinterpret_cast<const uint8_t*>(view.from) + first * kUnitBytes +
+             slice_of<kForm>(own, s.warp_) * (kUnitBytes / kWarps) + s.lane_ % 8 / 2 * kSectorPitch +
+             s.lane_ % 2 * 16;
+      // Of its 16 bytes an even lane has the first two words, an odd one the others.
+      to = s.rows_ + slice + place_of_piece<kForm>(s.lane_ / 2) * 16 + s.lane_ % 2 * 4;
+      gains = s.gains_ + gain * s.a_.gain_bytes + slice + s.lane_ * 8;
+      unit = first + own;
+    }
+    __device__ __forceinline__ const uint8_t* word(int units, int batch, int token) const {
+      return from + (token * units + batch * kSteps) * kUnitBytes;
+    }
+    __device__ __forceinline__ void advance(int units) {
+      from += units * kUnitBytes;
+      to += units * kSliceBytes;
+      gains += units * kSliceBytes;
+      unit += units;
+    }
+  };
 
   template <int kAtOnce>
   __device__ __forceinline__ void stage_batches(const View& view, int units, int chunks, int gain,
                                                 LaunchNumber number, float (&squares)[T]) const {
     const uint32_t launch = number.get();
-    const Word* x = view.from;
-    const int lane_unit = lane_ / 8, padded = chunks * kStageUnits<kForm>;
-    const int slice = warp_ * padded * kSliceBytes;
-    const uint8_t* from = reinterpret_cast<const uint8_t*>(x) +
-                          slice_of<kForm>(lane_unit, warp_) * (kUnitBytes / kWarps) +
-                          lane_ % 8 / 2 * kSectorPitch + lane_ % 2 * 16;
-    // Of its 16 bytes an even lane has the first two words, an odd one the others.
-    uint8_t* to = rows_ + slice + place_of_piece<kForm>(lane_ / 2) * 16 + lane_ % 2 * 4;
-    const uint8_t* gains = gains_ + gain * a_.gain_bytes + slice + lane_ * 8;
+    const int padded = chunks * kStageUnits<kForm>;
+    Lane at(*this, view, chunks, gain, 0);
 #pragma unroll 1
-    for (int unit = lane_unit; unit < padded; unit += kAtOnce * kSteps) {
+    for (; at.unit < padded; at.advance(kAtOnce * kSteps)) {
       uint4 words[kAtOnce][T] = {};
-      read_until<kAtOnce>(from, unit, units, launch, words);
-#pragma unroll
-      for (int b = 0; b < kAtOnce; ++b) {
-        if (unit + b * kSteps >= padded) break;
-        uint2 factor;
-        if (gain >= 0) factor = *reinterpret_cast<const uint2*>(gains + b * kSteps * kSliceBytes);
-#pragma unroll
-        for (int t = 0; t < T; ++t) {
-          const uint32_t first = words[b][t].x, second = words[b][t].z;
-          uint2 values;
-          if (gain < 0)
-            values = make_uint2(entering<kForm>(first), entering<kForm>(second));
-          else if constexpr (kHasExperts)
-            values = make_uint2(offset_weighted(first, factor.x, squares[t], view.offset),
-                                offset_weighted(second, factor.y, squares[t], view.offset));
-          else
-            values = make_uint2(entering<kForm>(first, factor.x, squares[t]),
-                                entering<kForm>(second, factor.y, squares[t]));
-          auto* at = reinterpret_cast<uint32_t*>(to + t * a_.row_pitch + b * kSteps * kSliceBytes);
-          at[0] = values.x;
-          at[2] = values.y;
-        }
-      }
-      from += kAtOnce * kSteps * kUnitBytes;
-      to += kAtOnce * kSteps * kSliceBytes;
-      gains += kAtOnce * kSteps * kSliceBytes;
+      read_until<kAtOnce>(at, units, launch, words);
+      place<kAtOnce, false>(at, view, gain, padded, words, squares);
     }
     __syncwarp();
+  }
+
+  // Leaves them in shared memory, as they are multiplied. padded: units of a row; kOfStageAlone: all of these
+  // exist
+  template <int kAtOnce, bool kOfStageAlone>
+  __device__ __forceinline__ void place(const Lane& lane, const View& view, int gain, int padded,
+                                        const uint4 (&words)[kAtOnce][T], float (&squares)[T]) const {
+#pragma unroll
+    for (int b = 0; b < kAtOnce; ++b) {
+      if (!kOfStageAlone && lane.unit + b * kSteps >= padded) break;
+      uint2 factor;
+      if (gain >= 0) factor = *reinterpret_cast<const uint2*>(lane.gains + b * kSteps * kSliceBytes);
+#pragma unroll
+      for (int t = 0; t < T; ++t) {
+        const uint32_t first = words[b][t].x, second = words[b][t].z;
+        uint2 values;
+        if (gain < 0)
+          values = make_uint2(entering<kForm>(first), entering<kForm>(second));
+        else if constexpr (kHasExperts)
+          values = make_uint2(offset_weighted(first, factor.x, squares[t], view.offset),
+                              offset_weighted(second, factor.y, squares[t], view.offset));
+        else
+          values = make_uint2(entering<kForm>(first, factor.x, squares[t]),
+                              entering<kForm>(second, factor.y, squares[t]));
+        auto* at = reinterpret_cast<uint32_t*>(lane.to + t * a_.row_pitch + b * kSteps * kSliceBytes);
+        at[0] = values.x;
+        at[2] = values.y;
+      }
+    }
   }
 
   // Two words of each group and token; what lies beyond the last unit stays zero. What is there is not read
   // again.
   template <int kAtOnce>
-  __device__ __forceinline__ static void read_until(const uint8_t* from, int unit, int units, uint32_t launch,
+  __device__ __forceinline__ static void read_until(const Lane& at, int units, uint32_t launch,
                                                     uint4 (&words)[kAtOnce][T]) {
     bool lacks[kAtOnce], lacks_any;
 #pragma unroll
-    for (int b = 0; b < kAtOnce; ++b) lacks[b] = unit + b * kSteps < units;
+    for (int b = 0; b < kAtOnce; ++b) lacks[b] = at.unit + b * kSteps < units;
     Patience patience;
     do {
 #pragma unroll
       for (int b = 0; b < kAtOnce; ++b)
         if (lacks[b]) {
 #pragma unroll
-          for (int t = 0; t < T; ++t) words[b][t] = load_words(from + (t * units + b * kSteps) * kUnitBytes);
+          for (int t = 0; t < T; ++t) words[b][t] = load_words(at.word(units, b, t));
         }
       lacks_any = false;
 #pragma unroll

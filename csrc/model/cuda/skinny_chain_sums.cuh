@@ -15,7 +15,7 @@ template <Form kForm>
 struct Row {
   uint2 of[kStageUnits<kForm>];
 
-  __device__ __forceinline__ void load(uint32_t from, uint32_t /*sums*/) {
+  __device__ __forceinline__ void load(uint32_t from) {
     constexpr int kPacked = packed(kForm);
 #pragma unroll
     for (int i = 0; i < kStageUnits<kForm>; ++i)
@@ -43,18 +43,14 @@ struct Row<Form::kInt4> {
     sums[3] = __uint_as_float(words.w);
   }
 
-  // Leaves the sums of `chunks` stages where load() finds them. By a warp, for its part of x.
-  __device__ __forceinline__ static void prepare(uint32_t from, uint32_t sums_to, int chunks, int lane) {
-#pragma unroll 1
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-      Row row;
-      row.load(from + chunk * (kUnits * kSliceBytes));
-      row.add_up();
-      if (lane < kMostChainedRows)
-        store_16(sums_to + chunk * kSumBytes,
-                 make_uint4(__float_as_uint(row.sums[0]), __float_as_uint(row.sums[1]),
-                            __float_as_uint(row.sums[2]), __float_as_uint(row.sums[3])));
-    }
+  // Leaves the sums of a stage where load() finds them. By a warp, for its part of x.
+  __device__ __forceinline__ static void prepare(uint32_t from, uint32_t sums_to, int lane) {
+    Row row;
+    row.load(from);
+    row.add_up();
+    if (lane < kMostChainedRows)
+      store_16(sums_to, make_uint4(__float_as_uint(row.sums[0]), __float_as_uint(row.sums[1]),
+                                   __float_as_uint(row.sums[2]), __float_as_uint(row.sums[3])));
     __syncwarp();
   }
 
@@ -144,8 +140,13 @@ struct TileSum {
   // 2^-20. The former meet the first column of a token, the latter the second, so sums make up for it. Zeros
   // are multiplied with the sum of the group's x.
   __device__ __forceinline__ void add(const Weights<Form::kInt4>& w, const Row<Form::kInt4>& x) {
-    constexpr float kFirst = 1 << 24, kSecond = 1 << 20;
     float sums[kSteps][4] = {};
+    multiply_codes(w, x, sums);
+    add_scaled(w.groups, x, sums);
+  }
+  // The sums of each group's codes.
+  __device__ __forceinline__ static void multiply_codes(const Weights<Form::kInt4>& w,
+                                                        const Row<Form::kInt4>& x, float (&sums)[kSteps][4]) {
     // Groups take turns, so that a product need not wait for the one before it.
 #pragma unroll
     for (int i = 0; i < 4; ++i)
@@ -157,10 +158,14 @@ struct TileSum {
                                later & 0x00f000f0u};
         multiply_accumulate_f16(sums[s], a, x.of[4 * s + i].x, x.of[4 * s + i].y);
       }
+  }
+  __device__ __forceinline__ void add_scaled(const uint32_t (&groups)[kSteps], const Row<Form::kInt4>& x,
+                                             const float (&sums)[kSteps][4]) {
+    constexpr float kFirst = 1 << 24, kSecond = 1 << 20;
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
-      const float zero = static_cast<float>(w.groups[s] & 0xff);
-      const float scale = __uint_as_float(w.groups[s] & 0xffffff00u);
+      const float zero = static_cast<float>(groups[s] & 0xff);
+      const float scale = __uint_as_float(groups[s] & 0xffffff00u);
       of[s % 2][0] += scale * (kFirst * sums[s][0] + (kSecond * sums[s][3] - zero * x.sums[s]));
     }
   }

@@ -19,17 +19,21 @@ class Reader {
 
   // With what groups are scaled by.
   __device__ void read(const View& view, const CUtensorMap& map, const CUtensorMap& groups) {
-    const int rows = view.kind == Kind::kGate ? kTile / 2 : kTile;
     of_phase_ = 0;
+    if constexpr (goes_by_stages(kForm)) {
 #pragma unroll 1
-    for (int tile = view.first; tile < view.end; ++tile)
+      for (int round = view.first; round < view.end; round += kRoundTiles)
 #pragma unroll 1
-      for (int chunk = 0; chunk < view.chunks; ++chunk) {
-        make_room();
-        copy_grouped_stage<group_lines(kForm)>(map, groups, place(), ring_.full[at_.index], tile * rows,
-                                               chunk, policy_);
-        advance();
-      }
+        for (int chunk = 0; chunk < view.chunks; ++chunk)
+#pragma unroll 1
+          for (int tile = round; tile < min(round + kRoundTiles, view.end); ++tile)
+            read_grouped(view, map, groups, tile_at<kForm>(tile), chunk);
+    } else {
+#pragma unroll 1
+      for (int tile = view.first; tile < view.end; ++tile)
+#pragma unroll 1
+        for (int chunk = 0; chunk < view.chunks; ++chunk) read_grouped(view, map, groups, tile, chunk);
+    }
   }
 
   __device__ void read(const View& view, const CUtensorMap& map) {
@@ -118,6 +122,15 @@ class Reader {
   }
 
  private:
+  __device__ __forceinline__ void read_grouped(const View& view, const CUtensorMap& map,
+                                               const CUtensorMap& groups, int tile, int chunk) {
+    const int rows = view.kind == Kind::kGate ? kTile / 2 : kTile;
+    make_room();
+    copy_grouped_stage<group_lines(kForm)>(map, groups, place(), ring_.full[at_.index], tile * rows, chunk,
+                                           policy_);
+    advance();
+  }
+
   __device__ __forceinline__ void make_room() {
     // Behind so many stages of a phase its rows are there, and nothing waits behind weights.
     const int most = of_phase_ < a_.stages ? a_.in_flight : a_.in_stream;
