@@ -205,6 +205,65 @@ __device__ __forceinline__ int settle(const Chosen& chosen, int tiles, int count
   return done;
 }
 
+// A phase as a CTA multiplies it.
+template <int T, bool kHasExperts, Form kForm, class A>
+struct PhaseWork {
+  const View& view;
+  float (&squares)[kMostChainedRows][kWarps];
+  const RowStager<T, kHasExperts, kForm>& rows;
+  const PhaseDeltas<T, A>& deltas;
+  const XPlace<kForm>& x;
+  int chunks, first, end;  // of the view, which lies in shared memory: who reads it again waits for it
+  bool has_staged;
+  bool chooses;  // its first round is of experts that are foreseen
+};
+
+// All tiles of a phase, round by round. even: the first weights
+template <int T, bool kHasExperts, Form kForm, class A>
+__device__ __forceinline__ void multiply_rounds(const A& a, Fixed& fixed,
+                                                const PhaseWork<T, kHasExperts, kForm, A>& phase,
+                                                RingEnd<kForm>& ring, RoundSums<T>& sums, LaunchNumber launch,
+                                                int warp, int lane, Weights<kForm>& even,
+                                                Weights<kForm>& odd) {
+  const View& view = phase.view;
+  const XPlace<kForm>& x = phase.x;
+  auto& squares = phase.squares;
+  const int chunks = phase.chunks, end = phase.end, thread = warp * kWarp + lane;
+  int tile = phase.first;
+  bool is_open = phase.chooses;
+  int left = (is_open ? min(kRoundTiles, end - tile) : end - tile) * chunks;  // stages
+#pragma unroll 1
+  do {
+    const int count = min(kRoundTiles, end - tile);
+    const auto stage_first = [&] {
+      const bool is_staged_late = stages_late<T>(kForm) && view.from != nullptr;
+      if (tile == view.first && !phase.has_staged && !is_staged_late)
+        stage(phase.rows, view, x, launch, warp, lane, squares);
+    };
+    if constexpr (kHasExperts) stage_first();  // needs the registers that an element has
+    Element<kForm, kIsAdapted<A>> element(view, T, tile, count, thread);
+    phase.deltas.ask(element, view);
+    if constexpr (!kHasExperts) stage_first();
+    if constexpr (goes_by_stages(kForm)) {
+      multiply_round<T>(phase.rows, view, launch, tile == view.first, ring, count, x, warp, lane,
+                        sums.place(warp, lane), left, even, squares);
+    } else {
+      multiply_tiles<kForm>(ring, count, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
+    }
+    if (tile == view.first) phase.deltas.collect(launch, thread);
+    sync_consumers();
+    if (is_open) {
+      is_open = false;
+      if (settle(fixed.chosen, end - tile, count, chunks, ring, left, even) == 0) continue;
+    }
+    if (warp < T * (kPlaces / kWarp))
+      element.store(view, a.activation, sums.get(), squares, launch, a.tap,
+                    kHasExperts ? fixed.chosen.counts : nullptr, phase.deltas.shrunk());
+    sums.turn();
+    tile += kRoundTiles;
+  } while (tile < end);
+}
+
 // By the warps that multiply. kPerLane: experts that a lane looks at to choose; 0: there are none
 template <int T, int kPerLane, Form kForm, class A>
 __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8_t* shared,
@@ -224,8 +283,7 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     const bool is_router = kHasExperts && i == Order::kRouter, chooses = kHasExperts && i == Order::kGate;
     const bool foresees = kHasExperts && i == 0 && a.foresight.pieces > 0;
     auto& squares = fixed.squares[is_router ? Order::kGate : i];
-    const int chunks = view.chunks, end = view.end;
-    int tile = view.first;
+    const int chunks = view.chunks, first = view.first, end = view.end;
     if (i == 1) await_gains();  // none is needed before
     const PhaseDeltas<T, A> deltas(a, *reinterpret_cast<SharedDeltas*>(shared + places.deltas), i);
     const bool has_staged = is_router || chooses || foresees || deltas.has_tile();
@@ -235,7 +293,7 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
       if (foresees) multiply_foresight(a.foresight, rows, view, x.begin, ring, sums, launch);
       if (is_router) stage(rows, view, x, launch, warp, lane, squares);
     }
-    if (tile == end && !deltas.has_tile()) continue;
+    if (first == end && !deltas.has_tile()) continue;
     Weights<kForm> even, odd;
     ring.take(even);  // the first ones, before x is there
     if constexpr (kIsAdapted<A>) {
@@ -245,42 +303,13 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
         multiply_tiles<kForm>(ring, 1, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
         sync_consumers();
         deltas.publish(sums.turn(), norm_scale(view, squares, deltas.token()), launch, thread);
-        if (tile == end) continue;
+        if (first == end) continue;
         ring.take(even);
       }
     }
-    bool is_open = chooses;
-    int left = (is_open ? min(kRoundTiles, end - tile) : end - tile) * chunks;  // stages
-#pragma unroll 1
-    do {
-      const int count = min(kRoundTiles, end - tile);
-      const auto stage_first = [&] {
-        const bool is_staged_late = stages_late<T>(kForm) && view.from != nullptr;
-        if (tile == view.first && !has_staged && !is_staged_late)
-          stage(rows, view, x, launch, warp, lane, squares);
-      };
-      if constexpr (kHasExperts) stage_first();  // needs the registers that an element has
-      Element<kForm, kIsAdapted<A>> element(view, T, tile, count, thread);
-      deltas.ask(element, view);
-      if constexpr (!kHasExperts) stage_first();
-      if constexpr (goes_by_stages(kForm)) {
-        multiply_round<T>(rows, view, launch, tile == view.first, ring, count, x, warp, lane,
-                          sums.place(warp, lane), left, even, squares);
-      } else {
-        multiply_tiles<kForm>(ring, count, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
-      }
-      if (tile == view.first) deltas.collect(launch, thread);
-      sync_consumers();
-      if (is_open) {
-        is_open = false;
-        if (settle(fixed.chosen, end - tile, count, chunks, ring, left, even) == 0) continue;
-      }
-      if (warp < T * (kPlaces / kWarp))
-        element.store(view, a.activation, sums.get(), squares, launch, a.tap,
-                      kHasExperts ? fixed.chosen.counts : nullptr, deltas.shrunk());
-      sums.turn();
-      tile += kRoundTiles;
-    } while (tile < end);
+    const PhaseWork<T, kHasExperts, kForm, A> phase{view,   squares, rows, deltas,     x,
+                                                    chunks, first,   end,  has_staged, chooses};
+    multiply_rounds(a, fixed, phase, ring, sums, launch, warp, lane, even, odd);
   }
 }
 
@@ -321,6 +350,22 @@ __device__ __forceinline__ void read_weights(const A& a, Fixed& fixed, const Sha
   }
 }
 
+// By one thread.
+template <bool kHasExperts>
+__device__ __forceinline__ void init_barriers(Fixed& fixed, int stages) {
+#pragma unroll 1
+  for (int i = 0; i < stages; ++i) {
+    fixed.ring.full[i].init(1);
+    fixed.ring.empty[i].init(kWarps);
+  }
+  if constexpr (kHasExperts) {
+    fixed.chosen.there.init(1);
+    fixed.chosen.counted.init(1);
+    fixed.foreseen.there.init(1);
+  }
+  publish_barriers();
+}
+
 // With adapters, or codes, it has more to hold than registers for two of it on a multiprocessor.
 template <int T, int kPerLane, Form kForm, class A>
 __global__ __launch_bounds__(threads_of(kPerLane > 0),
@@ -333,19 +378,7 @@ __global__ __launch_bounds__(threads_of(kPerLane > 0),
   Fixed& fixed = *reinterpret_cast<Fixed*>(shared + places.fixed);
   SharedDeltas& deltas = *reinterpret_cast<SharedDeltas*>(shared + places.deltas);
   if (a.lets_next_in_early) let_next_start();
-  if (threadIdx.x == kConsumers) {
-#pragma unroll 1
-    for (int i = 0; i < a.stages; ++i) {
-      fixed.ring.full[i].init(1);
-      fixed.ring.empty[i].init(kWarps);
-    }
-    if constexpr (kPerLane > 0) {
-      fixed.chosen.there.init(1);
-      fixed.chosen.counted.init(1);
-      fixed.foreseen.there.init(1);
-    }
-    publish_barriers();
-  }
+  if (threadIdx.x == kConsumers) init_barriers<(kPerLane > 0)>(fixed, a.stages);
   if (threadIdx.x < a.num_phases)
     fixed.views[threadIdx.x] = View::of<kForm>(a.phases[threadIdx.x], threadIdx.x < Order::kNext ? 0 : 1,
                                                threadIdx.x == Order::kDown && a.tap.ring_rows != nullptr);
