@@ -111,10 +111,11 @@ _ELSEWHERE: dict[type[msgspec.Struct], dict[str, tuple[tuple[Any, ...], str]]] =
 _KIN: dict[type[msgspec.Struct], frozenset[str]] = {
     bodies.ResponseBody: frozenset(bodies.GenerationBody.__struct_fields__)
 }
-# Names that other servers use for something of ours.
+# Names that other servers, or our own documents, have for something of ours.
 _ALIASES = {
     "beam_size": "beam_width",
     "catalog": "catalogue",
+    "continue_from": "continuation_of",
     "guided_choice": "structured_outputs",
     "guided_grammar": "structured_outputs",
     "guided_json": "structured_outputs",
@@ -124,6 +125,8 @@ _ALIASES = {
     "n_predict": "max_tokens",
     "num_beams": "beam_width",
     "output_hidden_states": "return_hidden_states",
+    "parent": "continuation_of",
+    "parent_id": "continuation_of",
     "repeat_penalty": "repetition_penalty",
     "stop_sequences": "stop",
 }

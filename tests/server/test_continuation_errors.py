@@ -95,6 +95,8 @@ async def refused(front: Front, path: str, body: Any, status: int = 400) -> dict
         ({"continuationOf": "p"}, "continuationOf", "unknown_parameter"),
         ({"continuation_off": "p"}, "continuation_off", "unknown_parameter"),
         ({"continuationAt": 3}, "continuationAt", "unknown_parameter"),
+        ({"parent": "p"}, "parent", "unknown_parameter"),
+        ({"parent_id": "p"}, "parent_id", "unknown_parameter"),
         ({"retains": True}, "retains", "unknown_parameter"),
     ],
 )
