@@ -1,7 +1,7 @@
 """Text to token ids and back: a typed face over the `tokenizers` library.
 
-Immutable after construction and safe to share between threads. `encode` releases the interpreter lock, so a long prompt
-belongs on a worker thread.
+Immutable after construction and safe to share between threads. `encode` and `decode` hold the interpreter lock for
+milliseconds at a time, however long a text is, so a long one belongs on a worker thread.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from bequest.engine.text.spelling import Spelling, component_steps, spelling_of
 
 # No canonical composition turns more than four code points into one.
 MAX_CHARS_COMPOSED = 4
+_AT_ONCE = 1 << 14  # tokens whose text is put together in one go, for which nobody else can run
 _MARK = "\x02"  # stands for a text before another: no token begins or ends with it and has more
 
 
@@ -81,15 +82,25 @@ class Tokenizer:
         return ids[len(before) :] if whole else self.encode(text, add_special_tokens=False)
 
     def _spelled(self, token_ids: Sequence[int]) -> bytes:
-        return b"".join([self.bytes_by_id[token] for token in token_ids])
+        if len(token_ids) <= _AT_ONCE:
+            return b"".join([self.bytes_by_id[token] for token in token_ids])
+        starts = range(0, len(token_ids), _AT_ONCE)
+        return b"".join([self._spelled(token_ids[start : start + _AT_ONCE]) for start in starts])
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`; bytes that are not UTF-8 become U+FFFD, ids of no token become nothing."""
         if not self.spelling.exact:
-            return str(self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+            return self._decoded(list(token_ids), skip_special_tokens)
         hidden: frozenset[int] = self.special_ids if skip_special_tokens else frozenset()
         text = self._spelled([i for i in token_ids if i not in hidden]).decode("utf-8", "replace")
         return text[1:] if self.spelling.strips_first_space and text[:1] == " " else text
+
+    def _decoded(self, token_ids: list[int], skip_special_tokens: bool) -> str:
+        if len(token_ids) <= _AT_ONCE:
+            return str(self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
+        # Not `decode`, which holds the interpreter lock while it works: for seconds, of a million tokens.
+        [text] = self.backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
+        return str(text)
 
     @property
     def spells_bytes(self) -> bool:

@@ -54,14 +54,23 @@ TOO_LARGE: dict[str, tuple[str, Callable[[], bytes]]] = {
 @pytest.mark.parametrize("name", TOO_LARGE)
 async def test_a_body_that_holds_too_much_is_counted_and_refused(fake: Victim, name: str) -> None:
     path, make = TOO_LARGE[name]
-    body = make()
-    async with fake.probe() as probe:
-        answer, content = await fake.front.post(path, body)
-    assert answer.status == 413 and content["error"]["code"] == "request_too_large", content
-    assert "--max-body-" in content["error"]["message"]
-    assert probe.longest_stall_s < _STALL, probe
-    assert probe.longest_hold_s < 4 * _STALL, probe
+    content = await _taken_calmly(fake, path, make(), 413)
+    assert content["error"]["code"] == "request_too_large" and "--max-body-" in content["error"]["message"], content
     await _nothing_is_held(fake)
+
+
+async def _taken_calmly(victim: Victim, path: str, body: bytes, status: int) -> Any:
+    """What is answered to a body that keeps nobody else waiting. What keeps somebody in each of three times is the
+    body; what does once may be a neighbour on the same core, who makes every gap as long as he likes."""
+    for attempts_left in (2, 1, 0):
+        async with victim.probe() as probe:
+            answer, content = await victim.front.post(path, body)
+        assert answer.status == status, content
+        calm = probe.longest_stall_s < _STALL and probe.longest_hold_s < 4 * _STALL
+        assert calm or attempts_left, probe
+        if calm:
+            break
+    return content
 
 
 def _words(count: int, chars: int) -> list[str]:
@@ -101,12 +110,14 @@ async def test_a_large_body_is_read_where_nobody_waits(fake: Victim, name: str) 
     path, make, status = TAKEN[name]
     given = make()
     body = given if isinstance(given, bytes) else orjson.dumps(given)
-    async with fake.probe() as probe:
-        answer, content = await fake.front.post(path, body)
-    assert answer.status == status, content
-    assert probe.longest_stall_s < _STALL, probe
-    assert probe.longest_hold_s < 4 * _STALL, probe
+    await _taken_calmly(fake, path, body, status)
     await _nothing_is_held(fake)
+
+
+async def test_tokens_of_a_real_vocabulary_are_shown_where_nobody_waits(real: Victim) -> None:
+    body = orjson.dumps({"tokens": [7] * 1_000_000})
+    content = await _taken_calmly(real, "/detokenize", body, 200)
+    assert content["prompt"] == real.server.text.tokenizer.decode([7]) * 1_000_000
 
 
 async def _nothing_is_held(victim: Victim) -> None:

@@ -56,7 +56,8 @@ class ByteTokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         kept = [i for i in token_ids if not (skip_special_tokens and i in self.special_ids)]
-        return b"".join(map(self.token_bytes, kept)).decode("utf-8", "replace")
+        pieces = [kept[start : start + 4096] for start in range(0, len(kept), 4096)]  # each holds the interpreter
+        return b"".join([b"".join(map(self.token_bytes, piece)) for piece in pieces]).decode("utf-8", "replace")
 
     def id_of(self, token: str) -> int | None:
         return self.added.get(token)

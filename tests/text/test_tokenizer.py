@@ -32,6 +32,18 @@ def test_byte_fallback_decode_is_the_librarys_for_valid_text(byte_fallback: Toke
     assert byte_fallback.decode(ids, skip) == byte_fallback.backend.decode(ids, skip_special_tokens=skip)
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 3, 100])
+def test_a_long_text_in_pieces_is_the_same(
+    byte_level: Tokenizer, byte_fallback: Tokenizer, metaspace: Tokenizer, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    texts = {byte_level: "a 日本語 🦙", byte_fallback: "a 日本語 🦙", metaspace: "the cat, a dogs"}
+    ids = {tokenizer: tokenizer.encode(text) for tokenizer, text in texts.items()}
+    whole = {tokenizer: [tokenizer.decode(ids[tokenizer], skip) for skip in (False, True)] for tokenizer in texts}
+    monkeypatch.setattr("bequest.engine.text.tokenizer._AT_ONCE", at_once)
+    for tokenizer in texts:
+        assert [tokenizer.decode(ids[tokenizer], skip) for skip in (False, True)] == whole[tokenizer]
+
+
 def test_special_tokens_are_added_only_if_asked_for_but_always_parsed(byte_level: Tokenizer) -> None:
     bos, eos = byte_level.id_of("<s>"), byte_level.id_of("</s>")
     assert (byte_level.bos_token_id, byte_level.eos_token_id) == (bos, eos)
