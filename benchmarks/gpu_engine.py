@@ -151,7 +151,7 @@ async def measure(trial: Trial, directory: Path) -> dict[str, Any]:
     await run_requests(built, [(16, 1)], "first")
     figures["start_to_first_token_seconds"] = time.time() - trial.process_began
     if not trial.load_only:
-        figures |= await measure_streams(built, trial)
+        figures |= await measure_streams(built, trial, busy)
     if trial.streams_only:
         await built.engine.stop()
         return figures
@@ -168,7 +168,7 @@ async def measure(trial: Trial, directory: Path) -> dict[str, Any]:
     return figures
 
 
-async def measure_streams(built: Built, trial: Trial) -> dict[str, float]:
+async def measure_streams(built: Built, trial: Trial, busy: Busy) -> dict[str, float]:
     """Steps of 1 and 32 sequences, and a single stream."""
     figures = await replay_times(built)
     config = parse_hf_config(SHAPES[trial.shape].config, trial.shape)
@@ -180,8 +180,10 @@ async def measure_streams(built: Built, trial: Trial) -> dict[str, float]:
         floor = least.bytes(config) / trial.bandwidth
         figures[f"decode_{batch}_ms"] = seconds * 1e3
         figures[f"decode_{batch}_over_floor"] = seconds / floor
+    busy.forget()
     seconds = await run_requests(built, [(512, 512)], "single")
     figures["single_stream_tokens_per_second"] = 512 / seconds
+    figures["single_stream_gpu_busy_share"] = busy.seconds / seconds
     return figures
 
 
