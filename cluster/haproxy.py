@@ -105,6 +105,7 @@ global
     stats socket {routing.admin_socket} mode 600 level admin expose-fd listeners
     tune.bufsize {_BUFFER}
     tune.maxrewrite 4096
+    tune.http.maxhdr 1000
 """
 
 
