@@ -98,6 +98,7 @@ def configuration(routing: Routing) -> str:
 
 
 def _global(routing: Routing) -> str:
+    # More headers than a server takes: it refuses them in JSON.
     return f"""\
 # Written by `bequest cluster`; it is written anew when replicas come and go.
 global
