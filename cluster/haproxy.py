@@ -98,6 +98,7 @@ def configuration(routing: Routing) -> str:
 
 
 def _global(routing: Routing) -> str:
+    # More headers than a server takes: it refuses them in JSON.
     return f"""\
 # Written by `bequest cluster`; it is written anew when replicas come and go.
 global
@@ -105,6 +106,7 @@ global
     stats socket {routing.admin_socket} mode 600 level admin expose-fd listeners
     tune.bufsize {_BUFFER}
     tune.maxrewrite 4096
+    tune.http.maxhdr 1000
 """
 
 

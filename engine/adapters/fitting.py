@@ -173,6 +173,9 @@ class RowNumbers:
     def load_codes(self, name: str) -> QuantisedRows | None:
         return None
 
+    def name_in_file(self, name: str) -> str:
+        return name
+
     def nearest(self, name: str) -> Module:
         """For errors: the module of this name, or one that a reader makes it of."""
         beside = name.removesuffix(_ENDING).rsplit(".", 1)[0]

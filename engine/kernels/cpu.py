@@ -269,7 +269,7 @@ def _head_rows(rows: Tensor, *shape: int) -> tuple[int, int, int]:
     """Float32 [T, heads, D], whose rows are dense and perhaps apart. Returns their address, T and their distance."""
     distance, head_stride, stride = rows.stride()
     assert rows.shape == shape, (tuple(rows.shape), shape)
-    assert rows.dtype is _F32 and stride == 1 and head_stride == shape[2], rows.stride()
+    assert rows.dtype is _F32 and stride == 1 and (shape[1] == 1 or head_stride == shape[2]), rows.stride()
     return rows.data_ptr(), shape[0], distance
 
 

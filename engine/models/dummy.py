@@ -52,5 +52,8 @@ class DummySource:
         exponent = round(-math.log2(_SPREAD * math.sqrt(shape[1])))
         return mxfp4_rows(pairs, torch.full(blocks[:2], mxfp4.BIAS + exponent, device=self._device))
 
+    def name_in_file(self, name: str) -> str:
+        return name
+
     def _generator(self, name: str) -> torch.Generator:
         return torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))

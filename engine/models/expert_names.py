@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from bequest.engine.layers.codes import Codes
+from bequest.engine.models.file_names import name_by_others
 from bequest.engine.models.weights import SourceOver, WeightSource
 
 _RENAMED = {
@@ -63,6 +64,10 @@ class ExpertNames(SourceOver):
     def load_codes(self, name: str) -> Codes | None:
         place = self._places[name]
         return self._source.load_codes(place.stored) if place.expert is None else None
+
+    def name_in_file(self, name: str) -> str:
+        stored = {ours: place.stored for ours, place in self._places.items()}
+        return self._source.name_in_file(name_by_others(name, stored))
 
 
 def _layer_of(name: str) -> int:

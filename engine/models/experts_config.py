@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bequest.engine.errors import ModelError
 from bequest.engine.types.scoring import Scoring
+
+
+class WrongExperts(ModelError):
+    """Of a number that cannot be."""
+
+    def __init__(self, field: str, why: str) -> None:
+        super().__init__(f"{field} {why}")
+        self._field, self._why = field, why
+
+    def named(self, source: str, names: Mapping[str, str]) -> ModelError:
+        """`names`: what the file calls our fields."""
+        return ModelError(f"{source}: {names.get(self._field, self._field)} {self._why}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +44,21 @@ class ExpertsConfig:
     def __post_init__(self) -> None:
         for name in ("num_experts", "top_k", "intermediate_size", "num_groups", "top_groups"):
             if getattr(self, name) < 1:
-                raise ModelError(f"{name} of experts must be positive, not {getattr(self, name)}")
+                raise WrongExperts(name, f"must be positive, not {getattr(self, name)}")
         if self.num_experts % self.num_groups or self.group_best > self.num_experts // self.num_groups:
-            raise ModelError(f"{self.num_experts} experts cannot form {self.num_groups} groups")
+            raise WrongExperts(
+                "num_groups", f"= {self.num_groups}: {self.num_experts} experts cannot form so many groups"
+            )
         if self.top_groups > self.num_groups:
-            raise ModelError(f"a token cannot take {self.top_groups} of {self.num_groups} groups of experts")
-        if self.top_k > self.num_experts // self.num_groups * self.top_groups:
-            raise ModelError(f"a token cannot take {self.top_k} of the {self.num_experts} experts")
-        if self.shared_size < 0 or self.factor <= 0:
-            raise ModelError("the size of shared experts and the factor of experts must be positive")
+            raise WrongExperts("top_groups", f"= {self.top_groups}: there are {self.num_groups} groups of experts")
+        most = self.num_experts // self.num_groups * self.top_groups
+        if self.top_k > most:
+            of_groups = "" if self.num_groups == 1 else f" of {self.top_groups} groups"
+            raise WrongExperts("top_k", f"= {self.top_k}: a token can take {most} experts{of_groups} at most")
+        if self.shared_size < 0:
+            raise WrongExperts("shared_size", "must not be negative")
+        if self.factor <= 0:
+            raise WrongExperts("factor", f"must be positive, not {self.factor}")
 
     def num_idle(self, hidden_size: int) -> int:
         """Parameters of experts that a token does not take."""

@@ -56,7 +56,6 @@ def parse_gguf_config(file: GGUFFile) -> DecoderConfig:
     head_dim = fields.integer("attention.key_length", hidden_size // num_heads)
     if fields.integer("attention.value_length", head_dim) != head_dim:
         raise ModelError(f"{fields.source}: attention.value_length other than attention.key_length is not supported")
-    context_length = fields.integer("context_length")
     windows = _windows(fields, variant, num_layers)
     rope, window_rope = (
         parse_gguf_gemma4_ropes(file, stored) if variant.gemma4 else _parse_ropes(file, fields, head_dim, variant)
@@ -71,7 +70,7 @@ def parse_gguf_config(file: GGUFFile) -> DecoderConfig:
         intermediate_size=fields.integer("feed_forward_length", experts.intermediate_size if experts else None),
         experts=experts,
         vocab_size=_vocab_size(file),
-        max_position=context_length if window_rope is not None else extended_max_position(context_length, rope),
+        max_position=_max_position(fields, rope, scales=window_rope is None),
         rms_norm_eps=fields.number(f"attention.layer_norm_{'' if variant.style.centred else 'rms_'}epsilon"),
         rope=rope,
         window_rope=window_rope,
@@ -96,6 +95,28 @@ def parse_gguf_config(file: GGUFFile) -> DecoderConfig:
         recurrent=None if variant.recurrent == "no" else parse_gguf_recurrent(fields, num_layers),
         gemma4=parse_gguf_gemma4(file, stored) if variant.gemma4 else None,
     )
+
+
+def cut_context(file: GGUFFile, config: DecoderConfig) -> tuple[str, ...]:
+    """For people: why a context is shorter than the file says."""
+    key = f"{file.architecture}.attention.temperature_scale"
+    if not file.metadata.get(key):
+        return ()
+    return (
+        f"the context ends at {config.max_position} tokens: {key}, which scales queries behind them, is not computed",
+    )
+
+
+def _max_position(fields: Fields, rope: RopeConfig, *, scales: bool) -> int:
+    context_length = fields.integer("context_length")
+    longest = extended_max_position(context_length, rope) if scales else context_length
+    if not fields.number("attention.temperature_scale", 0.0):
+        return longest
+    # Queries are multiplied by 1 + scale * log(1 + floor(position / original length)): by 1 up to that length.
+    original = fields.integer("rope.scaling.original_context_length")
+    if original < 1:
+        raise ModelError(f"{fields.source}: rope.scaling.original_context_length must be positive, not {original}")
+    return min(longest, original)
 
 
 def _windows(fields: Fields, variant: GGUFVariant, num_layers: int) -> tuple[int, ...]:
@@ -194,7 +215,11 @@ def _parse_rope(file: GGUFFile, fields: Fields, head_dim: int, context_length: i
 
 
 def _yarn_attention_factor(fields: Fields, factor: float, variant: GGUFVariant) -> float:
-    magnitude = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    def magnitude_of(multiplier: float) -> float:
+        return 0.1 * multiplier * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    # A multiplier of 0 is none, and the divisor 1.
+    magnitude = magnitude_of(1.0) / magnitude_of(fields.number("rope.scaling.yarn_log_multiplier", 0.0))
     names = ("rope.scaling.yarn_attn_factor", "rope.scaling.attn_factor")
     given = next((fields.number(name) for name in names if fields.has(name)), None)
     if given is None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from bequest.engine.errors import ModelError
 from bequest.engine.formats.gguf_file import GGUFFile, GGUFTensor
-from bequest.engine.models.experts_config import ExpertsConfig
+from bequest.engine.models.experts_config import ExpertsConfig, WrongExperts
 from bequest.engine.models.fields import Fields
 from bequest.engine.models.gguf_registry import GGUFVariant
 from bequest.engine.types.scoring import Scoring
@@ -22,6 +22,12 @@ LAYER_NAMES = {
 }
 # Of each expert: in one tensor [E, rows, columns], or, in older files, one by one with the number behind the name.
 _MATRICES = {"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj"}
+_NAMES = {
+    "num_experts": "expert_count",
+    "top_k": "expert_used_count",
+    "intermediate_size": "expert_feed_forward_length",
+    "factor": "expert_weights_scale",
+}
 _ROUTER = re.compile(r"blk\.(\d+)\.ffn_gate_inp\.weight")
 _SCORINGS: dict[int, Scoring] = {0: "softmax", 1: "softmax", 2: "sigmoid"}  # 0: it is not said
 
@@ -55,8 +61,8 @@ def parse_gguf_experts(file: GGUFFile, fields: Fields, variant: GGUFVariant) -> 
             router_bias=f"blk.{min(layers)}.ffn_gate_inp.bias" in file.tensors,
             bias=f"blk.{min(layers)}.ffn_down_exps.bias" in file.tensors,
         )
-    except ModelError as error:
-        raise ModelError(f"{fields.source}: {error}") from None
+    except WrongExperts as error:
+        raise error.named(fields.source, _NAMES) from None
 
 
 def _expert_size(file: GGUFFile, fields: Fields, layer: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ from bequest.engine.layers.codes import Codes
 from bequest.engine.models import gguf_gemma4, gguf_hybrids
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.families.decoders import layer_prefix
+from bequest.engine.models.file_names import name_by_others
+from bequest.engine.models.gguf_experts import LAYER_NAMES as EXPERT_NAMES
 from bequest.engine.models.gguf_experts import expert_tensors
 from bequest.engine.models.gguf_registry import GGUFVariant, find_gguf_variant
 from bequest.engine.models.rope import pair_halves
@@ -47,6 +50,7 @@ VECTORS = {
     "ssm_a": "linear_attn.A_log",
     "ssm_dt.bias": "linear_attn.dt_bias",
 }
+_EXPERT = re.compile(r"(?:mlp\.)?experts\.\d+\.(gate|up|down)_proj\.(weight|bias)")
 READ_ELSEWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # by gguf_config.py
 
 # Values that are dequantised at once: temporaries stay in the cache, and the calls are still long enough for threads
@@ -66,7 +70,13 @@ class GGUFSource:
         named = _named_by_gemma4 if variant.gemma4 else _named
         num_layers = config.num_layers if "nextn_predict_layers" in variant.defaults else None
         read = {name: tensor for name, tensor in file.tensors.items() if not _is_left_out(name, num_layers)}
-        self._tensors = {ours: part for name, whole in read.items() for ours, part in named(name, whole, names)}
+        self._tensors: dict[str, GGUFTensor] = {}
+        self._stored: dict[str, str] = {}  # our name → that in the file
+        for name, whole in read.items():
+            parts = dict(named(name, whole, names))
+            self._tensors |= parts
+            self._stored |= dict.fromkeys(parts, name)
+        self._names = names | gguf_gemma4.LAYER_NAMES if variant.gemma4 else EXPERT_NAMES | names
         self._config = config
         self._interleaved_rope = variant.interleaved_rope
 
@@ -90,6 +100,9 @@ class GGUFSource:
         if stored is None:
             return None
         return QuantisedRows(stored, self._in_our_order(name, torch.from_numpy(tensor.packed().copy())))
+
+    def name_in_file(self, name: str) -> str:
+        return gguf_name(name_by_others(name, self._stored), self._names)
 
     def _in_our_order(self, name: str, rows: Tensor) -> Tensor:
         heads = {"q": self._config.num_heads, "k": self._config.num_kv_heads}
@@ -154,6 +167,27 @@ def hf_name(name: str, names: Mapping[str, str] = LAYER_NAMES) -> str:
         case ["blk", layer, part] if layer.isdigit() and part in names:
             return f"{layer_prefix(int(layer))}{names[part]}.{kind}"
     return name
+
+
+def gguf_name(name: str, names: Mapping[str, str] = LAYER_NAMES) -> str:
+    """The way back, of a tensor that no layer has; a name that is the file's own stays."""
+    for theirs, ours in GLOBAL_NAMES.items():
+        if name.startswith(f"{ours}."):
+            return theirs + name.removeprefix(ours)
+    match name.split(".", 3):
+        case ["model", "layers", layer, rest]:
+            return f"blk.{layer}.{_gguf_part(rest, names)}"
+    return name
+
+
+def _gguf_part(name: str, names: Mapping[str, str]) -> str:
+    for theirs, ours in (VECTORS | gguf_gemma4.VECTORS).items():
+        if name == ours:
+            return theirs
+    if found := _EXPERT.fullmatch(name):
+        return f"ffn_{found[1]}_exps.{found[2]}"
+    stem, _, kind = name.rpartition(".")
+    return next((f"{theirs}.{kind}" for theirs, ours in names.items() if ours == stem), name)
 
 
 def dequantise(tensor: GGUFTensor) -> npt.NDArray[np.float32]:

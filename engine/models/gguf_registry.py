@@ -58,6 +58,13 @@ _GGUF_HYBRID = GGUFVariant(
 GGUF_ARCHITECTURES: Mapping[str, GGUFVariant] = {
     # Mistral's and Mixtral's too
     "llama": GGUFVariant(qk_norm=False, interleaved_rope=True, renormalises_experts=True),
+    # Ministral 3's
+    "mistral3": GGUFVariant(
+        qk_norm=False,
+        interleaved_rope=True,
+        renormalises_experts=True,
+        defaults={"attention.temperature_scale": 0.0, "rope.scaling.yarn_log_multiplier": 0.0},
+    ),
     "qwen2": GGUFVariant(qk_norm=False, interleaved_rope=False),
     "qwen3": GGUFVariant(qk_norm=True, interleaved_rope=False),
     "phi3": GGUFVariant(qk_norm=False, interleaved_rope=False, joined=("qkv_proj", "gate_up_proj")),  # Phi-4's too

@@ -11,6 +11,7 @@ from torch import Tensor
 from bequest.engine.errors import ModelError
 from bequest.engine.formats import mxfp4
 from bequest.engine.layers.codes import Codes, IntegerRows
+from bequest.engine.models.file_names import name_by_others
 from bequest.engine.models.weights import SourceOver, WeightSource
 
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -64,6 +65,10 @@ class GptOssNames(SourceOver):
         if place.expert is None or not place.stored.endswith(BLOCKS):
             return None
         return mxfp4_rows(*self._blocks(place))
+
+    def name_in_file(self, name: str) -> str:
+        stored = {ours: place.stored for ours, place in self._places.items()}
+        return self._source.name_in_file(name_by_others(name, stored))
 
     def _blocks(self, place: _Place) -> tuple[Tensor, Tensor]:
         """Blocks and scales of an expert's rows."""

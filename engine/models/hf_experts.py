@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from bequest.engine.errors import ModelError
-from bequest.engine.models.experts_config import ExpertsConfig
+from bequest.engine.models.experts_config import ExpertsConfig, WrongExperts
 from bequest.engine.models.fields import Fields
 from bequest.engine.models.registry import HFExperts
 
 # One number by the names that configurations have for it.
 COUNT_NAMES = ("num_experts", "num_local_experts", "n_routed_experts")
+_NAMES = {
+    "top_k": "num_experts_per_tok",
+    "num_groups": "n_group",
+    "top_groups": "topk_group",
+    "factor": "routed_scaling_factor",
+}
 
 
 def parse_hf_experts(fields: Fields, implied: HFExperts) -> ExpertsConfig | None:
@@ -40,8 +46,11 @@ def parse_hf_experts(fields: Fields, implied: HFExperts) -> ExpertsConfig | None
             router_bias=implied.biased,
             bias=implied.biased,
         )
-    except ModelError as error:
-        raise ModelError(f"{fields.source}: {error}") from None
+    except WrongExperts as error:
+        names = {"num_experts": next(iter(counts), "num_experts")}
+        names["intermediate_size"] = "moe_intermediate_size" if implied.inner_size else "intermediate_size"
+        names["shared_size"] = "n_shared_experts" if implied.shared == "counted" else "shared_expert_intermediate_size"
+        raise error.named(fields.source, _NAMES | names) from None
 
 
 def _renormalises(fields: Fields, implied: HFExperts) -> bool:

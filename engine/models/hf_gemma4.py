@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bequest.engine.errors import ModelError
-from bequest.engine.models.experts_config import ExpertsConfig
+from bequest.engine.models.experts_config import ExpertsConfig, WrongExperts
 from bequest.engine.models.fields import Fields
 from bequest.engine.models.gemma4_config import Gemma4Config
 from bequest.engine.models.strips import KvHeads
@@ -119,7 +119,6 @@ def parse_gemma4_experts(fields: Fields) -> ExpertsConfig | None:
             layers=frozenset(range(fields.integer("num_hidden_layers"))),
             renormalises=True,
         )
-    except ModelError as error:
-        if str(error).startswith(fields.source):
-            raise
-        raise ModelError(f"{fields.source}: {error}") from None
+    except WrongExperts as error:
+        names = {"top_k": "top_k_experts", "intermediate_size": "moe_intermediate_size"}
+        raise error.named(fields.source, names) from None

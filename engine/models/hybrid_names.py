@@ -15,6 +15,7 @@ from torch import Tensor
 from bequest.engine.kernels.cpu_weights import QuantisedRows
 from bequest.engine.layers.codes import Codes
 from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.file_names import name_by_others
 from bequest.engine.models.weights import SourceOver, WeightSource
 from bequest.engine.types.recurrent import DeltaSizes
 
@@ -73,6 +74,10 @@ class HybridNames(SourceOver):
         part = self._parts[name]
         codes = self._source.load_codes(part.stored)
         return QuantisedRows(codes.type, part.make(codes.rows)) if isinstance(codes, QuantisedRows) else None
+
+    def name_in_file(self, name: str) -> str:
+        own = name.replace(".self_attn.gate_proj.", ".self_attn.q_proj.")
+        return self._source.name_in_file(name_by_others(own, {ours: part.stored for ours, part in self._parts.items()}))
 
 
 def _parts_of(name: str, stored: str, config: DecoderConfig, sizes: DeltaSizes) -> dict[str, _Part]:

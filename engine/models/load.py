@@ -68,7 +68,7 @@ class Checkpoint:
     config: OwnConfig
     source: WeightSource
     generation: GenerationDefaults
-    notes: tuple[str, ...] = ()  # what is not loaded of it
+    notes: tuple[str, ...] = ()  # what is not loaded or not served of it
     whole: WeightSource | None = None  # of a model that has a tower beside its text model
 
 
@@ -272,12 +272,13 @@ def _from_foreign(foreign: ForeignCheckpoint) -> Checkpoint:
 
 def _open_gguf(path: Path) -> Checkpoint:
     from bequest.engine.formats.gguf_file import GGUFFile  # slow to import, and a directory needs none of it
-    from bequest.engine.models.gguf_config import parse_gguf_config
+    from bequest.engine.models.gguf_config import cut_context, parse_gguf_config
     from bequest.engine.models.gguf_loader import GGUFSource
 
     file = GGUFFile(path)
     config = parse_gguf_config(file)
-    return Checkpoint(config, respelled_gguf(GGUFSource(file, config), config), gguf_generation_defaults(file))
+    source = respelled_gguf(GGUFSource(file, config), config)
+    return Checkpoint(config, source, gguf_generation_defaults(file), cut_context(file, config))
 
 
 def _tensors(config: OwnConfig) -> dict[str, tuple[int, ...]]:

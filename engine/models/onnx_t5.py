@@ -73,6 +73,9 @@ class OnnxT5Source:
     def load_codes(self, name: str) -> Codes | None:
         return None
 
+    def name_in_file(self, name: str) -> str:
+        return name
+
     def _read(self, file: OnnxFile, part: str) -> None:
         for name in file.tensors:
             if match := _NAMED.fullmatch(name.removesuffix(_QUANTISED)):

@@ -312,7 +312,8 @@ class Loader(Reader):
         def of_expert(number: int) -> list[Codes]:
             codes = self._codes([f"{number}.{name}" for name in names])
             if codes is None or not _is_of_one_kind([first[0], *codes]):
-                described = f"{self._source.description}: {self._prefix}{number}.{names[0]}"
+                stored = self._source.name_in_file(f"{self._prefix}{number}.{names[0]}.weight")
+                described = f"{self._source.description}: {stored}"
                 raise ModelError(f"{described} is stored otherwise than expert 0; convert the file again")
             return codes
 

@@ -66,6 +66,7 @@ class RespelledSource(SourceOver):
         rotary_dim: int,
     ) -> None:
         super().__init__(source)
+        self._joined = joined
         self._turned = turned
         self._rotary_dim = rotary_dim
         self._places: dict[str, tuple[str, slice | None]] = {}  # name → the stored one, and which rows of it
@@ -98,6 +99,11 @@ class RespelledSource(SourceOver):
         stored, rows = self._places[name]
         codes = None if self._turned else self._source.load_codes(stored)
         return codes if codes is None or rows is None else codes.take(rows)
+
+    def name_in_file(self, name: str) -> str:
+        prefix, part, kind = ("", "", *name.rsplit(".", 2))[-3:]
+        joined = next((matrix for matrix, parts in self._joined.items() if part in parts), part)
+        return self._source.name_in_file(f"{prefix}.{joined}.{kind}" if joined != part else name)
 
 
 def _parts_of(stored: str, joined: Mapping[str, Mapping[str, int]]) -> dict[str, tuple[str, slice | None]]:

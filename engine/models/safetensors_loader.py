@@ -61,6 +61,9 @@ class SafetensorsSource:
     def load_codes(self, name: str) -> Codes | None:
         return None
 
+    def name_in_file(self, name: str) -> str:
+        return name
+
     def _refuse_non_float(self) -> None:
         kinds = {name: part.get_dtype() for name, part in self._slices.items()}
         odd = [

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from torch import Tensor
 
 from bequest.engine.layers.codes import Codes
+from bequest.engine.models.file_names import name_by_others
 from bequest.engine.models.weights import SourceOver, WeightSource
 
 # How names of the text model begin, before transformers 5 and since, and how they do here.
@@ -70,3 +71,6 @@ class RenamedSource(SourceOver):
 
     def load_codes(self, name: str) -> Codes | None:
         return self._source.load_codes(self._stored[name])
+
+    def name_in_file(self, name: str) -> str:
+        return self._source.name_in_file(name_by_others(name, self._stored))

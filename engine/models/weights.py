@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bequest.engine.errors import ModelError
 from bequest.engine.layers.codes import Codes
+from bequest.engine.models.file_names import name_by_others
 
 MOST_NAMED = 10  # tensors that an error lists
 
@@ -39,6 +40,10 @@ class WeightSource(Protocol):
         """A matrix in the codes of the file, where it is quantised in a way that kernels read; else None."""
         ...
 
+    def name_in_file(self, name: str) -> str:
+        """What the file calls a tensor, or would call one that it lacks: for errors."""
+        ...
+
 
 class SourceOver:
     """What a WeightSource that makes something of another has in common with it."""
@@ -63,6 +68,9 @@ class SourceOver:
     def load(self, name: str) -> Tensor:
         return self._source.load(name)
 
+    def name_in_file(self, name: str) -> str:
+        return self._source.name_in_file(name)
+
 
 class PrefixedSource(SourceOver):
     """A WeightSource whose `bare` names get a prefix."""
@@ -84,6 +92,10 @@ class PrefixedSource(SourceOver):
     def load_codes(self, name: str) -> Codes | None:
         return self._source.load_codes(self._own(name))
 
+    def name_in_file(self, name: str) -> str:
+        stored = {self._prefix + bare: bare for bare in self._bare}
+        return self._source.name_in_file(name_by_others(name, stored))
+
     def _own(self, name: str) -> str:
         bare = name.removeprefix(self._prefix)
         return bare if bare in self._bare else name
@@ -95,12 +107,27 @@ def check_shapes(
     """Refuses a checkpoint that lacks a tensor, has one of another shape, or has one among `names` (those that are not
     to be overlooked) that nobody would read."""
     present = set(names)
-    faults = [f"{name} is missing" for name in expected if name not in present]
-    faults += [f"{name} is not a tensor of this architecture" for name in sorted(present - expected.keys())]
-    for name, shape in expected.items():
-        if name in present and source.shape(name) != shape:
-            faults.append(f"{name} has shape {list(source.shape(name))}, not {list(shape)}")
+    missing = [name for name in expected if name not in present]
+    unread = sorted(present - expected.keys())
+    wrong = [name for name, shape in expected.items() if name in present and source.shape(name) != shape]
+    faults = [f"{name} is missing" for name in _in_file(source, missing)]
+    faults += [f"{name} is not a tensor of this architecture" for name in _in_file(source, unread)]
+    for name in wrong:
+        shapes = f"{list(source.shape(name))}, not {list(expected[name])}"
+        faults.append(f"{_as_part(source, name)} has shape {shapes}")
     if faults:
         more = [f"and {len(faults) - MOST_NAMED} more"] if len(faults) > MOST_NAMED else []
         listed = "; ".join([*faults[:MOST_NAMED], *more])
         raise ModelError(f"{source.description} does not fit {architecture} as configured: {listed}")
+
+
+def _in_file(source: WeightSource, names: Collection[str]) -> list[str]:
+    """One tensor of a file may have several of our names."""
+    return [*dict.fromkeys(source.name_in_file(name) for name in names)]
+
+
+def _as_part(source: WeightSource, name: str) -> str:
+    """With our name of it, where a tensor of the file has several."""
+    stored = source.name_in_file(name)
+    is_part = sum(source.name_in_file(other) == stored for other in source.names()) > 1
+    return f"{stored} (as {name})" if is_part else stored

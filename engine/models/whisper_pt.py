@@ -12,6 +12,7 @@ from torch import Tensor
 from bequest.engine.errors import ModelError
 from bequest.engine.formats.torch_zip import StoredTensor, TorchZip
 from bequest.engine.layers.codes import Codes
+from bequest.engine.models.file_names import name_by_others
 from bequest.engine.models.foreign_checkpoint import ForeignCheckpoint
 from bequest.engine.text.hf_tokenizer import tokenizer_from_directory
 from bequest.engine.text.tokenizer import Tokenizer
@@ -61,7 +62,8 @@ class WhisperPtSource:
 
     def __init__(self, file: TorchZip, tensors: dict[str, StoredTensor]) -> None:
         self._file = file
-        self._tensors = {hf_name(name): tensor for name, tensor in tensors.items()}
+        self._stored = {hf_name(name): name for name in tensors}
+        self._tensors = {ours: tensors[name] for ours, name in self._stored.items()}
 
     @property
     def description(self) -> str:
@@ -83,6 +85,9 @@ class WhisperPtSource:
 
     def load_codes(self, name: str) -> Codes | None:
         return None
+
+    def name_in_file(self, name: str) -> str:
+        return name_by_others(name, self._stored)
 
 
 def open_whisper_pt(path: Path) -> ForeignCheckpoint:

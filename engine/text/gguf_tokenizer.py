@@ -30,19 +30,25 @@ MARKED_WORDS = (
 )
 # Those of OpenAI's o200k: a word begins with its capitals, and contractions belong to it.
 _CAPITAL, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-O200K_WORDS = "|".join(
-    (
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_CAPITAL}*{_SMALL}+{CONTRACTIONS}?",
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_CAPITAL}+{_SMALL}*{CONTRACTIONS}?",
-        r"\p{N}{1,3}",
+SINGLE_DIGITS = r"\p{N}"
+UP_TO_THREE_DIGITS = r"\p{N}{1,3}"
+
+
+def _capital_words(digits: str, contractions: str) -> str:
+    words = (
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_CAPITAL}*{_SMALL}+{contractions}",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_CAPITAL}+{_SMALL}*{contractions}",
+        digits,
         r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
         r"\s*[\r\n]+",
         r"\s+(?!\S)",
         r"\s+",
     )
-)
-SINGLE_DIGITS = r"\p{N}"
-UP_TO_THREE_DIGITS = r"\p{N}{1,3}"
+    return "|".join(words)
+
+
+O200K_WORDS = _capital_words(UP_TO_THREE_DIGITS, f"{CONTRACTIONS}?")
+TEKKEN_WORDS = _capital_words(SINGLE_DIGITS, "")  # Mistral's
 
 # Name → patterns. Each pattern in turn cuts out of the pieces so far what it matches.
 GPT2_SPLITS = (GPT2_WORDS,)
@@ -62,11 +68,12 @@ SPLITS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), QWEN2_SPLITS),
     "qwen35": (MARKED_WORDS,),
     **dict.fromkeys(("gpt-4o", "llama4"), (O200K_WORDS,)),
+    "tekken": (TEKKEN_WORDS,),
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CJK_OR_HANGUL, SINGLE_DIGITS),
     "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", GPT2_WORDS, r"[0-9][0-9][0-9]"),
 }
 # Families that take a word as one token when the vocabulary has it, whatever the merges say; they also begin with BOS.
-WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3"})
+WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"})
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], name: str) -> Tokenizer:

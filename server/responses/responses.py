@@ -48,9 +48,9 @@ async def _in_background(call: HttpCall[ResponseBody], making: Making) -> web.St
 
 async def whole_response(call: Call[ResponseBody]) -> bytes:
     """The answer as JSON, for whoever keeps it."""
-    await apart(call.context, lambda: check_body(call.body))
     if call.body.background:
-        raise unsupported("background", "`background` cannot be used here: nobody waits for this answer. Leave it out.")
+        raise unsupported("background", "`background` cannot be used in a batch: nobody waits for it. Leave it out.")
+    await apart(call.context, lambda: check_body(call.body))
     making = await _asked(call, at_rest)
     with making.registered():
         return await making.whole()

@@ -118,6 +118,13 @@ def test_what_a_router_answers_itself_is_json(tmp_path: Path) -> None:
             assert error["code"] == "no_replica" and answer.headers["Retry-After"] == "1"
 
 
+def test_many_headers_are_for_the_server_to_judge(routed: Routed) -> None:
+    """Beyond a number of its own the router would answer with a page that no client reads."""
+    assert requests.get(f"{routed.url}/health", headers={f"X-{number}": "a" for number in range(110)}, timeout=5).ok
+    answer = requests.get(f"{routed.url}/health", headers={f"X-{number}": "a" for number in range(300)}, timeout=5)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
+
+
 def test_an_owner_that_ended_a_moment_ago(tmp_path: Path) -> None:
     """Its health has not been looked at since. Another replica believes that it runs: the client asks once more."""
     servers = [fake(tag, tmp_path) for tag in ("r1", "r2")]

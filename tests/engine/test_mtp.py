@@ -70,7 +70,8 @@ async def test_a_checkpoint_without_a_head_ends_the_start(
 @pytest.mark.parametrize(
     ("name", "without", "why"),
     [
-        ("qwen3.5", "fc.weight", r"does not fit the head \(mtp\.\*\) of .*: head\.fc\.weight is missing"),
+        ("qwen3.5", "fc.weight", r"does not fit the head \(mtp\.\*\) of .*: mtp\.fc\.weight is missing"),
+        ("qwen3.5", "self_attn.q_proj.weight", r"configured: mtp\.layers\.0\.self_attn\.q_proj\.weight is missing$"),
         ("llama", "", r"speculative=mtp: heads of LlamaForCausalLM are not read"),
     ],
 )

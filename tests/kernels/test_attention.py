@@ -280,6 +280,9 @@ def test_nan_in_a_sequence_stays_in_it() -> None:
 
 def test_empty_step() -> None:
     assert attend(make_step(Case(((0, 5),)))).shape == (0, 4, 16)
+    one = make_step(Case(((0, 5),), num_q_heads=1, num_kv_heads=1))
+    nothing = torch.zeros(3, 1, 16)[torch.zeros(0, dtype=torch.int64)]  # of one head torch says a distance of 0
+    assert attend(replace(one, q=nothing)).shape == (0, 1, 16)
 
 
 def plan_with(**changes: object) -> kernels.AttentionPlan:

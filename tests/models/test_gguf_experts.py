@@ -59,7 +59,7 @@ def test_older_files_name_experts_one_by_one(tmp_path: Path) -> None:
     [
         ({"expert_gating_func": 7}, "expert_gating_func 7 is not supported"),
         ({"expert_group_count": 4}, "expert_group_count = 4"),
-        ({"expert_weights_scale": -1.0}, "the factor of experts must be positive"),
+        ({"expert_weights_scale": -1.0}, "expert_weights_scale must be positive, not -1.0"),
     ],
 )
 def test_what_is_not_supported_is_named(metadata: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from transformers import (
     Gemma4TextConfig,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    Ministral3Config,
+    Ministral3ForCausalLM,
     Olmo3Config,
     Olmo3ForCausalLM,
     PreTrainedModel,
@@ -61,7 +63,7 @@ F32, Q8_0 = GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0
 
 NAMES = ["olmo2", "gemma2", "gemma3", "granite", "smollm3", "cohere", "cohere2", "phi3", "phi3-long", "glm4"]
 NAMES += ["gemma", "olmo3", "gpt-oss", "qwen3-next", "qwen3.5", "qwen3.5-moe"]
-NAMES += ["gemma4", "gemma4-keys", "gemma4-shared", "gemma4-experts", "glm4-moe", "cohere-plus"]
+NAMES += ["gemma4", "gemma4-keys", "gemma4-shared", "gemma4-experts", "glm4-moe", "cohere-plus", "ministral3"]
 # Every other layer is recurrent, and groups of codes are of one head.
 HYBRID = FOUR | {
     "layer_types": ["linear_attention", "full_attention"] * 2,
@@ -104,6 +106,10 @@ def make(name: str) -> PreTrainedModel:
         case "gemma4-experts":
             experts = GEMMA4 | GEMMA4_KEYS | GEMMA4_EXPERTS | {"moe_intermediate_size": 32}
             return randomised(Gemma4ForCausalLM(Gemma4TextConfig(**experts)), name)
+        case "ministral3":
+            rope = YARN | {"original_max_position_embeddings": 37, "mscale": 1.0, "mscale_all_dim": 0.5}
+            rope |= {"factor": 8.0, "llama_4_scaling_beta": 0.1}
+            return randomised(Ministral3ForCausalLM(Ministral3Config(**SHAPE, head_dim=32, rope_parameters=rope)), name)
         case "olmo3":  # files have one theta for all layers
             plain = {"rope_type": "default", "rope_theta": YARN["rope_theta"]}
             kinds = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
@@ -158,6 +164,18 @@ def test_heads_of_a_hybrid_that_cannot_be_shared() -> None:
         parse_gguf_recurrent(Fields({**values, "ssm.conv_kernel": 4}, "model.gguf"), 4)
     with pytest.raises(ModelError, match=r"ssm\.group_count must be positive, not 0"):
         parse_gguf_recurrent(Fields({**values, "ssm.conv_kernel": 4, "ssm.group_count": 0}, "model.gguf"), 4)
+
+
+def test_a_context_ends_where_queries_would_be_scaled(tmp_path: Path) -> None:
+    """Ministral 3's are from the length in training on, and not here."""
+    write_tiny_gguf(make("ministral3"), tmp_path / "model.gguf")
+    opened = open_checkpoint(tmp_path / "model.gguf")
+    assert opened.config.max_position == 37
+    note = "the context ends at 37 tokens: mistral3.attention.temperature_scale"
+    assert [said.startswith(note) for said in opened.notes] == [True]
+    write_tiny_gguf(make("ministral3"), tmp_path / "model.gguf", metadata={"attention.temperature_scale": 0.0})
+    opened = open_checkpoint(tmp_path / "model.gguf")
+    assert (opened.config.max_position, opened.notes) == (296, ())
 
 
 def test_windows_of_olmo_without_a_pattern(tmp_path: Path) -> None:
@@ -219,6 +237,7 @@ def test_names_are_those_of_the_gguf_package() -> None:
     """Every tensor that we read is one that the package lists for the architecture."""
     kinds = {gguf.MODEL_ARCH_NAMES[arch]: tensors for arch, tensors in gguf.MODEL_TENSORS.items()}
     for name in (
+        "mistral3",
         "phi3",
         "glm4",
         "olmo2",

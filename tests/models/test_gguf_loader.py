@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from bequest.engine.errors import ModelError
 from bequest.engine.formats.gguf_file import GGUFFile, GGUFTensor
+from bequest.engine.models.families.decoders import check_tensors
 from bequest.engine.models.gguf_config import parse_gguf_config
 from bequest.engine.models.gguf_loader import GGUFSource, dequantise, hf_name, pair_halves
 from bequest.engine.models.load import load_model, open_checkpoint
+from bequest.engine.models.respelled import respelled_gguf
 from tests.models.paged import PagedSequences
 from tests.models.tiny_gguf import write_tiny_gguf
 from tests.tiny_models import LLAMA3, SHAPE
@@ -141,7 +145,9 @@ def test_unsupported_architecture(tmp_path: Path) -> None:
     write_tiny_gguf("llama", path)
     file = GGUFFile(path)
     file.architecture = "mamba"
-    with pytest.raises(ModelError, match="architecture mamba is not supported; supported are llama, qwen2, qwen3"):
+    with pytest.raises(
+        ModelError, match="architecture mamba is not supported; supported are llama, mistral3, qwen2, qwen3"
+    ):
         parse_gguf_config(file)
 
 
@@ -170,3 +176,41 @@ def test_unexpected_tensor(tmp_path: Path) -> None:
     write_tiny_gguf("llama", path, extra_tensors={"blk.0.ssm_in.weight": np.zeros((2, 2), np.float32)})
     with pytest.raises(ModelError, match=r"blk\.0\.ssm_in\.weight is not a tensor of this architecture"):
         open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "left_out", "told"),
+    [
+        ("llama", "blk.1.attn_q.weight", "blk.1.attn_q.weight is missing"),
+        ("qwen3", "attn_q_norm", "blk.0.attn_q_norm.weight is missing; blk.1.attn_q_norm.weight is missing"),
+        ("llama", "output_norm.weight", "output_norm.weight is missing"),
+        ("qwen3-moe", "blk.1.ffn_gate_exps", "blk.1.ffn_gate_exps.weight is missing"),
+        ("qwen3-moe", "ffn_up_exps", "blk.1.ffn_up_exps.weight is missing"),
+        ("gpt-oss", "blk.2.attn_sinks", "blk.2.attn_sinks.weight is missing"),
+        ("phi3", "attn_qkv", "blk.0.attn_qkv.weight is missing; blk.1.attn_qkv.weight is missing"),
+        ("qwen3.5", "attn_q.weight", "blk.1.attn_q.weight is missing"),
+        ("gemma4-experts", "blk.1.ffn_gate_up_exps", "blk.1.ffn_gate_up_exps.weight is missing"),
+        ("gemma4-experts", "layer_output_scale", "blk.0.layer_output_scale.weight is missing"),
+    ],
+)
+def test_errors_name_tensors_as_the_file_does(name: str, left_out: str, told: str, tmp_path: Path) -> None:
+    write_tiny_gguf(name, tmp_path / "model.gguf")
+    file = GGUFFile(tmp_path / "model.gguf")
+    config = parse_gguf_config(file)
+    for stored in [stored for stored in file.tensors if left_out in stored]:
+        del file.tensors[stored]
+    with pytest.raises(ModelError, match=re.escape(f"as configured: {told}")) as raised:
+        check_tensors(respelled_gguf(GGUFSource(file, config), config), config)
+    assert str(tmp_path / "model.gguf") in str(raised.value) and "model.layers" not in str(raised.value)
+
+
+def test_a_shape_is_that_of_a_tensor_of_the_file(tmp_path: Path) -> None:
+    write_tiny_gguf("phi3", tmp_path / "model.gguf")
+    file = GGUFFile(tmp_path / "model.gguf")
+    config = parse_gguf_config(file)
+    for stored in ("blk.0.attn_qkv.weight", "blk.1.ffn_down.weight"):
+        file.tensors[stored] = replace(file.tensors[stored], shape=(60, 64))
+    joined = "blk.0.attn_qkv.weight (as model.layers.0.self_attn.q_proj.weight) has shape [60, 64], not [64, 64]"
+    alone = "blk.1.ffn_down.weight has shape [60, 64], not [64, 96]"
+    with pytest.raises(ModelError, match=f"{re.escape(joined)}.*{re.escape(alone)}"):
+        check_tensors(respelled_gguf(GGUFSource(file, config), config), config)

@@ -121,7 +121,7 @@ def test_other_quantised_weights_are_refused(tiny_model: Callable[[str], Path]) 
 @pytest.mark.parametrize(
     ("ending", "said"),
     [
-        ("blocks", r"layers\.1\.mlp\.experts\.0\.down_proj\.weight is missing"),
+        ("blocks", r"layers\.1\.mlp\.experts\.down_proj_blocks is missing"),
         ("scales", r"layers\.1\.mlp\.experts\.down_proj_scales is missing"),
     ],
 )

@@ -24,6 +24,7 @@ from tests.tiny_models import make_reference
 ARCHITECTURES = {
     "llama": "llama",
     "mistral": "llama",
+    "ministral3": "mistral3",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "olmo2": "olmo2",
@@ -48,7 +49,7 @@ ARCHITECTURES = {
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
 }
-PERMUTED = ("llama", "granite", "smollm3")  # rows of queries and keys: from halves to neighbours
+PERMUTED = ("llama", "mistral3", "granite", "smollm3")  # rows of queries and keys: from halves to neighbours
 WITHOUT_WINDOWS = ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe")  # files have no key for them
 HYBRIDS = ("qwen3next", "qwen35", "qwen35moe")
 SHIFTED = ("gemma", "gemma2", "gemma3", *HYBRIDS)  # norms: by the 1 that transformers adds to them
@@ -319,6 +320,9 @@ def _add_rope(writer: GGUFWriter, config: Any) -> None:
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         if "attention_factor" in rope:
             writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
+        if "llama_4_scaling_beta" in rope:
+            writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+            writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])

@@ -236,6 +236,16 @@ async def test_lines_that_fail(front: Front, body: dict[str, Any], code: str) ->
     assert answer["body"]["error"]["code"] == code
 
 
+async def test_a_line_cannot_be_in_the_background(front: Front) -> None:
+    """A line leaves no record unless it says so, and that is not what is wrong with this one."""
+    client = front.client()
+    given = line("1", {"input": "hi", "background": True}, url="/v1/responses")
+    batch = await ended(client, await created(client, jsonl([given]), "/v1/responses"))
+    error = (await output(client, batch.error_file_id))["1"]["response"]["body"]["error"]
+    assert (error["code"], error["param"]) == ("unsupported_parameter", "background")
+    assert "cannot be used in a batch" in error["message"]
+
+
 async def test_a_field_that_nobody_reads_is_named(front: Front) -> None:
     client = front.client()
     batch = await ended(client, await created(client, jsonl([line("1", {"messages": MESSAGES, "flavour": 1})])))

@@ -96,7 +96,8 @@ def test_token_types_and_flags() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pre", "ids"), [("gpt-2", [8]), ("smollm", [6, 7]), ("qwen2", [6, 7]), ("llama-bpe", [3, 8]), (None, [8])]
+    ("pre", "ids"),
+    [("gpt-2", [8]), ("smollm", [6, 7]), ("qwen2", [6, 7]), ("llama-bpe", [3, 8]), ("tekken", [3, 6, 7]), (None, [8])],
 )
 def test_the_pre_tokenizer_decides_how_digits_split(pre: str | None, ids: list[int]) -> None:
     assert tokenizer_from_gguf(byte_level_metadata(pre=pre), "m").encode("12") == ids
@@ -107,7 +108,7 @@ def test_the_pre_tokenizer_decides_how_digits_split(pre: str | None, ids: list[i
     [
         ({"model": "bert"}, "'bert'; supported are 'gpt2', 'llama' and 'gemma4'"),
         ({"model": None}, "supported are"),
-        ({"pre": "tekken"}, "'tekken'; supported are .*qwen2.*smollm"),
+        ({"pre": "viking"}, "'viking'; supported are .*qwen2.*smollm"),
         ({"tokens": None}, "no array tokenizer.ggml.tokens"),
         ({"merges": None}, "no array tokenizer.ggml.merges"),
         ({"merges": ["hi"]}, "'hi' in tokenizer.ggml.merges is not a pair"),
@@ -128,6 +129,7 @@ def test_what_cannot_be_rebuilt_is_a_model_error(changes: dict[str, Any], messag
         ("gpt-4o", "HelloWorld DON'T", ["Hello", "World", " DON'T"]),
         ("gpt-4o", "12345 a//\n b\n\nc  d", ["123", "45", " a", "//\n", " b", "\n\n", "c", " ", " d"]),
         ("gpt-4o", "été ÉTÉ naïve", ["été", " ÉTÉ", " naïve"]),
+        ("tekken", "HelloWorld DON'T 12", ["Hello", "World", " DON", "'T", " ", "1", "2"]),
         ("qwen35", "कि_y it's 12", ["कि", "_y", " it", "'s", " ", "1", "2"]),
         ("qwen2", "कि", ["क", "ि"]),
         ("glm4", "it's 12345", ["it", "'s", " ", "123", "45"]),

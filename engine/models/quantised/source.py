@@ -65,6 +65,9 @@ class QuantisedSource:
         layout, stored = self._matrices[name]
         return layout.read(stored)
 
+    def name_in_file(self, name: str) -> str:
+        return name
+
     def _refuse_scales_alone(self) -> None:
         """A matrix in numbers beside scales would have to be rounded first, or is broken."""
         for name in sorted(self._plain):
