@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import cache
 from pathlib import Path
 
 from aiohttp import web
@@ -202,6 +203,22 @@ def make_app(
         if door.setup is not None:
             door.setup(app)
     app[console_state.LAST_LOOK] = console_state.LastLook()
+    for resource in _resources():
+        app.router.register_resource(resource)
+    app.on_response_prepare.append(common_headers)
+    app.cleanup_ctx.append(_worker_pool)
+    if context.archive is not None:
+        app.cleanup_ctx.append(_responses)
+    if context.disk is not None:
+        app[BATCH_RUNNER] = BatchRunner(context, context.disk)
+        app.cleanup_ctx.append(_batches)
+    return app
+
+
+@cache
+def _resources() -> tuple[web.AbstractResource, ...]:
+    """Paths and what answers at each: the same in every application of a process, so they are made once."""
+    router = web.UrlDispatcher()
     expect, expect_audio = expect_continue(), expect_continue(form.check_head)
     expecting: dict[object, Expectation] = {
         catalogues.upload: expect_continue(catalogues.check_head),
@@ -212,17 +229,10 @@ def make_app(
         **{route.handler: route.expectation for door in DOORS for route in door.routes if route.expectation},
     }
     for method, path, handler in (*ROUTES, *CONSOLE_ROUTES):
-        resource = app.router.add_resource(path)
+        resource = router.add_resource(path)
         for verb in (method, "HEAD") if method == "GET" else (method,):
             resource.add_route(verb, handler, expect_handler=expecting.get(handler, expect))
-    app.on_response_prepare.append(common_headers)
-    app.cleanup_ctx.append(_worker_pool)
-    if context.archive is not None:
-        app.cleanup_ctx.append(_responses)
-    if context.disk is not None:
-        app[BATCH_RUNNER] = BatchRunner(context, context.disk)
-        app.cleanup_ctx.append(_batches)
-    return app
+    return tuple(router.resources())
 
 
 async def _worker_pool(app: web.Application) -> AsyncIterator[None]:

@@ -8,14 +8,14 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import setuptools
 
 from benchmarks.house.circles import Circles, include_circles, python_circles
-from benchmarks.house.sources import within
+from benchmarks.house.sources import parsed, parsed_once, within
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("server", "engine", "offline", "bench", "cli", "cluster")
@@ -73,6 +73,12 @@ FORBIDDEN = {
 OWN = "bequest."
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _parsed_once() -> Iterator[None]:
+    with parsed_once():
+        yield
+
+
 def modules() -> dict[str, Path]:
     found = {}
     for package in PACKAGES:
@@ -86,7 +92,7 @@ def modules() -> dict[str, Path]:
 def imports_of(path: Path) -> set[str]:
     """Absolute names imported anywhere in the file, except under `if TYPE_CHECKING`."""
     names: set[str] = set()
-    stack: list[ast.AST] = [ast.parse(path.read_text())]
+    stack: list[ast.AST] = [parsed(path)]
     while stack:
         node = stack.pop()
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":

@@ -14,6 +14,7 @@ from bequest.cli.models import list_models
 from bequest.engine.fetch import EMBEDDED, directory_of
 from bequest.engine.models import embedded
 from tests import hub as local
+from tests.forked import run_program
 from tests.tiny_models import save_tiny_model
 
 ROOT = Path(__file__).parent.parent
@@ -27,23 +28,33 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[local.Hub]:
     server.close()
 
 
-def bequest(server: local.Hub, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HF_ENDPOINT": server.url, "HF_HOME": str(home), "XDG_CACHE_HOME": str(home)}
+def typed(server: local.Hub, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command as a user types it."""
     command = [sys.executable, "-m", "bequest", *arguments]
+    environment = os.environ | variables(server, home)
     return subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )
 
 
+def bequest(server: local.Hub, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The same in a process that has its libraries already, but for the hub's, which reads variables."""
+    return run_program(f"from bequest.__main__ import main; main({list(arguments)!r})", **variables(server, home))
+
+
+def variables(server: local.Hub, home: Path) -> dict[str, str]:
+    return {"HF_ENDPOINT": server.url, "HF_HOME": str(home), "XDG_CACHE_HOME": str(home)}
+
+
 def test_pull_list_and_rm(server: local.Hub, tmp_path: Path) -> None:
-    done = bequest(server, tmp_path, "pull", "acme/tiny")
+    done = typed(server, tmp_path, "pull", "acme/tiny")
     assert done.returncode == 0 and (Path(done.stdout.strip()) / "model.safetensors").exists(), done
     assert "fetching acme/tiny: 1 files" in done.stderr and "HTTP Request" not in done.stderr
     assert bequest(server, tmp_path, "pull", "acme/gguf:q8_0").returncode == 0
-    done = bequest(server, tmp_path, "list")
+    done = typed(server, tmp_path, "list")
     names = [line.split()[0] for line in done.stdout.splitlines()]
     assert names[0] == "NAME" and names[-2:] == ["acme/gguf:Q8_0", "acme/tiny"], done
-    assert bequest(server, tmp_path, "rm", "acme/tiny").returncode == 1, "nobody agreed"
+    assert typed(server, tmp_path, "rm", "acme/tiny").returncode == 1, "nobody agreed"
     for name in ("acme/tiny", "acme/gguf:Q8_0"):
         done = bequest(server, tmp_path, "rm", name, "--yes")
         assert done.returncode == 0 and f"removed {name}: " in done.stdout

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from tests.forked import Forked
+from tests.forked import Forked, run_program
 
 ROOT = Path(__file__).parent.parent
 _PATIENCE = 300.0  # seconds to be ready; a test's own limit is shorter where it says nothing else
@@ -189,16 +189,20 @@ def test_sigterm_lets_a_running_stream_finish_and_exits_0() -> None:
     assert rest[-1].choices[0].finish_reason == "length"
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["/no/such/model"], "/no/such/model: no such file or directory"),
-        (["--num-blocks", "10", "--max-model-len", "4096"], "--num-blocks 257"),
-    ],
-)
-def test_a_start_that_cannot_work_says_why_and_fails(flags: list[str], message: str) -> None:
-    command = [sys.executable, "-m", "bequest", "serve", "--port", "0", *flags]
+def test_a_start_without_a_model_says_why_and_fails() -> None:
+    command = [sys.executable, "-m", "bequest", "serve", "--port", "0", "/no/such/model"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
+    check_failure(ended, "/no/such/model: no such file or directory")
+
+
+def test_a_start_without_room_says_why_and_fails() -> None:
+    """In a fork: the model is loaded before its room is counted, and torch before the model."""
+    arguments = ["serve", "--port", "0", "--num-blocks", "10", "--max-model-len", "4096"]
+    ended = run_program(f"from bequest.__main__ import main; main({arguments!r})", timeout=90)
+    check_failure(ended, "--num-blocks 257")
+
+
+def check_failure(ended: subprocess.CompletedProcess[str], message: str) -> None:
     assert ended.returncode == 1
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -99,6 +99,7 @@ def test_a_broken_download_is_resumed(
     hub: Hub, server: local.Hub, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
     server.breaks = 1
     path = hub.fetch(TINY)
     assert (path / "model.safetensors").read_bytes() == files["model.safetensors"]

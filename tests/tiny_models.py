@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import functools
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ from transformers import (
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
+from transformers.initialization import no_init_weights
 
 VOCAB_SIZE = 320
 END_OF_TEXT, TURN_START, TURN_END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -409,7 +411,17 @@ TINY_MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
 def make_reference(name: str) -> PreTrainedModel:
     """The model in transformers, float32, the same weights on every call."""
     model_class, config = TINY_MODELS[name]
-    return randomised(model_class(copy.deepcopy(config)), name)  # it keeps its config, and tests change it there
+    # It keeps its config, and tests change it there.
+    return randomised(unset(lambda: model_class(copy.deepcopy(config))), name)
+
+
+def unset(make: Callable[[], PreTrainedModel]) -> PreTrainedModel:
+    """What it makes, with whatever was in memory for weights: drawing those that are drawn again takes a third of it
+    all."""
+    with no_init_weights():
+        model = make()
+    model.tie_weights()
+    return model
 
 
 def randomised(model: PreTrainedModel, name: str) -> PreTrainedModel:

@@ -24,7 +24,7 @@ from transformers import (
     VaultGemmaForCausalLM,
 )
 
-from tests.tiny_models import SHAPE, randomised, save_checkpoint
+from tests.tiny_models import SHAPE, randomised, save_checkpoint, unset
 
 _SHAPE: dict[str, Any] = SHAPE | {"num_hidden_layers": 2, "pad_token_id": 1}
 # name → (model class, its configuration)
@@ -61,7 +61,7 @@ TINY_OTHERS: dict[str, tuple[type[PreTrainedModel], Any]] = {
 def make_other(name: str) -> PreTrainedModel:
     """The model in transformers, float32, the same weights on every call."""
     model_class, config = TINY_OTHERS[name]
-    return randomised(model_class(copy.deepcopy(config)), name)
+    return randomised(unset(lambda: model_class(copy.deepcopy(config))), name)
 
 
 def save_other(name: str, directory: Path) -> Path:

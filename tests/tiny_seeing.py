@@ -44,7 +44,7 @@ from transformers import (
 )
 
 from bequest.engine.types.image import Rgb
-from tests.tiny_models import CORPUS, EXPERTS, LINEAR_LAYERS, SHAPE, VOCAB_SIZE, randomised
+from tests.tiny_models import CORPUS, EXPERTS, LINEAR_LAYERS, SHAPE, VOCAB_SIZE, randomised, unset
 
 IMAGE, BEGIN, END = "<image>", "<start_of_image>", "<end_of_image>"
 AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
@@ -210,7 +210,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 
 def make_seeing(name: str) -> PreTrainedModel:
     """The model in transformers, float32, the same weights on every call."""
-    model = MAKERS[name]()
+    model = unset(MAKERS[name])
     model.config.hidden_size = SHAPE["hidden_size"]  # whose root the weights are scaled by
     made = randomised(model, name)
     del model.config.hidden_size

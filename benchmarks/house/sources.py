@@ -29,6 +29,13 @@ def parsed_once() -> Iterator[None]:
         _kept.clear()
 
 
+def parsed(path: Path) -> ast.Module:
+    if path not in _kept:
+        tree = ast.parse(path.read_text())
+        return _kept.setdefault(path, tree) if _keeping else tree
+    return _kept[path]
+
+
 @dataclass(frozen=True)
 class Module:
     name: str  # engine.text.chat; a package goes by its folder
@@ -36,10 +43,7 @@ class Module:
 
     @cached_property
     def tree(self) -> ast.Module:
-        if self.path not in _kept:
-            tree = ast.parse(self.path.read_text())
-            return _kept.setdefault(self.path, tree) if _keeping else tree
-        return _kept[self.path]
+        return parsed(self.path)
 
     @property
     def folder(self) -> str:

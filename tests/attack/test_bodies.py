@@ -60,16 +60,10 @@ async def test_a_body_that_holds_too_much_is_counted_and_refused(fake: Victim, n
 
 
 async def _taken_calmly(victim: Victim, path: str, body: bytes, status: int) -> Any:
-    """What is answered to a body that keeps nobody else waiting. What keeps somebody in each of three times is the
-    body; what does once may be a neighbour on the same core, who makes every gap as long as he likes."""
-    for attempts_left in (2, 1, 0):
-        async with victim.probe() as probe:
-            answer, content = await victim.front.post(path, body)
-        assert answer.status == status, content
-        calm = probe.longest_stall_s < _STALL and probe.longest_hold_s < 4 * _STALL
-        assert calm or attempts_left, probe
-        if calm:
-            break
+    """What is answered to a body that keeps nobody else waiting."""
+    sent = victim.calmly(lambda _: victim.front.post(path, body), stall=_STALL, hold=4 * _STALL)
+    answer, content = await sent
+    assert answer.status == status, content
     return content
 
 

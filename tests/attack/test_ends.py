@@ -42,7 +42,7 @@ def test_a_worker_that_hangs_does_not_hold_the_end_up() -> None:
 
 def test_a_whole_server_ends_while_its_workers_are_stuck() -> None:
     """A text that is an hour from its tokens, a request that waits for it, and SIGTERM."""
-    command = [sys.executable, "-m", "tests.server.fake_process", "--stuck", "--drain-timeout", "1"]
+    command = [sys.executable, "-m", "tests.server.fake_process", "--stuck", "--drain-timeout", "0.1"]
     with subprocess.Popen(command, cwd=_ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         lines = iter(process.stderr)
@@ -59,7 +59,7 @@ def test_a_whole_server_ends_while_its_workers_are_stuck() -> None:
         asking.start()
         assert next(line for line in lines if "stuck" in line)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0, "the drain timeout is a second"
+        assert process.wait(20) == 0, "the drain timeout is a tenth of a second"
         asking.join()
 
 

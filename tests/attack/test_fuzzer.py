@@ -22,21 +22,22 @@ class Broken(FakeEngine):
         super().submit(request, sink)
 
 
-async def campaign(victim: Victim, requests: int, seed: int) -> Campaign:
+async def campaign(victim: Victim, requests: int, seed: int, clients: int) -> Campaign:
     fuzzing = Campaign(victim.front.url, {"anonymous": None}, requests, seed, server=None)
-    await fuzzing.run(clients=4)
+    await fuzzing.run(clients)
     return fuzzing
 
 
 async def test_most_requests_are_good_and_no_answer_is_our_fault(fake: Victim) -> None:
-    report = (await campaign(fake, 400, seed=1)).report
+    report = (await campaign(fake, 400, seed=1, clients=4)).report
     assert not report.faults, report.faults
     assert report.share_ok >= 0.5
     assert set(report.statuses) == {operation.name for operation in operations_of(document())}
 
 
 async def test_what_is_broken_is_found_and_made_small(serve: Serve) -> None:
-    report = (await campaign(serve(engine=Broken), 400, seed=2)).report
+    # One client: the order in which several are answered, and so what is asked next, is the machine's.
+    report = (await campaign(serve(engine=Broken), 400, seed=2, clients=1)).report
     found = [fault for fault in report.faults.values() if fault.what == "500 internal_error" and fault.body]
     assert found, report.faults
     for fault in found:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import aiohttp
 import orjson
 import pytest
 
@@ -22,30 +23,28 @@ def _ask(**constraint: Any) -> bytes:
     return orjson.dumps({"prompt": "a b", "max_tokens": 2, "temperature": 0, "structured_outputs": constraint})
 
 
+async def _answered(victim: Victim, body: bytes) -> tuple[aiohttp.ClientResponse, Any]:
+    """Of a grammar that is refused, and so not kept."""
+    return await victim.calmly(lambda _: victim.front.post("/v1/completions", body), stall=0.05)
+
+
 async def test_a_grammar_of_empty_lines_holds_nobody(real: Victim) -> None:
     """Its syntax was looked at on the loop, in time quadratic in the lines: 145 seconds for these."""
-    body = _ask(grammar="\n" * 118_000 + 'root ::= "a"')
-    async with real.probe() as probe:
-        answer, content = await real.front.post("/v1/completions", body)
+    bodies = [_ask(grammar="\n" * (118_000 + i) + 'root ::= "a"') for i in range(3)]  # what is compiled is kept
+    answer, content = await real.calmly(lambda i: real.front.post("/v1/completions", bodies[i]), stall=0.05)
     assert answer.status == 200 and content["choices"][0]["text"] == "a", content
-    assert probe.longest_stall_s < 0.05, probe
 
 
 async def test_a_text_that_is_no_grammar_is_named(real: Victim) -> None:
     for text in ("\n" * 100_000 + "root ::= (", "root ::= " + "(" * 50_000, "start" + " " * 200_000):
-        async with real.probe() as probe:
-            answer, content = await real.front.post("/v1/completions", _ask(grammar=text))
+        answer, content = await _answered(real, _ask(grammar=text))
         assert answer.status == 400 and content["error"]["param"] == "structured_outputs.grammar", content
-        assert probe.longest_stall_s < 0.05, probe
 
 
 async def test_a_long_grammar_is_refused_unread(real: Victim) -> None:
     for kind, text in (("grammar", "\n" * 300_000), ("regex", "a" * 300_000)):
-        body = _ask(**{kind: text})
-        async with real.probe() as probe:
-            answer, content = await real.front.post("/v1/completions", body)
+        answer, content = await _answered(real, _ask(**{kind: text}))
         assert answer.status == 400 and content["error"]["code"] == "grammar_too_large", content
-        assert probe.longest_stall_s < 0.05, probe
 
 
 async def test_a_short_schema_of_many_megabytes_is_refused(real: Victim) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
 from tests.attack.conftest import Victim
 
 _BUSY = 0.06  # seconds
@@ -31,29 +33,31 @@ async def test_a_callback_that_computes_is_a_stall(fake: Victim) -> None:
     async with fake.probe() as probe:
         await fake.server.on_loop(lambda: _compute(_BUSY))
     assert probe.longest_stall_s >= _BUSY and probe.loop_cpu_s >= _BUSY, probe
+    with pytest.raises(AssertionError, match="three times"):
+        await fake.calmly(lambda _: fake.server.on_loop(lambda: _compute(_BUSY)), stall=_BUSY)
 
 
 async def test_an_idle_loop_has_none(fake: Victim) -> None:
-    async with fake.probe() as probe:
-        await asyncio.sleep(0.05)
-    assert probe.longest_stall_s < _BUSY / 2 and probe.longest_hold_s < _BUSY / 2, probe
+    await fake.calmly(lambda _: asyncio.sleep(0.05), stall=_BUSY / 2, hold=_BUSY / 2)
 
 
 async def test_what_the_attacker_computes_is_not_the_servers(fake: Victim) -> None:
-    async with fake.probe() as probe:
+    async def attack(_: int) -> None:
         _compute(_BUSY)
         _keep_the_lock(_BUSY)
-    assert probe.longest_stall_s < _BUSY / 2 and probe.longest_hold_s < _BUSY / 2, probe
-    assert probe.server_cpu_s < _BUSY, probe
+
+    await fake.calmly(attack, stall=_BUSY / 2, hold=_BUSY / 2, cpu=_BUSY)
 
 
 async def test_a_thread_that_keeps_the_interpreter_holds_the_loop_without_a_stall(fake: Victim) -> None:
     async with fake.probe() as probe:
         await asyncio.to_thread(_keep_the_lock, _BUSY)
-    assert probe.longest_stall_s < _BUSY / 2 <= probe.longest_hold_s, probe
+    assert probe.longest_hold_s >= _BUSY / 2, probe
+    await fake.calmly(lambda _: asyncio.to_thread(_keep_the_lock, _BUSY), stall=_BUSY / 2)
 
 
 async def test_a_thread_that_lets_others_in_holds_nothing(fake: Victim) -> None:
     async with fake.probe() as probe:
         await asyncio.to_thread(_compute, _BUSY)
-    assert probe.longest_stall_s < _BUSY / 2 and probe.server_cpu_s >= _BUSY, probe
+    assert probe.server_cpu_s >= _BUSY, probe
+    await fake.calmly(lambda _: asyncio.to_thread(_compute, _BUSY), stall=_BUSY / 2)

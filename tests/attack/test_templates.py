@@ -31,12 +31,11 @@ def _ask(template: str) -> bytes:
 )
 async def test_a_wild_template_costs_its_sender_alone(serve: Serve, template: str) -> None:
     victim = serve(chat_template_seconds=0.5)
-    body = _ask(template)
-    async with victim.probe() as probe:
-        answer, content = await victim.front.post("/v1/chat/completions", body)
+    bodies = [_ask(template + "{# again #}" * i) for i in range(3)]  # what is compiled may be kept
+    sent = victim.calmly(lambda i: victim.front.post("/v1/chat/completions", bodies[i]), stall=0.05, cpu=0.5)
+    answer, content = await sent
     assert answer.status in (200, 400), content
     assert answer.status == 200 or content["error"]["param"] in ("chat_template", "messages"), content
-    assert probe.longest_stall_s < 0.05 and probe.server_cpu_s < 0.5, probe
 
 
 async def test_an_operator_may_refuse_them(serve: Serve) -> None:

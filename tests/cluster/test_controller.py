@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 
+from bequest.cluster import controller
 from bequest.cluster.command import shown
 from bequest.cluster.controller import Controller
 from bequest.cluster.figures import Figures
 from bequest.cluster.haproxy import Backend
 from bequest.cluster.settings import ClusterSettings, tag_of
+
+
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "_LOOK", 0.04)
 
 
 class Stage:
@@ -36,6 +42,15 @@ class Stage:
             self.look,
             lambda: self.now,  # type: ignore[arg-type]
         )
+
+    async def comes_to(self, told: list[str]) -> None:
+        """And goes no further."""
+        for _ in range(10_000):
+            if len(self.told) >= len(told):
+                break
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.1)  # ten looks
+        assert self.told == told
 
     @property
     def is_alive(self) -> bool:
@@ -125,8 +140,7 @@ async def test_a_rolling_restart_waits_for_each() -> None:
     stage = await up()
     stage.down.add("r1")
     restarting = asyncio.ensure_future(stage.controller.renew())
-    await asyncio.sleep(0.4)
-    assert stage.told == ["r1 drain", "renew r1"]
+    await stage.comes_to(["r1 drain", "renew r1"])
     stage.down.clear()
     await restarting
     assert stage.told == ["r1 drain", "renew r1", "r1 ready", "r2 drain", "renew r2", "r2 ready"]
@@ -137,8 +151,7 @@ async def test_a_rolling_restart_waits_for_the_router() -> None:
     stage = await up()
     stage.unreached.add("r1")
     restarting = asyncio.ensure_future(stage.controller.renew())
-    await asyncio.sleep(0.4)
-    assert stage.told == ["r1 drain", "renew r1", "r1 ready"]
+    await stage.comes_to(["r1 drain", "renew r1", "r1 ready"])
     stage.unreached.clear()
     await restarting
     assert stage.told[3:] == ["r2 drain", "renew r2", "r2 ready"]
@@ -148,7 +161,7 @@ async def test_a_replica_that_a_router_never_reaches_does_not_hold_up_all() -> N
     stage = await up()
     stage.unreached.add("r1")
     restarting = asyncio.ensure_future(stage.controller.renew())
-    await asyncio.sleep(0.4)
+    await stage.comes_to(["r1 drain", "renew r1", "r1 ready"])
     stage.now = 60.0
     await restarting
     assert stage.told[-1] == "r2 ready"
