@@ -83,17 +83,18 @@ const BlockTable& BeamTables::ended_at(int32_t place) const {
   return *ended_[place];
 }
 
-// The entries of a beam that count, in two parts: those of the front, and those behind.
+// The entries of a beam that count, in two parts: those of the front, which are all on the device, and those
+// behind.
 struct BeamTables::Entries {
-  const BlockTable* front;  // all of it counts
+  const BlockTable* front;
   const BlockTable* tail;
   size_t count;
 
   Entries(const BlockTable& front, const BlockTable& tail, int64_t num_tokens) : front(&front), tail(&tail) {
     const int64_t bs = tail.pool().block_size();
     const auto wanted = static_cast<size_t>((num_tokens + bs - 1) / bs * tail.num_strips());
-    const size_t before = front.num_known(wanted);
-    count = before < num_front() ? before : before + tail.num_known(wanted - before);
+    const size_t before = std::min(wanted, num_front());
+    count = before + tail.num_known(wanted - before);
   }
 
   size_t num_front() const { return front->entries().size(); }

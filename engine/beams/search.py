@@ -69,10 +69,12 @@ class Turn(msgspec.Struct, frozen=True):
 
 def tuples_of(paths: IntArray) -> list[tuple[int, ...]]:
     """The rows of [B, L]. Tuples: unlike lists, the collector of cycles looks at them once."""
-    return list(map(tuple, paths.tolist()))
+    return list(zip(*paths.T.tolist(), strict=True))
 
 
 _NOTHING = np.empty(0, np.int32)
+_START = np.zeros(1, np.float32)
+_START.setflags(write=False)
 _BY_SCORE = attrgetter("beam_score")
 
 
@@ -80,7 +82,7 @@ _BY_SCORE = attrgetter("beam_score")
 class BeamSearch:
     params: SamplingParams
     stop_token_ids: frozenset[int]  # end tokens among them, unless they are ignored
-    scores: FloatArray = field(default_factory=lambda: np.zeros(1, np.float32))  # [B] summed, of the running beams
+    scores: FloatArray = field(default_factory=lambda: _START)  # [B] summed, of the running beams
     nodes: IntArray | None = None  # [B] where they stand in the catalogue, if there is one
     finished: list[Finished] = field(default_factory=list)  # best first, at most `width`
     _generations: list[_Generation] = field(default_factory=list)

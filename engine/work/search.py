@@ -341,9 +341,9 @@ class Search(Kind):
         return not leased and self.group.request.hidden_states is None
 
     def _estates(self, leader: Sequence, answer: BeamAnswer) -> KeptBeams:
-        """What the beams of an answer leave to those who continue from them."""
+        """What the beams of an answer leave to those who continue from them, the tokens of the leader too."""
         assert self.beams is not None
-        prompt, before = leader.tokens.fork(), leader.num_prompt - 1
+        prompt, before = leader.tokens, leader.num_prompt - 1
         prompt.truncate(leader.num_prompt)
         # Those that ended in the last step have no tables of their own, but those of the running ones.
         lengths = np.asarray(answer.lengths, np.int32)
