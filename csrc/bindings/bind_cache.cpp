@@ -410,6 +410,7 @@ void bind_beam_tables(py::module_& m) {
             return beams.epochs(span_of(places), span_of(rows), span_of(num_tokens));
           },
           py::kw_only(), py::arg("places"), py::arg("rows"), py::arg("num_tokens"))
+      .def("front_blocks", [](const BeamTables& beams) { return held(beams.front().entries()); })
       .def("ended_blocks", &ended_blocks)
       .def("free", &BeamTables::free)
       .def("__len__", &BeamTables::size);

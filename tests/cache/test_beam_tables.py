@@ -37,7 +37,8 @@ def test_heirs_share_and_the_last_one_takes_over(pool: BlockPool) -> None:
     beams = start(pool, 6)
     (whole, tail) = beams.blocks(0)
     beams.reorder(ints(0, 0, 0), ints(7, 8, 9))
-    assert blocks_of(beams) == [[whole, tail]] * 3 and (pool.ref_count(whole), pool.ref_count(tail)) == (1, 3)
+    assert blocks_of(beams) == [[whole, tail]] * 3 and beams.front_blocks() == [whole]
+    assert (pool.ref_count(whole), pool.ref_count(tail)) == (1, 3)
     assert beams.blocks_needed(6) == 3
     pool.begin_plan()
     copies = beams.try_prepare_write(6)
