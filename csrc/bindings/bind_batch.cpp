@@ -73,8 +73,10 @@ std::vector<BatchRow> to_rows(const py::sequence& tables, const py::sequence& to
     if (py::isinstance<BeamTables>(item)) {
       const auto& beams = item.cast<const BeamTables&>();
       check(scheduled[i] == 1, "beams compute one token each");
+      check(beams.front().capacity() <= computed[i], "beams write behind what they share");
       for (int32_t b = 0; b < beams.size(); ++b)
-        rows.push_back({&beams.table(b), std::span(&beams.tokens().at(b), 1), computed[i], 1, last_rows[i]});
+        rows.push_back({&beams.tail(b), std::span(&beams.tokens().at(b), 1), computed[i], 1, last_rows[i],
+                        &beams.front()});
     } else {
       const auto known = known_from(tokens[i].cast<const TokenList&>(), computed[i]);
       rows.push_back({&item.cast<const BlockTable&>(), known, computed[i], scheduled[i], last_rows[i]});

@@ -355,15 +355,14 @@ std::span<const int32_t> span_of(const py::array_t<int32_t, py::array::c_style>&
 }
 
 size_t num_left_of_all(const BeamEpochs& epochs, const BlockPool& pool) {
-  size_t left = epochs.tails.size() * num_left(epochs.front, pool);
-  for (const BlockEpochs& blocks : epochs.tails) left += num_left(blocks, pool);
-  return left;
+  return epochs.ends.size() * num_left(epochs.front, pool) + num_left(epochs.tails, pool);
 }
 
 BlockEpochs epochs_of(const BeamEpochs& epochs, size_t beam) {
-  if (beam >= epochs.tails.size()) throw py::index_error("beam out of range");
+  if (beam >= epochs.ends.size()) throw py::index_error("beam out of range");
   BlockEpochs blocks = epochs.front;
-  blocks.insert(blocks.end(), epochs.tails[beam].begin(), epochs.tails[beam].end());
+  const BlockEpoch* tails = epochs.tails.data();
+  blocks.insert(blocks.end(), tails + epochs.begin(beam), tails + epochs.ends[beam]);
   return blocks;
 }
 
@@ -379,7 +378,7 @@ void bind_beam_tables(py::module_& m) {
   using Ints = py::array_t<int32_t, py::array::c_style>;
   py::class_<BeamEpochs>(m, "BeamEpochs")
       .def("num_left", &num_left_of_all, py::arg("pool"))
-      .def("__len__", [](const BeamEpochs& epochs) { return epochs.tails.size(); })
+      .def("__len__", [](const BeamEpochs& epochs) { return epochs.ends.size(); })
       .def("__getitem__", &epochs_of);
   py::class_<BeamTables>(m, "BeamTables")
       .def(py::init<BlockTable&>(), py::arg("first"))
@@ -397,11 +396,9 @@ void bind_beam_tables(py::module_& m) {
             return copies ? std::optional(to_array(*copies)) : std::nullopt;
           },
           py::arg("position"))
+      .def("fork", &BeamTables::fork, py::arg("beam"))
       .def(
-          "fork", [](const BeamTables& beams, int32_t beam) { return beams.table(beam).fork(); },
-          py::arg("beam"))
-      .def(
-          "blocks", [](const BeamTables& beams, int32_t beam) { return held(beams.table(beam).entries()); },
+          "blocks", [](const BeamTables& beams, int32_t beam) { return held(beams.fork(beam).entries()); },
           py::arg("beam"))
       .def(
           "end", [](BeamTables& beams, const Ints& rows) { return beams.end(span_of(rows)); },
@@ -413,6 +410,7 @@ void bind_beam_tables(py::module_& m) {
             return beams.epochs(span_of(places), span_of(rows), span_of(num_tokens));
           },
           py::kw_only(), py::arg("places"), py::arg("rows"), py::arg("num_tokens"))
+      .def("front_blocks", [](const BeamTables& beams) { return held(beams.front().entries()); })
       .def("ended_blocks", &ended_blocks)
       .def("free", &BeamTables::free)
       .def("__len__", &BeamTables::size);

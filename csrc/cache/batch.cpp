@@ -19,7 +19,8 @@ void check_row(const BatchRow& row) {
   const int64_t end = row.computed + row.scheduled;
   check(end <= INT32_MAX, "a sequence is too long");
   check(row.table->resident(), "a table that was swapped out cannot be scheduled");
-  check(end <= row.table->capacity(), "a scheduled token has no block");
+  const int64_t rows = row.num_front() + row.table->num_rows();
+  check(end <= rows * row.table->pool().block_size(), "a scheduled token has no block");
   const int64_t known = row.computed + static_cast<int64_t>(row.tokens.size());
   check(end - known <= 1, "more than one scheduled token is unknown");
   check(end <= known || row.last_row != kNoRow, "a scheduled token is unknown and no sampler row has it");
@@ -39,22 +40,27 @@ void write_slots(const BatchRow& row, int64_t strip, int64_t* slots) {
   const int64_t end = row.computed + row.scheduled;
   for (int64_t position = row.computed; position < end;) {
     const int64_t run = std::min(end, (position / bs + 1) * bs) - position;
-    const int64_t block = row.table->entries()[position / bs * strips + strip];
+    const int64_t block = row.table->entries()[(position / bs - row.num_front()) * strips + strip];
     std::iota(slots, slots + run, block * bs + position % bs);
     slots += run;
     position += run;
   }
 }
 
+int32_t* write_blocks(const BlockTable& table, int64_t strip, int64_t count, int32_t* blocks) {
+  const int64_t strips = table.num_strips();
+  const int32_t* entries = table.entries().data() + strip;
+  if (strips == 1) return std::copy_n(entries, count, blocks);
+  for (int64_t i = 0; i < count; ++i) blocks[i] = entries[i * strips];
+  return blocks + count;
+}
+
 void write_blocks(const BatchRow& row, int64_t strip, int64_t columns, int32_t* blocks) {
-  const int64_t used = blocks_used(row), strips = row.table->num_strips();
-  const int32_t* entries = row.table->entries().data() + strip;
-  if (strips == 1) {
-    std::copy_n(entries, used, blocks);
-  } else {
-    for (int64_t i = 0; i < used; ++i) blocks[i] = entries[i * strips];
-  }
-  std::fill_n(blocks + used, columns - used, kNullBlock);
+  int32_t* const end = blocks + columns;
+  const int64_t before = row.num_front();
+  if (row.front != nullptr) blocks = write_blocks(*row.front, strip, before, blocks);
+  blocks = write_blocks(*row.table, strip, blocks_used(row) - before, blocks);
+  std::fill(blocks, end, kNullBlock);
 }
 
 }  // namespace

@@ -15,6 +15,9 @@ struct BatchRow {
   int64_t computed;
   int64_t scheduled;
   int32_t last_row;  // sampler row that knows the token behind the end of `tokens`, or kNoRow
+  const BlockTable* front = nullptr;  // of a beam: what is before its table. REQUIRES: not behind `computed`
+
+  int64_t num_front() const { return front == nullptr ? 0 : front->num_rows(); }
 };
 
 // In BatchRow: no sampler row knows the next token. In a batch: the token is known.

@@ -6,14 +6,27 @@
 
 namespace bequest {
 
-BeamTables::BeamTables(BlockTable& first) {
-  tables_.push_back(first.fork());
+BeamTables::BeamTables(BlockTable& first) : front_(first.fork()) {
   first.free();
+  if (front_.pool().strips().slides()) {
+    tails_.push_back(front_.fork());
+    front_.free();
+  } else {
+    tails_.push_back(front_.split_tail());
+  }
+}
+
+BlockTable BeamTables::fork(int32_t beam) const {
+  const BlockTable& tail = tails_.at(beam);
+  if (front_.num_rows() == 0) return tail.fork();
+  BlockTable whole = front_.fork();
+  whole.append(tail);
+  return whole;
 }
 
 void BeamTables::reorder(std::span<const int32_t> parents, std::span<const int32_t> tokens) {
   check(parents.size() == tokens.size(), "a beam has one parent and one token");
-  std::vector<int32_t> heirs(tables_.size());
+  std::vector<int32_t> heirs(tails_.size());
   for (size_t i = 0; i < parents.size(); ++i) {
     check(0 <= parents[i] && parents[i] < size(), "a beam's parent is not among the beams");
     check(tokens[i] >= 0, "a token id is not negative");
@@ -23,29 +36,29 @@ void BeamTables::reorder(std::span<const int32_t> parents, std::span<const int32
   after.reserve(parents.size());
   for (const int32_t parent : parents) {
     if (--heirs[parent] == 0) {
-      after.push_back(std::move(tables_[parent]));
+      after.push_back(std::move(tails_[parent]));
     } else {
-      after.push_back(tables_[parent].fork());
+      after.push_back(tails_[parent].fork());
     }
   }
-  tables_.swap(after);
+  tails_.swap(after);
   tokens_.assign(tokens.begin(), tokens.end());
 }
 
 int64_t BeamTables::blocks_needed(int64_t position) const {
+  const int64_t begin = position - front_.capacity();
   int64_t needed = 0;
-  for (const BlockTable& table : tables_) needed += table.blocks_needed(position, position + 1);
+  for (const BlockTable& tail : tails_) needed += tail.blocks_needed(begin, begin + 1);
   return needed;
 }
 
 std::optional<std::vector<BlockCopy>> BeamTables::try_prepare_write(int64_t position) {
-  if (tables_.empty()) return std::vector<BlockCopy>{};
-  if (blocks_needed(position) > tables_[0].pool().num_free()) return std::nullopt;
+  if (blocks_needed(position) > front_.pool().num_free()) return std::nullopt;
+  const int64_t begin = position - front_.capacity();
   std::vector<BlockCopy> copies;
-  for (BlockTable& table : tables_) {
-    const auto more = table.try_prepare_write(position, position + 1);
-    check(more.has_value(), "the blocks of the beams were counted");
-    copies.insert(copies.end(), more->begin(), more->end());
+  for (BlockTable& tail : tails_) {
+    tail.slide(begin);
+    tail.prepare_write(begin, begin + 1, copies);
   }
   return copies;
 }
@@ -53,7 +66,7 @@ std::optional<std::vector<BlockCopy>> BeamTables::try_prepare_write(int64_t posi
 int32_t BeamTables::end(std::span<const int32_t> rows) {
   const auto first = static_cast<int32_t>(ended_.size());
   for (const int32_t row : rows) check(0 <= row && row < size(), "a beam that ends is not among the beams");
-  for (const int32_t row : rows) ended_.emplace_back(tables_[row].fork());
+  for (const int32_t row : rows) ended_.emplace_back(fork(row));
   return first;
 }
 
@@ -70,37 +83,71 @@ const BlockTable& BeamTables::ended_at(int32_t place) const {
   return *ended_[place];
 }
 
+// The entries of a beam that count, in two parts: those of the front, which are all on the device, and those
+// behind.
+struct BeamTables::Entries {
+  const BlockTable* front;
+  const BlockTable* tail;
+  size_t count;
+
+  Entries(const BlockTable& front, const BlockTable& tail, int64_t num_tokens) : front(&front), tail(&tail) {
+    const int64_t bs = tail.pool().block_size();
+    const auto wanted = static_cast<size_t>((num_tokens + bs - 1) / bs * tail.num_strips());
+    const size_t before = std::min(wanted, num_front());
+    count = before + tail.num_known(wanted - before);
+  }
+
+  size_t num_front() const { return front->entries().size(); }
+  int32_t operator[](size_t i) const {
+    return i < num_front() ? front->entries()[i] : tail->entries()[i - num_front()];
+  }
+  // Of the first `most`, those that both begin with.
+  size_t num_shared(const Entries& other, size_t most) const {
+    size_t shared = front == other.front ? std::min(most, num_front()) : 0;
+    while (shared < most && (*this)[shared] == other[shared]) ++shared;
+    return shared;
+  }
+  void tell(size_t begin, size_t end, BlockEpochs& told) const {
+    for (size_t i = begin; i < end; ++i) {
+      const int32_t entry = (*this)[i];
+      const bool here = entry > 0;
+      told.push_back({here ? entry : kNullBlock, here ? tail->pool().epoch(entry) : 0});
+    }
+  }
+};
+
 BeamEpochs BeamTables::epochs(std::span<const int32_t> places, std::span<const int32_t> rows,
                               std::span<const int32_t> num_tokens) const {
   check(places.size() == num_tokens.size() && rows.size() == num_tokens.size(),
         "a beam has one place, one row and one length");
   BeamEpochs epochs;
   if (places.empty()) return epochs;
-  std::vector<const BlockTable*> tables;
-  std::vector<size_t> counts;  // entries of each that count
+  const BlockTable nothing = front_.slice_to(0);
+  std::vector<Entries> beams;
+  beams.reserve(places.size());
   for (size_t i = 0; i < places.size(); ++i) {
-    const BlockTable& table = places[i] == kNoPlace ? tables_.at(rows[i]) : ended_at(places[i]);
-    const int64_t bs = table.pool().block_size();
-    const size_t wanted = (num_tokens[i] + bs - 1) / bs * table.num_strips();
-    tables.push_back(&table);
-    counts.push_back(table.num_known(wanted));
+    if (places[i] == kNoPlace) {
+      beams.emplace_back(front_, tails_.at(rows[i]), num_tokens[i]);
+    } else {
+      beams.emplace_back(nothing, ended_at(places[i]), num_tokens[i]);
+    }
   }
-  size_t shared = counts[0];
-  for (size_t i = 1; i < tables.size(); ++i) {
-    const auto begin = tables[0]->entries().begin();
-    const auto end = begin + static_cast<std::ptrdiff_t>(std::min(shared, counts[i]));
-    shared = std::mismatch(begin, end, tables[i]->entries().begin()).first - begin;
+  size_t shared = beams[0].count;
+  for (const Entries& beam : beams) shared = beam.num_shared(beams[0], std::min(shared, beam.count));
+  beams[0].tell(0, shared, epochs.front);
+  epochs.ends.reserve(beams.size());
+  for (const Entries& beam : beams) {
+    beam.tell(shared, beam.count, epochs.tails);
+    epochs.ends.push_back(epochs.tails.size());
   }
-  epochs.front = tables[0]->epochs(0, shared);
-  epochs.tails.reserve(tables.size());
-  for (size_t i = 0; i < tables.size(); ++i) epochs.tails.push_back(tables[i]->epochs(shared, counts[i]));
   return epochs;
 }
 
 void BeamTables::free() {
-  tables_.clear();
+  tails_.clear();
   ended_.clear();
   tokens_.clear();
+  front_.free();
 }
 
 }  // namespace bequest

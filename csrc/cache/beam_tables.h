@@ -1,5 +1,11 @@
 // The block tables of a group of beams. Beams step together, one token each, and change places after every
-// step, so that what a step asks of all of them is one call.
+// step, so that what a step asks of all of them is one call. The blocks that all of them begin with, most of
+// them, are held once; a beam has a table of those behind.
+//
+//   front   [ b0 | b1 | b2 ]              rows that are written for good
+//   tails          [ b3 ] [ b4 | b6 ] ..  of each beam; position p is p - front.capacity() there
+//
+// Where strips have windows the front is empty: which rows slide out depends on where they are.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +21,10 @@ namespace bequest {
 // beam by beam.
 struct BeamEpochs {
   BlockEpochs front;
-  std::vector<BlockEpochs> tails;
+  BlockEpochs tails;
+  std::vector<size_t> ends;  // [B] beam i has tails [ends[i - 1], ends[i])
+
+  size_t begin(size_t beam) const { return beam == 0 ? 0 : ends[beam - 1]; }
 };
 
 // A beam that has ended has no blocks of its own.
@@ -50,18 +59,23 @@ class BeamTables {
   // Gives back all blocks; there are no beams then, running or ended.
   void free();
 
-  int32_t size() const { return static_cast<int32_t>(tables_.size()); }
-  const BlockTable& table(int32_t beam) const { return tables_.at(beam); }
+  int32_t size() const { return static_cast<int32_t>(tails_.size()); }
+  const BlockTable& front() const { return front_; }
+  const BlockTable& tail(int32_t beam) const { return tails_.at(beam); }
+  // A table that shares all blocks of a beam.
+  BlockTable fork(int32_t beam) const;
   // One per place; empty where the table was taken.
   const std::vector<std::optional<BlockTable>>& ended() const { return ended_; }
   // The last token of each beam. REQUIRES: reorder() was called
   const std::vector<int32_t>& tokens() const { return tokens_; }
 
  private:
+  struct Entries;
   const BlockTable& ended_at(int32_t place) const;
 
-  std::vector<BlockTable> tables_;
-  std::vector<std::optional<BlockTable>> ended_;
+  BlockTable front_;
+  std::vector<BlockTable> tails_;
+  std::vector<std::optional<BlockTable>> ended_;  // whole ones
   std::vector<int32_t> tokens_;
 };
 

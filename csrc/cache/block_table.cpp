@@ -264,8 +264,12 @@ std::optional<std::vector<BlockCopy>> BlockTable::try_prepare_write(int64_t begi
   const int32_t needed = blocks_needed(begin, end);
   if (needed > pool_->num_free()) return std::nullopt;
   std::vector<BlockCopy> copies;
-  if (begin == end) return copies;
+  prepare_write(begin, end, copies);
+  return copies;
+}
 
+void BlockTable::prepare_write(int64_t begin, int64_t end, std::vector<BlockCopy>& copies) {
+  if (begin == end) return;
   const int64_t bs = pool_->block_size(), strips = num_strips();
   const int64_t first = begin / bs;
   const int64_t last = rows_covering(end);
@@ -279,7 +283,6 @@ std::optional<std::vector<BlockCopy>> BlockTable::try_prepare_write(int64_t begi
     const auto to = static_cast<int32_t>(std::min(bs, end - row * bs));
     for (int64_t s = 0; s < strips; ++s) prepare_entry(row * strips + s, from, to, copies);
   }
-  return copies;
 }
 
 bool BlockTable::try_append(const std::vector<bool>& present, int64_t num_tokens) {
@@ -376,6 +379,22 @@ BlockTable BlockTable::slice_to(int64_t num_tokens) const {
   const auto full = static_cast<size_t>(num_tokens / pool_->block_size());
   table.chain_.assign(chain_.begin(), chain_.begin() + std::min(chain_.size(), full));
   return table;
+}
+
+BlockTable BlockTable::split_tail() {
+  check(resident() && !strips().slides(), "only a table of whole strips on the device can be split");
+  const auto rows = static_cast<size_t>(std::max<int64_t>(0, num_rows() - 1));
+  const auto first = static_cast<std::ptrdiff_t>(std::max(rows, chain_.size()) * num_strips());
+  BlockTable tail(pool_, {});
+  tail.entries_.assign(entries_.begin() + first, entries_.end());
+  entries_.resize(first);
+  return tail;
+}
+
+void BlockTable::append(const BlockTable& tail) {
+  check(pool_ == tail.pool_ && resident() && tail.resident(), "tables of one pool are joined on the device");
+  entries_.insert(entries_.end(), tail.entries_.begin(), tail.entries_.end());
+  for (const int32_t entry : tail.entries_) acquire_entry(entry);
 }
 
 void BlockTable::truncate(int64_t num_tokens) {

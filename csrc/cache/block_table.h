@@ -85,6 +85,9 @@ class BlockTable {
   // case. From `end` on the table then holds nothing: a sequence is written front to back.
   // REQUIRES: begin <= capacity(), resident()
   std::optional<std::vector<BlockCopy>> try_prepare_write(int64_t begin, int64_t end);
+  // The same where there is room, without giving back what slid out; appends to `copies`.
+  // REQUIRES: the pool has blocks_needed(begin, end)
+  void prepare_write(int64_t begin, int64_t end, std::vector<BlockCopy>& copies);
   // Appends rows for positions up to `num_tokens`, with a block of its own wherever `present` says so, entry
   // by entry, or does nothing and returns false where the pool has too few blocks.
   bool try_append(const std::vector<bool>& present, int64_t num_tokens);
@@ -99,6 +102,11 @@ class BlockTable {
   BlockTable fork() const { return slice_to(capacity()); }
   // A table that shares the blocks of positions [0, num_tokens). REQUIRES: num_tokens <= capacity()
   BlockTable slice_to(int64_t num_tokens) const;
+  // Takes the rows out that may still be written: all but the last full ones. They are a table of their own,
+  // in which position p is p - capacity(). REQUIRES: resident(), no strip slides
+  BlockTable split_tail();
+  // Shares the blocks of `tail` behind its own. REQUIRES: of the same pool, both resident()
+  void append(const BlockTable& tail);
   // Gives back the blocks behind position num_tokens. REQUIRES: num_tokens <= capacity()
   void truncate(int64_t num_tokens);
   // The blocks of the first `count` rows, which hold the same as those of `other`, become the other's.

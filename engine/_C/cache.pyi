@@ -141,6 +141,7 @@ class BeamTables:  # of a group of beams, which step together; beam i of len() h
     def take_ended(self, place: int) -> BlockTable: ...  # which is not here any more then
     # Of the first num_tokens[i] positions of the beam that ended at places[i], or of running rows[i] for NO_PLACE.
     def epochs(self, *, places: Ints, rows: Ints, num_tokens: Ints) -> BeamEpochs: ...
+    def front_blocks(self) -> list[int]: ...  # that all running beams begin with, held once
     def ended_blocks(self) -> list[list[int]]: ...  # of each place; empty where the table was taken
     def free(self) -> None: ...  # there are no beams afterwards, running or ended
     def __len__(self) -> int: ...

@@ -7,12 +7,15 @@ have tokens, and few of them are ever continued from.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
-from bequest.engine.beams.search import NO_PLACE, BeamSearch, Ending, Finished
+from bequest.engine.beams.search import NO_PLACE, BeamSearch, Ending, Finished, tuples_of
 from bequest.engine.state.output import Output
-from bequest.engine.types import ChoiceDelta, FinishReason, IntArray, StopReason, TokenLogprob
+from bequest.engine.types import MAX_BEAM_WIDTH, ChoiceDelta, FinishReason, IntArray, StopReason, TokenLogprob
+
+_NO_PLACES = np.full(MAX_BEAM_WIDTH, NO_PLACE, np.int32)
 
 
 @dataclass(slots=True, eq=False)
@@ -23,19 +26,20 @@ class BeamAnswer:
     rows: IntArray  # of each beam: whose blocks it shares when it joins
     places: IntArray  # or where its own are
     token_ids: list[tuple[int, ...]]
+    tokens: IntArray  # the same in one row
     scores: list[float]
     beam_scores: list[float]
+    lengths: list[int] = field(init=False)  # of each beam, in tokens
     stopped: bool = field(init=False)  # a beam ended with an end token
     num_shown: list[int] = field(init=False)  # of the tokens of each, those that have text
-    num_tokens: int = field(init=False)  # of all
 
     def __post_init__(self) -> None:
         search, ids = self.search, self.token_ids
-        self.stopped = not search.stop_token_ids.isdisjoint([tokens[-1] for tokens in ids])
+        ends = search.stop_token_ids
+        self.lengths = list(map(len, ids))
+        self.stopped = bool(ends) and not ends.isdisjoint([tokens[-1] for tokens in ids])
         hides = self.stopped and not search.params.include_stop_str_in_output
-        hidden = search.stop_token_ids if hides else frozenset()
-        self.num_tokens = sum(map(len, ids))
-        self.num_shown = [len(tokens) - (tokens[-1] in hidden) for tokens in ids] if hides else list(map(len, ids))
+        self.num_shown = [len(tokens) - (tokens[-1] in ends) for tokens in ids] if hides else self.lengths
 
     @classmethod
     def of(cls, search: BeamSearch, deadline: bool) -> BeamAnswer:
@@ -43,18 +47,21 @@ class BeamAnswer:
         beams = search.best()
         rows = np.asarray([beam.blocks_of for beam in beams], np.int32)
         places = np.asarray([beam.place for beam in beams], np.int32)
+        token_ids = search.tokens_of(beams)
+        tokens = np.fromiter(chain.from_iterable(token_ids), np.int32)
         scores, beam_scores = [beam.score for beam in beams], [beam.beam_score for beam in beams]
-        return cls(search, deadline, beams, rows, places, search.tokens_of(beams), scores, beam_scores)
+        return cls(search, deadline, beams, rows, places, token_ids, tokens, scores, beam_scores)
 
     @classmethod
     def at_once(cls, search: BeamSearch, ending: Ending) -> BeamAnswer:
-        places = np.full(len(ending.rows), NO_PLACE, np.int32)
-        found = ending.token_ids, ending.scores, ending.beam_scores
+        places, token_ids = _NO_PLACES[: len(ending.rows)], tuples_of(ending.paths)
+        found = token_ids, ending.paths.reshape(-1), ending.scores, ending.beam_scores
         return cls(search, False, None, ending.rows, places, *found)
 
     @property
-    def lengths(self) -> list[int]:
-        return list(map(len, self.token_ids))
+    def num_tokens(self) -> int:
+        """Of all beams."""
+        return len(self.tokens)
 
     @property
     def cut_short(self) -> bool:

@@ -52,7 +52,7 @@ class Ending(msgspec.Struct, frozen=True):
     """Complete beams that all ended in the last step, best first."""
 
     rows: IntArray  # [B] the running beams that they continued
-    token_ids: list[tuple[int, ...]]
+    paths: IntArray  # [B, L] their tokens
     scores: list[float]  # summed log-probabilities
     beam_scores: list[float]  # with the length penalty
 
@@ -67,7 +67,14 @@ class Turn(msgspec.Struct, frozen=True):
     done: bool
 
 
+def tuples_of(paths: IntArray) -> list[tuple[int, ...]]:
+    """The rows of [B, L]. Tuples: unlike lists, the collector of cycles looks at them once."""
+    return list(zip(*paths.T.tolist(), strict=True))
+
+
 _NOTHING = np.empty(0, np.int32)
+_START = np.zeros(1, np.float32)
+_START.setflags(write=False)
 _BY_SCORE = attrgetter("beam_score")
 
 
@@ -75,7 +82,7 @@ _BY_SCORE = attrgetter("beam_score")
 class BeamSearch:
     params: SamplingParams
     stop_token_ids: frozenset[int]  # end tokens among them, unless they are ignored
-    scores: FloatArray = field(default_factory=lambda: np.zeros(1, np.float32))  # [B] summed, of the running beams
+    scores: FloatArray = field(default_factory=lambda: _START)  # [B] summed, of the running beams
     nodes: IntArray | None = None  # [B] where they stand in the catalogue, if there is one
     finished: list[Finished] = field(default_factory=list)  # best first, at most `width`
     _generations: list[_Generation] = field(default_factory=list)
@@ -133,7 +140,7 @@ class BeamSearch:
         return [int(g.tokens[i]) for g, i in self._ancestry(beam, self.length)]
 
     def tokens_of(self, ended: Sequence[Finished]) -> list[tuple[int, ...]]:
-        """The tokens of each of them. Tuples: unlike lists, the collector of cycles looks at them once."""
+        """The tokens of each of them."""
         lengths = {f.length for f in ended}
         if len(lengths) == 1:  # mostly: all ended for their length
             return self._tokens_alike(ended, *lengths)
@@ -145,15 +152,19 @@ class BeamSearch:
 
     def _tokens_alike(self, ended: Sequence[Finished], length: int) -> list[tuple[int, ...]]:
         last = np.asarray([f.token for f in ended], np.int32)
-        return self._paths(np.asarray([f.parent for f in ended]), last, length)
+        parents = np.asarray([f.parent for f in ended], np.int32)
+        return tuples_of(self._paths(parents, last, length))
 
-    def _paths(self, beams: IntArray, last: IntArray, length: int) -> list[tuple[int, ...]]:
-        """Of these beams, each with a last token behind it."""
-        tokens = [last.tolist()]
-        for generation in reversed(self._generations[: length - 1]):
-            tokens.append(generation.tokens[beams].tolist())
-            beams = generation.parents[beams]
-        return list(zip(*reversed(tokens), strict=True))
+    def _paths(self, beams: IntArray, last: IntArray, length: int) -> IntArray:
+        """[B, length] of these beams, each with a last token behind it."""
+        paths = np.empty((len(last), length), np.int32)
+        paths[:, length - 1] = last
+        for place in range(length - 2, -1, -1):
+            generation = self._generations[place]
+            paths[:, place] = generation.tokens.take(beams)
+            if place:
+                beams = generation.parents.take(beams)
+        return paths
 
     def logprobs_of(self, ended: Finished) -> list[TokenLogprob]:
         """Of its tokens; ranks are not known."""
@@ -204,7 +215,7 @@ class BeamSearch:
         rows, tokens, scores = candidates.rows[best], candidates.tokens[best], candidates.scores[best]
         return Ending(
             rows=rows,
-            token_ids=self._paths(rows, tokens, self.length + 1),
+            paths=self._paths(rows, tokens, self.length + 1),
             scores=scores.tolist(),
             beam_scores=self._penalised(scores, self.length + 1).tolist(),
         )

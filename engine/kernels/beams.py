@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import msgspec
 import numpy as np
@@ -107,8 +108,8 @@ def pack_groups(groups: Sequence[BeamGroup]) -> PackedGroups:
         if group.constraint is not None:
             records[i] = group.constraint.record
     ks = [group.k for group in groups]
-    slots = np.cumsum([0, *(group.num_rows * group.k for group in groups)])
+    slots = list(accumulate([group.num_rows * group.k for group in groups], initial=0))
     records["k"] = ks
     records["first_slot"] = slots[:-1]
-    group_start = np.cumsum([0, *(group.num_rows for group in groups)], dtype=np.int32)
-    return PackedGroups(group_start, records, int(slots[-1]), max([1, *ks]))
+    group_start = np.asarray(list(accumulate([group.num_rows for group in groups], initial=0)), np.int32)
+    return PackedGroups(group_start, records, slots[-1], max(ks, default=1) or 1)

@@ -40,8 +40,7 @@ class ChoiceDelta(msgspec.Struct, frozen=True, gc=False):
     beam_score: float | None = None  # of a beam, with finish_reason: the same with the length penalty
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
@@ -52,8 +51,7 @@ class Usage:
 Source = Literal["blocks", "host", "file", "prefix_cache", "recompute"]
 
 
-@dataclass(frozen=True, slots=True)
-class Inheritance:
+class Inheritance(msgspec.Struct, frozen=True):
     """What a continuation took over and what it had to compute; `source` is the costliest way that was used."""
 
     parent: str

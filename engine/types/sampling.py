@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import msgspec
+
 from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.types.encoder import TokenRules
 
@@ -31,8 +33,7 @@ class Grammar(Protocol):
     def matcher(self) -> Matcher: ...
 
 
-@dataclass(frozen=True, slots=True)
-class BeamParams:
+class BeamParams(msgspec.Struct, frozen=True):
     """Beam search instead of sampling: the best `n` of `width` beams are returned."""
 
     width: int

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Literal
 
+import msgspec
+
 # off: nothing is drafted; ngram: what followed the same tokens before, in the request itself; suffix: there, or in
 # what the tenant's records say; draft, eagle3: what a smaller model or a head says that runs beside this one; mtp: what
 # the head of the model's own checkpoint says
@@ -16,8 +18,7 @@ _METHODS = ", ".join(_NUMBERED[:-1]) + f" or {_NUMBERED[-1]}"
 MOST_DRAFTED = 16  # tokens of one sequence in one step
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speculation:
+class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     """Drafts change no token of an answer, only how soon it is there."""
 
     method: DraftMethod | None = None  # None: the engine's own

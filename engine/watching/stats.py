@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
+
+from msgspec import structs
 
 from bequest.engine.state.launch import Launch
 from bequest.engine.state.sequence import Applied, Group
@@ -19,7 +20,7 @@ def usage_of(group: Group) -> Usage:
     if not group.request.speculation.prediction:
         return usage
     right, wrong = kind.predicted
-    return replace(usage, predicted_tokens=right, mispredicted_tokens=wrong)
+    return structs.replace(usage, predicted_tokens=right, mispredicted_tokens=wrong)
 
 
 def stats_of_step(launch: Launch, result: StepResult, applied: Applied) -> StepStats:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
@@ -342,15 +341,14 @@ class Search(Kind):
         return not leased and self.group.request.hidden_states is None
 
     def _estates(self, leader: Sequence, answer: BeamAnswer) -> KeptBeams:
-        """What the beams of an answer leave to those who continue from them."""
+        """What the beams of an answer leave to those who continue from them, the tokens of the leader too."""
         assert self.beams is not None
-        prompt, before = leader.tokens.fork(), leader.num_prompt - 1
+        prompt, before = leader.tokens, leader.num_prompt - 1
         prompt.truncate(leader.num_prompt)
         # Those that ended in the last step have no tables of their own, but those of the running ones.
-        tokens = np.fromiter(chain.from_iterable(answer.token_ids), np.int32, answer.num_tokens)
         lengths = np.asarray(answer.lengths, np.int32)
         epochs = self.beams.epochs(places=answer.places, rows=answer.rows, num_tokens=lengths + np.int32(before))
-        return KeptBeams(prompt, self.group.salt, tokens, lengths, answer.num_shown, epochs)
+        return KeptBeams(prompt, self.group.salt, answer.tokens, lengths, answer.num_shown, epochs)
 
     def _choices(self, leader: Sequence, answer: BeamAnswer) -> list[Sequence]:
         """The best beams as the complete choices of the group, best first."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import msgspec
@@ -23,8 +22,7 @@ AnyBody = TypeVar("AnyBody", bound=msgspec.Struct, covariant=True)
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 
 
-@dataclass(frozen=True, slots=True)
-class Call(Generic[AnyBody]):
+class Call(msgspec.Struct, Generic[AnyBody], frozen=True):
     """A request whose body has been read, however it came."""
 
     context: Context
@@ -54,8 +52,7 @@ class Call(Generic[AnyBody]):
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class HttpCall(Call[AnyBody]):
+class HttpCall(Call[AnyBody], frozen=True):
     """One that came over HTTP, where its answer goes too."""
 
     http: web.Request

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from bequest.engine.types import Lineage
 from bequest.engine.types.image import Image
 from bequest.server.asks.chats import (
@@ -42,7 +44,7 @@ async def text_prompts(
     if begin is not None:
         ids = await suffix_ids(context, wanted.suffix, wanted.suffix_field, begin.last)
         return [begin.prompt(begin.at, ids, None, param=wanted.suffix_field)]
-    whole = replace(source, given=fallback, field="continuation_fallback", embeds=None)
+    whole = structs.replace(source, given=fallback, field="continuation_fallback", embeds=None)
     [prompt] = await plain_prompts(context, whole)
     return [_fallen_back(prompt, wanted)]
 
@@ -82,9 +84,8 @@ async def _continued_chat(context: Context, source: ChatSource, wanted: Inheriti
     ids = await suffix_ids(context, wanted.suffix, wanted.suffix_field, begin.last)
     origin = begin.parent.origin
     if not isinstance(origin, Conversation) or begin.at < begin.answer_at:
-        return replace(begin.prompt(begin.at, ids, None), param=wanted.suffix_field)
-    prompt = begin.prompt(begin.at, ids, replace(origin, answer_at=begin.answer_at))
-    return replace(prompt, param=wanted.suffix_field)
+        return begin.prompt(begin.at, ids, None, param=wanted.suffix_field)
+    return begin.prompt(begin.at, ids, replace(origin, answer_at=begin.answer_at), param=wanted.suffix_field)
 
 
 async def _next_turn(context: Context, source: ChatSource, begin: Cut) -> Prompt:
@@ -195,7 +196,7 @@ def _check_not_repeated(before: Conversation, new: list[dict[str, Any]]) -> None
 
 def _fallen_back(prompt: Prompt, wanted: Inheriting) -> Prompt:
     """The client asked for a parent, and hears of it by the name it used."""
-    return replace(prompt, lineage=Lineage(wanted.reference, 0, at=0))
+    return structs.replace(prompt, lineage=Lineage(wanted.reference, 0, at=0))
 
 
 async def suffix_ids(context: Context, given: str | list[int], param: str, last: int | None = None) -> Sequence[int]:

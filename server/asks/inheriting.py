@@ -78,7 +78,7 @@ class Cut(msgspec.Struct, frozen=True):
     ) -> Prompt:
         """`images`: of all of it; None: the suffix has none. `param`: where that came. REQUIRES: at ≤ self.at"""
         return Prompt(
-            (*self.choice.token_ids[:at], *suffix_ids),
+            self.choice.token_ids[:at] + tuple(suffix_ids),
             param=param,
             lineage=Lineage(self.parent.id, self.index, at),
             cache_salt=self.parent.cache_salt,

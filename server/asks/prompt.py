@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
 
 from bequest.engine.types import Lineage
 from bequest.engine.types.adapter import AdapterRef
@@ -13,8 +14,7 @@ from bequest.server.wire.errors import invalid
 from bequest.server.wire.reading import shorten
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """A tokenised prompt, and where it comes from."""
 
     token_ids: tuple[int, ...]
@@ -33,8 +33,7 @@ class Prompt:
         return without_images(self.token_ids) if self.images else self.token_ids
 
 
-@dataclass(frozen=True, slots=True)
-class Truncation:
+class Truncation(msgspec.Struct, frozen=True):
     """`truncate_prompt_tokens`: so many tokens are kept, the last ones unless `truncation_side` is the right; -1 keeps
     what leaves room for the completion."""
 
@@ -70,4 +69,4 @@ def check_not_empty(prompt: Prompt, param: str) -> Prompt:
     """The prompt, which knows its field from then on."""
     if not prompt.token_ids:
         raise invalid(f"`{param}` is empty: there is no token to begin from.", param)
-    return prompt if param == "prompt" else replace(prompt, param=param)
+    return prompt if param == "prompt" else msgspec.structs.replace(prompt, param=param)

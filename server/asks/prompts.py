@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from bequest.engine.errors import EngineError, context_exceeded
 from bequest.engine.text.fill_in import fill_in_tokens
@@ -19,8 +20,7 @@ from bequest.server.wire.bodies import InputField, PromptField
 from bequest.server.wire.errors import at_field, from_engine, invalid, unsupported
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextSource:
+class TextSource(msgspec.Struct, frozen=True, kw_only=True):
     """What a body says of its prompts, which are text or tokens."""
 
     given: PromptField | InputField | Sequence[int] | None

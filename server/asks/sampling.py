@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypedDict
+
+import msgspec
 
 from bequest.engine.constraints.grammar import Grammar
 from bequest.engine.types import MAX_BEAM_WIDTH, BeamParams, ModelInfo, Request, SamplingParams
@@ -60,8 +61,7 @@ class Chosen(TypedDict):
     catalogue: Catalogue | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How the answers of one HTTP request are sampled."""
 
     chosen: Chosen

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from bequest.engine.types import Terms
@@ -14,8 +12,7 @@ from bequest.server.wire.bodies import HiddenStatesBody, InputBody, SampledBody
 from bequest.server.wire.names import check_name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskTerms:
+class AskTerms(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     priority: int
     deadline: float | None  # on the engine's clock

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from msgspec import structs
 
 from bequest.engine.audio import HOP, SAMPLE_RATE, Samples
 from bequest.engine.errors import EngineError
@@ -154,7 +155,7 @@ class Transcriber:
         states = None if self._words is None else self._words.wish_of_encoder
         ask = self._ask(Prompt(prompt, encoder=window), params, output, states)
         if self._words is not None:
-            ask = replace(ask, terms=replace(ask.terms, record=Terms()))
+            ask = replace(ask, terms=structs.replace(ask.terms, record=Terms()))
             self._kept.append(ask.id)
         with Job(self._engine, ask.requests, [ear]):
             await ear.done

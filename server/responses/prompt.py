@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from msgspec import structs
 
 from bequest.engine.errors import EngineError, InvalidRequest, ParentLost
 from bequest.engine.types import Lineage, ParentChoice
@@ -71,7 +73,7 @@ async def response_prompt(context: Context, terms: AskTerms, body: ResponseBody,
     if parent is not None:
         same_cache = body.cache_salt in (None, "", parent.cache_salt) and await _can_inherit(context, terms, parent)
         lineage = Lineage(parent.id, 0, built.at if same_cache else 0)
-        prompt = replace(prompt, lineage=lineage, cache_salt=parent.cache_salt)
+        prompt = structs.replace(prompt, lineage=lineage, cache_salt=parent.cache_salt)
     return ResponsePrompt(check_not_empty(prompt, "input"), built.conversation.prompt_text, items, parent)
 
 

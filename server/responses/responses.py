@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import orjson
 from aiohttp import web
+from msgspec import structs
 
 from bequest.server.answers.logprobs import Spelling
 from bequest.server.answers.report import report_of
@@ -82,7 +81,7 @@ async def input_tokens(http: web.Request) -> web.Response:
 async def _begin(http: web.Request, prefix: str) -> HttpCall[ResponseBody]:
     call = await begin(http, ResponseBody, prefix)
     ignored = await apart(call.context, lambda: check_body(call.body))
-    return replace(call, ignored=(*call.ignored, *ignored))
+    return structs.replace(call, ignored=(*call.ignored, *ignored))
 
 
 async def _tools(call: Call[ResponseBody]) -> Tools:

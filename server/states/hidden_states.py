@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import orjson
 from aiohttp import web
+from msgspec import structs
 
 from bequest.server.answers.encoding import JsonBody, SafetensorsBody, states_object
 from bequest.server.answers.extraction import Extracted, extracted, is_small
@@ -53,7 +53,7 @@ async def states_ask(call: Call[HiddenStatesBody], wish: StatesWish) -> Ask:
     wanted = text_inheriting(body, source)
     prompts = await text_prompts(call.context, terms, source, wanted, body.continuation_fallback)
     if wish.params.stack == "encoder":  # of a parent it has the encoder's input alone
-        prompts = [replace(prompt, lineage=None) for prompt in prompts]
+        prompts = [structs.replace(prompt, lineage=None) for prompt in prompts]
     context = call.context
     return await apart(context, lambda: ask_of(context, call.id, prompts, NOTHING_SAMPLED, terms, wish))
 

@@ -37,7 +37,8 @@ def test_heirs_share_and_the_last_one_takes_over(pool: BlockPool) -> None:
     beams = start(pool, 6)
     (whole, tail) = beams.blocks(0)
     beams.reorder(ints(0, 0, 0), ints(7, 8, 9))
-    assert blocks_of(beams) == [[whole, tail]] * 3 and pool.ref_count(whole) == pool.ref_count(tail) == 3
+    assert blocks_of(beams) == [[whole, tail]] * 3 and beams.front_blocks() == [whole]
+    assert (pool.ref_count(whole), pool.ref_count(tail)) == (1, 3)
     assert beams.blocks_needed(6) == 3
     pool.begin_plan()
     copies = beams.try_prepare_write(6)
@@ -120,7 +121,7 @@ def test_ended_beams_keep_their_blocks_until_they_are_taken(pool: BlockPool) -> 
     assert beams.end(ints(1, 0)) == 0 and beams.end(ints(1)) == 2
     beams.reorder(ints(0), ints(9))  # nobody runs on from the second
     assert beams.ended_blocks() == [second, first, second]
-    assert pool.ref_count(second[1]) == 2 and pool.ref_count(first[0]) == 4
+    assert pool.ref_count(second[1]) == 2 and pool.ref_count(first[0]) == 4  # three that ended, and the front
     taken = beams.take_ended(2)
     assert taken.blocks == second and beams.ended_blocks()[2] == []
     with pytest.raises(Error, match="taken once"):
@@ -153,3 +154,26 @@ def test_epochs_of_ended_beams_are_those_of_their_tables(pool: BlockPool, length
     other = BlockTable(pool)
     write(other, 0, pool.num_free * 4)  # takes every block
     assert epochs.num_left(pool) == 0
+
+
+@pytest.mark.parametrize("length", [7, 8, 9])
+def test_a_beam_that_is_taken_out_can_still_leave_the_index(pool: BlockPool, length: int) -> None:
+    tokens, first = TokenList(range(length)), BlockTable(pool)
+    write(first, 0, length)
+    first.commit(tokens, length)
+    beams = BeamTables(first)
+    beams.reorder(ints(0, 0), ints(1, 2))
+    pool.begin_plan()
+    assert beams.try_prepare_write(length) is not None
+    pool.end_plan()
+    best = beams.fork(0)
+    assert best.blocks == beams.blocks(0)
+    found = BlockTable(pool)
+    assert found.match_prefix(tokens, length) == length // 4 * 4
+    found.free()
+    best.uncommit(0)
+    assert found.match_prefix(tokens, length) == 0
+    best.free()
+    beams.free()
+    assert pool.num_used == 0
+    pool.check()

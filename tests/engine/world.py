@@ -611,7 +611,7 @@ class World:
     def check_blocks(self, held: list[list[int]]) -> None:
         """Every reference is a sequence's or a lease's (`held`), a group's on its encoder input or a beam's."""
         held += [group.cross.table.blocks for group in self.open if group.cross is not None]
-        held += [blocks for group in self.open for blocks in blocks_of_beams(group)]
+        held += [blocks for group in self.open for blocks in held_by_beams(group)]
         owners = Counter(itertools.chain.from_iterable(held))
         for pool, sign in ((self.pool, 1), (self.host, -1)):
             num = pool.num_blocks
@@ -685,6 +685,16 @@ def blocks_of_beams(group: Group, ended: bool = True) -> list[list[int]]:
         return []
     running = [beams.blocks(beam) for beam in range(len(beams))]
     return running + beams.ended_blocks() if ended else running
+
+
+def held_by_beams(group: Group) -> list[list[int]]:
+    """A list for each reference: what running beams begin with is held once."""
+    beams = group.kind.beams if _is(group.kind, Search) else None
+    if beams is None:
+        return []
+    front, tails = beams.front_blocks(), [beams.blocks(beam) for beam in range(len(beams))]
+    assert all(blocks[: len(front)] == front for blocks in tails)
+    return [front, *(blocks[len(front) :] for blocks in tails), *beams.ended_blocks()]
 
 
 def is_searching(group: Group) -> bool:

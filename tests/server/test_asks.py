@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from bequest.engine.types import OutputMode, Retain, SamplingParams, Terms
 from bequest.server.asks.ask import Ask
@@ -43,7 +44,7 @@ def test_it_does_not_change() -> None:
     "fields",
     [
         {"params": ()},
-        {"terms": dataclasses.replace(TERMS, record=Terms(retain=Retain(5.0)))},
+        {"terms": structs.replace(TERMS, record=Terms(retain=Retain(5.0)))},
         {"suffixes": ((1,),)},
     ],
 )
@@ -55,7 +56,7 @@ def test_what_is_of_one_prompt_alone(fields: dict[str, Any]) -> None:
 def test_the_parents_salt_unless_the_client_has_its_own() -> None:
     prompt = Prompt((5,), cache_salt="parents")
     assert ask(5, prompts=(prompt,)).requests[0].cache_salt == "parents"
-    own = dataclasses.replace(TERMS, cache_salt="own")
+    own = structs.replace(TERMS, cache_salt="own")
     assert ask(5, prompts=(prompt,), terms=own).requests[0].cache_salt == "own"
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec import structs
 
 from bequest.engine.errors import context_exceeded
 from bequest.engine.types import OutputMode, Usage
@@ -94,7 +95,7 @@ class Judge:
         if not self._converses:
             source = TextSource(given=f"{_TASK}\n\n{asked}\n\nAnswer:", field=param)
             [prompt] = await plain_prompts(self._context, source)
-            return replace(prompt, param=param)
+            return structs.replace(prompt, param=param)
         reading = Reading(self._context, Tools(), template=None)
         kwargs = reading.template_kwargs("none", None) if reading.shows_thoughts else None
         messages = [{"role": "system", "content": _TASK}, {"role": "user", "content": asked}]
