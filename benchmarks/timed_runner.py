@@ -58,7 +58,6 @@ class TimedStep:
             time.sleep(left)
         if self.masks is not None:
             self._masked.wait()
-            runner.late.append(max(0.0, self.masked_at - end))
         runner.busy_until = max(end, self.masked_at)
         return runner.sampled(self._plan, self.masks)
 
@@ -69,7 +68,6 @@ class TimedRunner(NullRunner):
         self.seconds = seconds
         self.words = mask_words(vocab_size)
         self.busy_until = 0.0
-        self.late: list[float] = []  # seconds by which masks came after the forward, of each step that had any
         self._source: MaskSource | None = None
 
     def connect(self, masks: MaskSource) -> None:
@@ -102,7 +100,7 @@ def _allowed(masks: IntArray, step: int) -> IntArray:
     return chosen
 
 
-def timed_engine(seconds: float, most: int) -> tuple[AsyncEngine, TimedRunner, TextBundle]:
+def timed_engine(seconds: float, most: int) -> tuple[AsyncEngine, TextBundle]:
     """An engine over such a device, with the embedded model's tokenizer. Within a running event loop."""
     text = load_text(embedded_model_path())
     words = np.asarray(text.tokenizer.encode("What is the capital of France? Paris, of course. " * 20))
@@ -113,4 +111,4 @@ def timed_engine(seconds: float, most: int) -> tuple[AsyncEngine, TimedRunner, T
     limits = SchedulerLimits(max_num_seqs=most, max_num_batched_tokens=8192, prefix_caching=True)
     make = partial(make_scheduler, limits, CacheSizes(16, 20_000), info.eos_token_ids)
     engine = AsyncEngine(info, make(), runner, text.tokenizer)  # type: ignore[arg-type]  # no bytes of blocks
-    return engine, runner, text
+    return engine, text

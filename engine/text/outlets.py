@@ -6,29 +6,19 @@ has an outlet lets those pass it: what stands around the text is constant, and t
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
 import orjson
 
 from bequest.engine._C import Outlet, TokenTexts, pass_on
 from bequest.engine.text.tokenizer import Tokenizer
-from bequest.engine.types import Delta, Sink
+from bequest.engine.types import Sink
 
 __all__ = ["Outlet", "outlet_of", "pass_on", "quoted_texts"]
 
 
-@runtime_checkable
-class OutletSink(Protocol):
-    """While its outlet is open, tokens of the request's one choice may go there instead of in Deltas."""
-
-    @property
-    def outlet(self) -> Outlet | None: ...
-
-    def __call__(self, delta: Delta) -> None: ...
-
-
 def outlet_of(sink: Sink) -> Outlet | None:
-    return sink.outlet if isinstance(sink, OutletSink) else None
+    """While the `outlet` of a sink is open, tokens of the request's one choice may go there instead of in Deltas."""
+    outlet = getattr(sink, "outlet", None)
+    return outlet if isinstance(outlet, Outlet) else None
 
 
 def quoted_texts(tokenizer: Tokenizer | None) -> TokenTexts | None:
