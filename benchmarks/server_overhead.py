@@ -1,10 +1,12 @@
 """How many tokens per second the server streams when the model costs nothing, and where the time goes.
 
     python -m benchmarks.server_overhead [--streams 64] [--tokens 400] [--json FILE]
+    python -m benchmarks.server_overhead --beside TREE [--streams 256] [--tokens 256]
 
 The server runs on one core (the real app, engine and tokenizer over a null runner), the client in a second process
 on another: raw sockets that count events, so that the client is not what is measured. A second round runs under a
-profiler and prints each part's share of the server's time.
+profiler and prints each part's share of the server's time. With another tree, mostly the one before a change, the
+servers of both are up and loaded by turns: on a machine that others use, only their ratios mean something.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
+HERE = Path(__file__).parent.parent
 # The parts of the server's time, by the file a function lives in; the first match counts.
 PARTS = [
     ("engine: apply", ("engine/scheduling/results.py", "take_sample", "accept")),
@@ -42,7 +45,7 @@ PARTS = [
             "orjson",
         ),
     ),
-    ("server: stream", ("server/transport/sse.py",)),
+    ("server: stream", ("server/transport/sse.py", "pass_on")),
     ("server: metrics", ("server/operation/metrics.py",)),
     ("socket writes", ("method 'write'", "transport", "uvloop")),
     ("null runner", ("null_runner",)),
@@ -124,14 +127,19 @@ async def load_server(port: int, streams: int, tokens: int) -> tuple[float, int]
     return time.perf_counter() - started, sum(events)
 
 
-def run_server(profile: str | None, core: int) -> tuple[subprocess.Popen[bytes], int]:
+def run_server(profile: str | None, core: int, tree: Path = HERE) -> tuple[subprocess.Popen[bytes], int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "benchmarks.server_overhead", "--serve", str(port)]
     command += ["--profile", profile] if profile else []
-    process = subprocess.Popen(command, preexec_fn=lambda: os.sched_setaffinity(0, {core}))
-    for _ in range(200):
+    process = subprocess.Popen(
+        command,
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+    )
+    for _ in range(600):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return process, port
@@ -160,10 +168,9 @@ def measure(streams: int, tokens: int, rounds: int) -> dict[str, object]:
         asyncio.run(load_server(port, streams, 32))  # warm up
         rates, cpu = [], []
         for _ in range(rounds):
-            before = cpu_seconds(process.pid)
-            seconds, _ = asyncio.run(load_server(port, streams, tokens))
-            cpu.append((cpu_seconds(process.pid) - before) / (streams * tokens) * 1e6)
-            rates.append(streams * tokens / seconds)
+            rate, spent = measure_once(process, port, streams, tokens)
+            rates.append(rate)
+            cpu.append(spent)
     finally:
         process.terminate()
         process.wait()
@@ -185,6 +192,33 @@ def measure(streams: int, tokens: int, rounds: int) -> dict[str, object]:
     }
 
 
+def measure_once(process: subprocess.Popen[bytes], port: int, streams: int, tokens: int) -> tuple[float, float]:
+    """Tokens per second, and µs of the server's CPU for a token."""
+    before = cpu_seconds(process.pid)
+    seconds, _ = asyncio.run(load_server(port, streams, tokens))
+    return streams * tokens / seconds, (cpu_seconds(process.pid) - before) / (streams * tokens) * 1e6
+
+
+def compare(other: Path, streams: int, tokens: int, rounds: int) -> None:
+    """By turns; prints what each took, and the ratios of this tree's by the other's."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[-1]})
+    servers = [run_server(None, cores[0], tree) for tree in (other, HERE)]
+    try:
+        spent: list[list[float]] = [[], []]
+        for turn in range(rounds + 1):  # the first warms up
+            for i in (0, 1) if turn % 2 else (1, 0):
+                spent[i].append(measure_once(*servers[i], streams, tokens if turn else 32)[1])
+    finally:
+        for process, _ in servers:
+            process.terminate()
+            process.wait()
+    ratios = [now / before for before, now in zip(spent[0][1:], spent[1][1:], strict=True)]
+    for name, figures in (("before", spent[0][1:]), ("now", spent[1][1:])):
+        print(f"  {name:8}", " ".join(f"{figure:.1f}" for figure in figures), "µs of CPU per token")
+    print("  ratios  ", " ".join(f"{ratio:.2f}" for ratio in ratios), f"median {np.median(ratios):.3f}")
+
+
 def cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -195,12 +229,16 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--beside", type=Path, help="another tree, whose server takes turns with this one's")
     parser.add_argument("--json", help="write the figures to this file")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--profile", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve(options.serve, options.profile)
+    if options.beside is not None:
+        compare(options.beside, options.streams, options.tokens, options.rounds)
+        return
     figures = measure(options.streams, options.tokens, options.rounds)
     print(f"{options.streams} streams × {options.tokens} tokens, server on one core")
     print(f"  {figures['tokens_per_second']:,.0f} tokens/s, {figures['cpu_us_per_token']:.1f} µs of CPU per token")

@@ -1,6 +1,7 @@
 """What a grammar costs: time per token of 16 requests at once, free and under a JSON schema, in turn.
 
     python -m benchmarks.structured [--shape qwen3-0.6b] [--batch 16] [--tokens 256] [--rounds 5] [--json FILE]
+    python -m benchmarks.structured --step-ms 0.5       # over a device that is not there, and takes so long for a step
 
 Without a shape it is the embedded model; a shape has random weights. Nobody's answer ends early: the schema is a list
 without end of objects with strings, numbers and enumerations, and the free requests ignore the end token.
@@ -12,15 +13,18 @@ import argparse
 import asyncio
 import json
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.model_shapes import SHAPES, write_model
-from bequest.engine.build import Built, build_engine
+from benchmarks.timed_runner import timed_engine
+from bequest.engine.build import build_engine
 from bequest.engine.config import EngineConfig
 from bequest.engine.constraints.grammar import Grammar, GrammarSource, Vocabulary
+from bequest.engine.engine import AsyncEngine
 from bequest.engine.types import OutputMode, Request, SamplingParams
 
 SCHEMA = {
@@ -40,7 +44,7 @@ SCHEMA = {
 }
 
 
-async def seconds_per_token(built: Built, grammar: Grammar | None, batch: int, tokens: int, salt: str) -> float:
+async def seconds_per_token(engine: AsyncEngine, grammar: Grammar | None, batch: int, tokens: int, salt: str) -> float:
     """Of each request: from the first token of all to the last."""
     begun: list[float] = []
     ended: list[float] = []
@@ -50,7 +54,7 @@ async def seconds_per_token(built: Built, grammar: Grammar | None, batch: int, t
         prompt = tuple((index * 7 + i) % 200 + 20 for i in range(32))
         request = Request(f"{salt}-{index}", "bench", prompt, params, output=OutputMode.DELTA)
         count = 0
-        async for delta in built.engine.generate(request):
+        async for delta in engine.generate(request):
             count += sum(len(choice.token_ids) for choice in delta.choices)
             if delta.first:
                 begun.append(time.perf_counter())
@@ -61,23 +65,34 @@ async def seconds_per_token(built: Built, grammar: Grammar | None, batch: int, t
     return (max(ended) - max(begun)) / (tokens - 1)
 
 
-async def measure(config: EngineConfig, batch: int, tokens: int, rounds: int) -> dict[str, Any]:
-    built = await build_engine(config)
-    info = built.engine.info
-    vocabulary = Vocabulary(built.text.tokenizer, info.vocab_size, info.eos_token_ids)
+async def measure(config: EngineConfig | float, batch: int, tokens: int, rounds: int) -> dict[str, Any]:
+    """`config`: of an engine, or the seconds of a step of a device that is not there."""
+    if isinstance(config, float):
+        sys.setswitchinterval(0.0005)  # as the server has it
+        engine, text = timed_engine(config, 256)
+    else:
+        built = await build_engine(config)
+        engine, text = built.engine, built.text
+    info = engine.info
+    vocabulary = Vocabulary(text.tokenizer, info.vocab_size, info.eos_token_ids)
     grammar = Grammar(GrammarSource("json_schema", json.dumps(SCHEMA)), vocabulary)
     free: list[float] = []
     bound: list[float] = []
+    spent: dict[str, list[float]] = {"free": [], "bound": []}
     for turn in range(rounds + 1):  # the first warms up
         for name, rule, times in (("free", None, free), ("bound", grammar, bound)):
-            times.append(await seconds_per_token(built, rule, batch, tokens, f"{name}{turn}"))
-    await built.engine.stop()
+            before = time.process_time()
+            times.append(await seconds_per_token(engine, rule, batch, tokens, f"{name}{turn}"))
+            spent[name].append((time.process_time() - before) / (batch * tokens))
+    await engine.stop()
     ratios = [b / f for b, f in zip(bound[1:], free[1:], strict=True)]
     return {
         "model": info.name,
         "batch": batch,
         "free_ms": statistics.median(free[1:]) * 1e3,
         "constrained_ms": statistics.median(bound[1:]) * 1e3,
+        "free_cpu_us": min(spent["free"][1:]) * 1e6,
+        "constrained_cpu_us": min(spent["bound"][1:]) * 1e6,
         "ratio": statistics.median(ratios),
         "ratios": [round(ratio, 3) for ratio in ratios],
     }
@@ -86,14 +101,17 @@ async def measure(config: EngineConfig, batch: int, tokens: int, rounds: int) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=list(SHAPES))
+    parser.add_argument("--step-ms", type=float, help="no model, but steps that take so long")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", help="write the figures to this file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        config = EngineConfig(max_num_seqs=32, max_model_len=1024)
-        if options.shape is not None:
+        config: EngineConfig | float = EngineConfig(max_num_seqs=32, max_model_len=1024)
+        if options.step_ms is not None:
+            config = options.step_ms * 1e-3
+        elif options.shape is not None:
             directory = write_model(options.shape, Path(folder) / options.shape)
             config = EngineConfig(model=str(directory), load_format="dummy", max_num_seqs=32, max_model_len=1024)
         figures = asyncio.run(measure(config, options.batch, options.tokens, options.rounds))

@@ -33,8 +33,9 @@ from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.sleep import Sleep
 from bequest.engine.state.contents import Contents
 from bequest.engine.state.record import Record
-from bequest.engine.state.sequence import Group, Lane
+from bequest.engine.state.sequence import Applied, Group, Lane
 from bequest.engine.states.memory import StatesMemory
+from bequest.engine.text.outlets import outlet_of, pass_on, quoted_texts
 from bequest.engine.text.tokenizer import Tokenizer
 from bequest.engine.types import (
     Delta,
@@ -87,6 +88,7 @@ class AsyncEngine(Keeper):
         self.state: State = "ready"
         self.observer = observer
         self._tokenizer = tokenizer
+        self._texts = quoted_texts(tokenizer)
         self._max_queued = max_queued
         self._seed = seed
         self._loop = asyncio.get_running_loop()
@@ -160,7 +162,7 @@ class AsyncEngine(Keeper):
         self._groups[request.id] = group
         self._idle.clear()
         self._sleep.busy()
-        self.scheduler.add(group, ChoiceOutput(request, 0, self._tokenizer))
+        self.scheduler.add(group, ChoiceOutput(request, 0, self._tokenizer, outlet_of(sink)))
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.id))
             self._timer.arm()
@@ -332,6 +334,7 @@ class AsyncEngine(Keeper):
             for group, error in applied.failed.items():
                 self._fail(group, error)
             self._launch_steps()
+            self._pass_on(applied)
             for group in applied.moved:
                 if not group.closed:
                     self._deliver(group)
@@ -339,6 +342,16 @@ class AsyncEngine(Keeper):
                 self.observer.on_step(stats_of_step(launch, result, applied))
         except Exception as error:
             self._die(error)
+
+    def _pass_on(self, applied: Applied) -> None:
+        """Tokens that are nothing but their own text, to where their sinks take them. Those that an outlet does not
+        take are delivered like all others."""
+        passed, tokens = applied.passed, applied.passed_tokens
+        if self._texts is None or not passed:
+            return
+        for number in pass_on(self._texts, applied.outlets, tokens):
+            passed[number].output.push(tokens[number], None, True)
+            applied.moved[passed[number].group] = None
 
     def _deliver(self, group: Group) -> None:
         finished = group.finished

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from bequest.engine.text.detokenizer import IncrementalDetokenizer
+from bequest.engine.text.outlets import Outlet
 from bequest.engine.text.stops import StopMatcher
 from bequest.engine.text.tokenizer import Tokenizer
 from bequest.engine.types import ChoiceDelta, FinishReason, OutputMode, Request, StopReason, TokenLogprob
@@ -18,7 +19,8 @@ from bequest.engine.types import ChoiceDelta, FinishReason, OutputMode, Request,
 class ChoiceOutput:
     """One choice of a request on its way to the client."""
 
-    def __init__(self, request: Request, index: int, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, request: Request, index: int, tokenizer: Tokenizer | None, outlet: Outlet | None = None) -> None:
+        """`outlet`: where the sink takes tokens that are nothing but their own text."""
         params = request.params
         self.index = index
         self._request = request
@@ -35,6 +37,8 @@ class ChoiceOutput:
         )
         self._stops = StopMatcher(params.stop, params.include_stop_str_in_output) if params.stop else None
         self._plain = request.output is OutputMode.DELTA and not params.stop and params.logprobs is None
+        self._offered = outlet if self._plain and params.n == 1 and self._decoder is not None else None
+        self.outlet: Outlet | None = None  # the same while the text of a token is that of the token alone
         self._num_tokens = 0
         self._undecoded: list[int] = []
         self._text: list[str] = []
@@ -44,7 +48,7 @@ class ChoiceOutput:
         self._announced = False
         self._beam_score: float | None = None
         self._stop_found = False
-        self._num_shown = 0  # tokens that have text
+        self._num_shown = 0  # pushed tokens that have text
         # With stop strings: the characters of the text up to the last one that each token has a part in, the text's
         # length, and how much of it was let through.
         self._reached: list[int] = []
@@ -100,7 +104,7 @@ class ChoiceOutput:
     def shown_len(self) -> int:
         """Sampled tokens that are part of the text shown: no end token, none that reaches into a hidden stop string."""
         if not self._stop_found:
-            return self._num_shown
+            return self._num_shown + (0 if self._offered is None else self._offered.num_written)
         return bisect_right(self._reached, self._let_through)
 
     def finish(self, reason: FinishReason, stop_reason: StopReason) -> None:
@@ -156,6 +160,9 @@ class ChoiceOutput:
         self._tokens.clear()
         text = "" if self._decoder is None else self._decoder.steps(self._undecoded)
         self._undecoded.clear()
+        if self._offered is not None:
+            assert self._decoder is not None
+            self.outlet = self._offered if self._decoder.settled else None
         return ChoiceDelta(self.index, text, token_ids)
 
     def _decode(self) -> str | None:

@@ -6,6 +6,7 @@ from .cuda import *
 from .experts import *
 from .model import *
 from .ops import *
+from .outlets import *
 from .sampling import *
 from .structs import *
 from .tensors import *

@@ -14,14 +14,14 @@ Owned by the event-loop thread.
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from bequest.engine._C import TokenList
 from bequest.engine.cache.states import StatePlan
 from bequest.engine.state import sequence as running
-from bequest.engine.state.draft import Chunk
+from bequest.engine.state.draft import Chunk, Draft
 from bequest.engine.state.recurrent import SequenceStates, State
 from bequest.engine.types import NO_STATE, IntArray
 from bequest.engine.types.recurrent import StateLoad, StateSizes
@@ -250,7 +250,8 @@ class RecurrentStates:
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
-    def plan(self, chunks: Sequence[Chunk]) -> StatePlan:
+    def plan(self, draft: Draft) -> StatePlan:
+        chunks = draft.all_chunks()
         starts: list[int] = []
         slots = np.full(sum(chunk.num_tokens for chunk in chunks), NO_STATE, np.int32)
         begin = 0

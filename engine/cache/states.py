@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from bequest.engine._C import TokenList
 from bequest.engine.state import sequence as running
-from bequest.engine.state.draft import Chunk
+from bequest.engine.state.draft import Draft
 from bequest.engine.state.recurrent import State
 from bequest.engine.types import IntArray
 from bequest.engine.types.plan import no_pairs
@@ -107,7 +107,7 @@ class States(Protocol):
     def forget_warm(self) -> None:
         """Nobody finds those that nobody holds."""
 
-    def plan(self, chunks: Sequence[Chunk]) -> StatePlan | None:
+    def plan(self, draft: Draft) -> StatePlan | None:
         """The slots of a step; its sequences move on."""
 
     def room_for_drafts(self, sequence: running.Sequence) -> int:
@@ -205,7 +205,7 @@ class Stateless:
     def forget_warm(self) -> None:
         return
 
-    def plan(self, chunks: Sequence[Chunk]) -> StatePlan | None:
+    def plan(self, draft: Draft) -> StatePlan | None:
         return None
 
     def room_for_drafts(self, sequence: running.Sequence) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 from bequest.engine._C import Batch, BlockTable, gather_tables
 from bequest.engine.cache.states import StatePlan
 from bequest.engine.scheduling.outcome import StepOutcome
-from bequest.engine.state.draft import Chunk, EncoderRun
+from bequest.engine.state.draft import Draft, EncoderRun
 from bequest.engine.state.sequence import Copies, Sequence
 from bequest.engine.types import (
     MAX_BEAM_WIDTH,
@@ -40,7 +40,7 @@ class BlockMoves(msgspec.Struct, frozen=True):
 
 def assemble(
     step: int,
-    chunks: list[Chunk],
+    draft: Draft,
     batch: Batch,
     moves: BlockMoves,
     runs: list[EncoderRun],
@@ -56,7 +56,7 @@ def assemble(
     tapped = bool(outcome.tapped) or any(run.tapped is not None for run in runs)
     return StepPlan(
         step=step,
-        batch=_batch(batch, chunks, states),
+        batch=_batch(batch, draft, states),
         moves=_moves(moves, states),
         rows=StepRows(close=closing, open=tuple(outcome.opened)),
         samples=_samples(step, outcome),
@@ -68,8 +68,8 @@ def assemble(
     )
 
 
-def _batch(batch: Batch, chunks: list[Chunk], states: StatePlan | None) -> StepBatch:
-    cross_tables, cross_lens = _cross_arrays(chunks)
+def _batch(batch: Batch, draft: Draft, states: StatePlan | None) -> StepBatch:
+    cross_tables, cross_lens = _cross_arrays(draft)
     return StepBatch(
         input_ids=batch.input_ids,
         input_rows=batch.input_rows,
@@ -80,7 +80,7 @@ def _batch(batch: Batch, chunks: list[Chunk], states: StatePlan | None) -> StepB
         block_tables=batch.block_tables,
         cross_tables=cross_tables,
         cross_lens=cross_lens,
-        adapters=_adapters(chunks),
+        adapters=_adapters(draft),
         state_starts=None if states is None else states.starts,
         state_slots=None if states is None else states.slots,
     )
@@ -101,13 +101,18 @@ def _masks_of(step: int, sampled: list[Sequence]) -> MaskSpec | None:
     return MaskSpec(number=step, first_sample=len(sampled) - num_masked, num_rows=num_masked)
 
 
-def _cross_arrays(chunks: list[Chunk]) -> tuple[IntArray | None, IntArray | None]:
+def _in_order(draft: Draft) -> list[Sequence]:
+    return [*draft.tokens, *[chunk.sequence for chunk in draft.chunks]]
+
+
+def _cross_arrays(draft: Draft) -> tuple[IntArray | None, IntArray | None]:
     """[S, MBX] blocks and [S] lengths of what the sequences of an encoder-decoder model attend to."""
-    if not chunks or chunks[0].sequence.group.request.encoder is None:
+    first = draft.tokens[0] if draft.tokens else draft.chunks[0].sequence if draft.chunks else None
+    if first is None or first.group.request.encoder is None:
         return None, None
     tables: list[BlockTable] = []
     lens: list[int] = []
-    for sequence in (chunk.sequence for chunk in chunks):
+    for sequence in _in_order(draft):
         group, num_rows = sequence.group, sequence.work.num_rows(sequence)
         assert group.cross is not None and group.request.encoder is not None
         tables += [group.cross.table] * num_rows
@@ -115,12 +120,13 @@ def _cross_arrays(chunks: list[Chunk]) -> tuple[IntArray | None, IntArray | None
     return gather_tables(tables), np.asarray(lens, dtype=np.int32)
 
 
-def _adapters(chunks: list[Chunk]) -> IntArray | None:
+def _adapters(draft: Draft) -> IntArray | None:
     """[S] handles."""
-    if all(chunk.sequence.group.request.adapter is None for chunk in chunks):
+    sequences = _in_order(draft)
+    if all(sequence.group.request.adapter is None for sequence in sequences):
         return None
     handles: list[int] = []
-    for sequence in (chunk.sequence for chunk in chunks):
+    for sequence in sequences:
         handles += [sequence.group.adapter] * sequence.work.num_rows(sequence)
     return np.asarray(handles, dtype=np.int32)
 

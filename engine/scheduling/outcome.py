@@ -53,6 +53,19 @@ class StepOutcome:
         self.positions.append(sequence.planned_len)
         sequence.note_sampling()
 
+    def sample_first(self, sequences: list[Sequence]) -> None:
+        """The same of each, whose tokens are the first of the step. REQUIRES: nothing was sampled before"""
+        positions = self.positions
+        for sequence in sequences:
+            if sequence.row == NO_ROW:
+                self.opened.append(self.rows.open(sequence))
+            if (num_logprobs := sequence.group.request.params.logprobs) is not None:
+                self._want_logprobs(num_logprobs)
+            positions.append(sequence.planned_len)
+            sequence.note_sampling()
+        self.sampled += sequences
+        self.sample_tokens += range(len(sequences))
+
     def rank(self, tokens: range, spec: Callable[[int], BeamSpec], num_logprobs: int | None) -> int:
         if num_logprobs is not None:
             self._want_logprobs(num_logprobs)

@@ -35,6 +35,7 @@ class Samples(msgspec.Struct, frozen=True):
                 sequence.num_in_flight -= 1
             numbered = zip(self.sequences, range(len(self.sequences)), strict=True)
         else:
+            applied.one_each = False
             drafts = self.drafts if result.drafts is None else result.drafts.tolist()
             numbered = zip(*self._accepted(tokens, drafts, applied), strict=True)
         finished, failed, logprobs = Status.FINISHED, applied.failed, result.logprobs

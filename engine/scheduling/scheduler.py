@@ -313,7 +313,8 @@ class Scheduler:
                 return
             if sequence.status is not Status.RUNNING or sequence in draft.used:
                 continue
-            if sequence.work.plain:
+            # Who has sampled before is past its prompt.
+            if sequence.work.plain and (sequence.num_in_flight or sequence.num_output):
                 begin = sequence.num_computed
                 pairs = sequence.table.try_prepare_write(begin, begin + 1)
                 if pairs is not None:
@@ -492,7 +493,7 @@ class Scheduler:
             sequence.group.times.admitted = now
 
     def _seal(self, draft: Draft, ready: Ready) -> Launch | None:
-        if not draft.chunks and not draft.encoders and not self.images.planned:
+        if draft.empty and not draft.encoders and not self.images.planned:
             return None
         self._flow.planned(len(ready.decoding))
         moves = BlockMoves(*self.cache.take_swaps(), draft.copies, draft.copies_of_beams)

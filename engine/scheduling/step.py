@@ -38,27 +38,24 @@ class StepMaker:
         self._step = 0
 
     def make(self, draft: Draft, moves: BlockMoves, images: DeviceImages) -> Launch:
-        chunks = draft.chunks
+        tokens, chunks = draft.tokens, draft.chunks
         batch = prepare_batch(
-            [c.tables for c in chunks],
-            [c.tokens for c in chunks],
-            [c.begin for c in chunks],
-            [c.count for c in chunks],
-            [c.sequence.row for c in chunks],
+            [*[s.table for s in tokens], *[c.tables for c in chunks]],
+            [*[s.tokens for s in tokens], *[c.tokens for c in chunks]],
+            [*[s.num_computed - 1 for s in tokens], *[c.begin for c in chunks]],
+            [*[1] * len(tokens), *[c.count for c in chunks]],
+            [*[s.row for s in tokens], *[c.sequence.row for c in chunks]],
         )
-        states = self._states.plan(chunks)  # choices that part ways in this step share what it leaves
+        states = self._states.plan(draft)  # choices that part ways in this step share what it leaves
         yields = self._yields(draft, len(batch.input_ids))
         # What passes a step that yields may open a row that it would close.
         closing = () if yields else self._rows.take_closed()
         outcome = StepOutcome(self._rows)
-        start = 0
+        if self._turns:
+            batch.positions[: len(tokens)] += np.asarray([s.group.prompt.shift for s in tokens], np.int32)
+        outcome.sample_first(tokens)
+        start = len(tokens)
         for chunk in chunks:
-            if chunk.is_sample:  # nearly always
-                if self._turns:
-                    batch.positions[start] += chunk.sequence.group.prompt.shift
-                outcome.sample(chunk.sequence, start)
-                start += 1
-                continue
             if chunk.read_only:
                 batch.slot_mapping[:, start : start + chunk.count] = NO_SLOT
             if chunk.sequence.group.prompt.images:
@@ -69,7 +66,7 @@ class StepMaker:
         masked = _masked_last(outcome)
         self._step += 1
         runs = sorted(draft.encoders, key=lambda run: run.spec.slots is None)  # those that fill cross blocks come first
-        plan = assemble(self._step, chunks, batch, moves, runs, closing, outcome, states, images.take())
+        plan = assemble(self._step, draft, batch, moves, runs, closing, outcome, states, images.take())
         plan = structs.replace(plan, yields=True) if yields else plan
         samples = Samples(tuple(outcome.sampled), tuple(outcome.drafts) if outcome.drafts else None)
         return Launch(
@@ -79,14 +76,14 @@ class StepMaker:
             num_prompt_tokens=outcome.num_prompt_tokens,
             num_preempted=draft.num_preempted,
             changes=self._rows.catalogues.take_changes(),
-            nature=_nature(chunks, outcome, start),
+            nature=_nature(draft, outcome, start),
             images_ahead=images.take_ahead({rows.image for rows in outcome.image_rows}) if outcome.image_rows else 0,
         )
 
     def _yields(self, draft: Draft, num_tokens: int) -> bool:
         """Whether others may pass the step."""
         least = self._yields_from
-        return least is not None and num_tokens >= least and not draft.encoders and _extracts(draft.chunks)
+        return least is not None and num_tokens >= least and not draft.encoders and _extracts(draft)
 
     def _conclude(self, outcome: StepOutcome, chunk: Chunk, start: int) -> None:
         """What a chunk, at token `start` of the step, leads to."""
@@ -117,12 +114,12 @@ class StepMaker:
         return (*of_tokens, *[StatesOfEncoder(group, tapped, num + i, desk) for i, (group, tapped) in enumerate(read)])
 
 
-def _extracts(chunks: list[Chunk]) -> bool:
-    return all(chunk.sequence.group.kind.lane is Lane.EXTRACTION for chunk in chunks)
+def _extracts(draft: Draft) -> bool:
+    return not draft.tokens and all(chunk.sequence.group.kind.lane is Lane.EXTRACTION for chunk in draft.chunks)
 
 
-def _nature(chunks: list[Chunk], outcome: StepOutcome, num_tokens: int) -> Literal["decode", "extraction", "mixed"]:
-    if _extracts(chunks):
+def _nature(draft: Draft, outcome: StepOutcome, num_tokens: int) -> Literal["decode", "extraction", "mixed"]:
+    if _extracts(draft):
         return "extraction"
     if num_tokens == len(outcome.sampled) and not outcome.num_prompt_tokens and not outcome.tapped:
         return "decode"

@@ -25,7 +25,6 @@ class Chunk(Stretch, frozen=True, eq=False, gc=False, kw_only=True):
     tokens: TokenList  # those that it computes are among them, drafts too
     num_tokens: int = 1  # of the step: a stretch of beams has as many for each
     tapped: Indices | None = None  # positions whose hidden states are stored
-    is_sample: bool = False  # it leads to a sample and nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +65,9 @@ class Draft:
     quota: Quota
     budget: int
     state_rows: int  # room for hidden states
+    # Of plain work, those that compute their last token and sample behind it: in most steps all there is. They come
+    # before the chunks.
+    tokens: list[Sequence] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     used: set[Sequence] = field(default_factory=set)
     copies: list[tuple[int, int]] = field(default_factory=list)
@@ -86,11 +88,11 @@ class Draft:
 
     @property
     def empty(self) -> bool:
-        return not self.chunks
+        return not self.tokens and not self.chunks
 
     @property
     def chunks_left(self) -> int:
-        return self.limits.max_chunks - len(self.chunks)
+        return self.limits.max_chunks - len(self.tokens) - len(self.chunks)
 
     @property
     def beams_left(self) -> int:
@@ -169,17 +171,18 @@ class Draft:
         sequence.group.account.served += num_tokens
 
     def add_token(self, sequence: Sequence, copies: list[tuple[int, int]]) -> None:
-        """The same of the next position of plain work: in most steps all there is."""
+        """Plain work computes its last token."""
         self.copies += copies
-        begin, group = sequence.num_computed, sequence.group
-        is_sample = begin >= group.num_prompt
-        self.chunks.append(
-            Chunk(begin, 1, sequence=sequence, tables=sequence.table, tokens=sequence.tokens, is_sample=is_sample)
-        )
+        self.tokens.append(sequence)
         self.used.add(sequence)
         self.budget -= 1
-        sequence.num_computed = begin + 1
-        group.account.served += 1
+        sequence.num_computed += 1
+        sequence.group.account.served += 1
+
+    def all_chunks(self) -> list[Chunk]:
+        """As if the tokens were some, too."""
+        tokens = [Chunk(s.num_computed - 1, 1, sequence=s, tables=s.table, tokens=s.tokens) for s in self.tokens]
+        return [*tokens, *self.chunks]
 
     def add_copies(self, copies: Copies) -> None:
         """Blocks that are copied before the step."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from bequest.engine._C import Outlet
 from bequest.engine.types import ChoiceDelta, FinishReason, StopReason, TokenLogprob
 
 
@@ -22,6 +23,10 @@ class Output(Protocol):
 
     @last_token_at.setter
     def last_token_at(self, now: float) -> None: ...
+
+    @property
+    def outlet(self) -> Outlet | None:
+        """Where tokens go that are nothing but their own text; None: they are pushed, like all others."""
 
     def sibling(self, index: int) -> Output:
         """The output of another choice of the same request."""

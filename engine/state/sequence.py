@@ -27,7 +27,7 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
-from bequest.engine._C import BeamTables, BlockPool, BlockTable, TokenList
+from bequest.engine._C import BeamTables, BlockPool, BlockTable, Outlet, TokenList
 from bequest.engine.errors import EngineError
 from bequest.engine.state.account import Account
 from bequest.engine.state.capture import Capture
@@ -36,19 +36,9 @@ from bequest.engine.state.output import Output
 from bequest.engine.state.parts import PromptParts, StatesCharge, Ties, Times
 from bequest.engine.state.record import Holding, Record, count_by_strip
 from bequest.engine.state.step import EncoderWish, Stretch
-from bequest.engine.types import (
-    NO_ROW,
-    BeamSpec,
-    ChoiceDelta,
-    ChoiceEntry,
-    IntArray,
-    LogprobArrays,
-    Matcher,
-    Request,
-    Sink,
-    StepResult,
-)
+from bequest.engine.types import NO_ROW, BeamSpec, ChoiceEntry, IntArray, LogprobArrays, Matcher, Request, StepResult
 from bequest.engine.types.adapter import NO_ADAPTER
+from bequest.engine.types.delta import ChoiceDelta, Sink
 
 Copies = list[tuple[int, int]] | IntArray  # (source, destination) blocks, of the latter [C, 2]
 
@@ -106,6 +96,10 @@ class Applied:
 
     now: float
     moved: dict[Group, None] = field(default_factory=dict)  # an ordered set: have something to deliver
+    one_each: bool = True  # no sequence has more than one sample in the step
+    passed: list[Sequence] = field(default_factory=list)  # those whose token goes to their outlet
+    outlets: list[Outlet] = field(default_factory=list)  # as these
+    passed_tokens: list[int] = field(default_factory=list)  # as these
     failed: dict[Group, EngineError] = field(default_factory=dict)
     num_generated: int = 0  # sampled, and those of the answers of searches that ended
     first_token_seconds: list[float] = field(default_factory=list)

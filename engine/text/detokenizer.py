@@ -46,6 +46,11 @@ class IncrementalDetokenizer:
         """Whether the last tokens have begun a character that is not complete."""
         return self._stream.inside_character
 
+    @property
+    def settled(self) -> bool:
+        """Whether the text of a token that spells whole characters is that of the token alone, from here on."""
+        return self._stream.settled
+
 
 class _ByteStream:
     """For tokens with exact bytes: an incremental UTF-8 decoder, well under a microsecond per token."""
@@ -103,6 +108,10 @@ class _ByteStream:
     def inside_character(self) -> bool:
         return bool(self._decoder.getstate()[0])
 
+    @property
+    def settled(self) -> bool:
+        return not self._strip_space and not self._decoder.buffer
+
     def _strip(self, text: str) -> str:
         if self._strip_space and text:
             self._strip_space = False
@@ -149,6 +158,8 @@ class _WindowStream:
     @property
     def inside_character(self) -> bool:
         return len(self._window) > self._num_shown
+
+    settled = False  # what a token stands for depends on those before it
 
     def _show(self, text: str) -> str:
         new = text[len(self._shown) :]

@@ -208,7 +208,6 @@ class Generation(Kind):
             applied.inter_token_seconds.append(applied.now - before)
         else:
             applied.note_first(sequence)
-        applied.moved[self.group] = None
         if self._num_logprobs is not None and logprobs is not None:
             logprob = logprob_of(logprobs, number, token, self._num_logprobs)
         if self._closing is not None and sequence.num_output + 1 == params.max_tokens:
@@ -217,7 +216,15 @@ class Generation(Kind):
         self._desk.accept(sequence, token)
         if (guesses := self._guesses.get(sequence)) is not None:
             self._look_ahead(sequence, guesses)
-        if token in self._ends and sequence.num_output >= params.min_tokens:
+        ended = token in self._ends and sequence.num_output >= params.min_tokens
+        outlet = output.outlet
+        if outlet is not None and not ended and applied.one_each and sequence.num_output < params.max_tokens:
+            applied.passed.append(sequence)  # nearly always
+            applied.outlets.append(outlet)
+            applied.passed_tokens.append(token)
+            return
+        applied.moved[self.group] = None
+        if ended:
             output.push(token, logprob, params.include_stop_str_in_output)
             self._end(sequence, "stop", None if token in self._eos else token)
         elif (stop_string := output.push(token, logprob, True)) is not None:

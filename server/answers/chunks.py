@@ -14,11 +14,12 @@ import orjson
 
 from bequest.engine.types import ChoiceDelta, Delta, TokenLogprob
 from bequest.server.answers.report import Report
+from bequest.server.transport.sse import ChunkFormat
 
 PromptLogprobs = Sequence[TokenLogprob | None] | None
 
 
-class Chunks:
+class Chunks(ChunkFormat):
     """The events of one engine request. A subclass says what a choice looks like in its endpoint."""
 
     # Around the text of a choice in an event that holds nothing else.
@@ -40,6 +41,11 @@ class Chunks:
     @cached_property
     def _prefixes(self) -> list[bytes]:
         return [self._opening + (self.plain_prefix % index).encode() for index in self._indices]
+
+    def around_text(self) -> tuple[bytes, bytes] | None:
+        if self._detailed or self._report.counts or len(self._indices) != 1:
+            return None
+        return self._prefixes[0], self.plain_suffix
 
     def event(self, choices: Sequence[ChoiceDelta], opening: Delta | None = None, ending: Delta | None = None) -> bytes:
         """One event for each choice."""

@@ -166,6 +166,9 @@ class ReadChunks(ChatChunks):
         self._readers = readers
         self._deltas = [DeltaMaker(reader, shape.with_thoughts) for reader in readers]
 
+    def around_text(self) -> None:
+        """What a text tells depends on those before it."""
+
     def event(self, choices: Sequence[ChoiceDelta], opening: Delta | None = None, ending: Delta | None = None) -> bytes:
         rows = [self._objects(choice, opening is not None) for choice in choices]
         # The first delta of every choice, then the second of those that have one.

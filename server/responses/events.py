@@ -24,6 +24,7 @@ from bequest.engine.types import ChoiceDelta, Delta
 from bequest.server.responses import document
 from bequest.server.responses.answer import Answer, Change
 from bequest.server.responses.items import Item, begun_item
+from bequest.server.transport.sse import ChunkFormat
 from bequest.server.wire.errors import ApiError
 
 
@@ -102,7 +103,7 @@ def _text_kind(item: Item) -> str:
     return "reasoning_text" if item["type"] == "reasoning" else "output_text"
 
 
-class ResponseFormat:
+class ResponseFormat(ChunkFormat):
     """The events of a streamed response: a ChunkFormat and the stream's Ending."""
 
     def __init__(self, answer: Answer, finish: Callable[[Delta], tuple[dict[str, Any], bytes]]) -> None:

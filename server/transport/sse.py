@@ -20,6 +20,7 @@ from aiohttp import web
 from aiohttp.http_writer import StreamWriter
 from msgspec import structs
 
+from bequest.engine.text.outlets import Outlet
 from bequest.engine.types import ChoiceDelta, Delta, TokenLogprob
 from bequest.server.access.in_flight import Held
 from bequest.server.access.marks import TENANT
@@ -46,6 +47,11 @@ class ChunkFormat(Protocol):
         `opening` is the first delivery, given with the first event, which names every choice; `ending` is the last
         delivery, given with the last event. What else these two deliveries tell is the event's to tell.
         """
+
+    def around_text(self) -> tuple[bytes, bytes] | None:
+        """What stands around the text, as a string of JSON, in an event that tells of nothing but that of the first
+        choice. None: there are others, or no event is so plain."""
+        return None
 
 
 class Ending(Protocol):
@@ -113,6 +119,8 @@ class Source:
         self._opening: Delta | None = None  # the first delivery, until its event is written
         self._ending: Delta | None = None  # the last one, likewise
         self._begun = False  # the first event has been written
+        around = chunks.around_text()
+        self.outlet = None if around is None else Outlet(*around)  # open while nothing is held
         self._num_bytes = 0  # of what is held
         self.finished = False
 
@@ -143,6 +151,7 @@ class Source:
             stream.finish(delta)
 
     def _hold(self, delta: Delta) -> None:
+        self.close()
         if self._opening is None and not self._begun:
             self._opening = delta
         for choice in delta.choices:
@@ -159,6 +168,20 @@ class Source:
     @property
     def holds(self) -> bool:
         return bool(self._held or self._ending)
+
+    def open(self, connection: _Connection) -> None:
+        """What comes need not be held."""
+        if self.outlet is not None and self._begun and not self.finished:
+            connection.open(self.outlet)
+
+    def close(self) -> None:
+        if self.outlet is not None:
+            self.outlet.close()
+
+    @property
+    def num_written(self) -> int:
+        """Events that went through the outlet."""
+        return 0 if self.outlet is None else self.outlet.num_written
 
     def flush(self) -> bytes:
         """The event of everything held."""
@@ -194,6 +217,9 @@ class _Connection:
 
     def abort(self) -> None:
         self._transport.abort()
+
+    def open(self, outlet: Outlet) -> None:
+        outlet.open(self._transport, self._protocol, self.chunked)
 
     def write(self, event: bytes) -> None:
         self._transport.write(b"%x\r\n%b\r\n" % (len(event), event) if self.chunked else event)
@@ -326,8 +352,13 @@ class EventStream:
         return response
 
     def release(self) -> None:
-        """Gives back the hidden states that were not sent."""
+        """Gives back the hidden states that were not sent, and the connection."""
         release(*self._endings)
+        self._close_outlets()
+
+    def _close_outlets(self) -> None:
+        for source in self._sources:
+            source.close()
 
     def _holds_states(self) -> bool:
         return self._states is not None and bool(self._endings)
@@ -356,22 +387,29 @@ class EventStream:
         """Sleeps until a source wakes it; meanwhile sends a comment after each silent interval, if there is one."""
         while self._keep_alive > 0:
             self._wrote = False
+            before = self._num_passed
             try:
                 async with asyncio.timeout(self._keep_alive):
                     await asyncio.shield(self._wake)
                 break
             except TimeoutError:
-                if not self._wrote and not self.blocked:
+                if not self._wrote and before == self._num_passed and not self.blocked:
                     self.write(KEEP_ALIVE)
         await self._woken()
+
+    @property
+    def _num_passed(self) -> int:
+        return sum(source.num_written for source in self._sources)
 
     def _flush(self) -> None:
         if self._ended:
             self._write_end()
             return
+        assert self._connection is not None
         for source in self._sources:
             if not self.blocked:
                 self.write(source.flush())
+                source.open(self._connection)
         if self.blocked and any(source.holds for source in self._sources):
             self.wake()
 
@@ -384,6 +422,7 @@ class EventStream:
         if self._closed:
             return
         self._closed = True
+        self._close_outlets()
         events = [source.flush() for source in self._sources]
         ending = self._ending
         events.append(ending.finished(self._endings) if self._error is None else ending.failed(self._error))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 
 from bequest.engine.models.embedded import embedded_model_path
 from bequest.engine.outputs import ChoiceOutput
 from bequest.engine.text import load_text
+from bequest.engine.text.outlets import Outlet, outlet_of, pass_on, quoted_texts
 from bequest.engine.text.tokenizer import Tokenizer
 from bequest.engine.types import ChoiceDelta, OutputMode, SamplingParams, TokenLogprob
 from tests.engine.harness import request
@@ -170,3 +172,62 @@ def test_an_incomplete_character_before_a_stop_string_is_not_shown(tokenizer: To
     taken, text = feed(output, tokens)
     assert taken == len(tokens) and text.startswith("a")
     assert output.shown_len <= len(begun)
+
+
+class Wire:
+    """A transport and its protocol."""
+
+    writing_paused = False
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+
+@pytest.mark.parametrize("fields", [{}, {"skip_special_tokens": False}])
+def test_tokens_that_are_nothing_but_their_text_pass_an_outlet(tokenizer: Tokenizer, fields: dict[str, bool]) -> None:
+    """Special tokens and those that spell parts of characters do not, nor those behind a part."""
+    texts, wire, outlet = quoted_texts(tokenizer), Wire(), Outlet(b"", b",")
+    assert texts is not None
+    outlet.open(wire, wire, False)
+    special = min(tokenizer.special_ids)
+    tokens = [*tokenizer.encode(TEXT, add_special_tokens=False), special]
+    tokens += [*tokens, tokenizer.encode("🙂", add_special_tokens=False)[0], *tokens]
+    params = SamplingParams(max_tokens=1000, **fields)  # type: ignore[arg-type]
+    output = ChoiceOutput(request([1, 2], params, output=OutputMode.DELTA), 0, tokenizer, outlet)
+    alone = ChoiceOutput(request([1, 2], params, output=OutputMode.DELTA), 0, tokenizer)
+    heard, num_pushed = "", 0
+    for token in tokens:
+        alone.push(token, None, shown=True)
+        expected = alone.take(always=False)
+        assert expected is not None
+        if output.outlet is None or pass_on(texts, [output.outlet], [token]):
+            num_pushed += 1
+            output.push(token, None, shown=True)
+            assert output.take(always=False) == expected
+        else:
+            assert json.loads(wire.data[:-1]) == expected.text
+            wire.data = b""
+        heard += expected.text
+    assert heard.replace(tokenizer.token_text(special), "").startswith(TEXT)
+    assert outlet.num_written > len(tokens) // 2 and num_pushed > 9
+    assert output.shown_len == alone.shown_len == len(tokens)
+
+
+@pytest.mark.parametrize("fields", [{"stop": ("x",)}, {"logprobs": 1}, {"n": 2}])
+def test_what_is_more_than_text_passes_no_outlet(tokenizer: Tokenizer, fields: dict[str, object]) -> None:
+    params = SamplingParams(max_tokens=1000, **fields)  # type: ignore[arg-type]
+    output = ChoiceOutput(request([1, 2], params, output=OutputMode.DELTA), 0, tokenizer, Outlet(b"", b""))
+    for token in tokenizer.encode("plain words", add_special_tokens=False):
+        output.push(token, TokenLogprob(token, -0.5, 1), shown=True)
+        output.take(always=False)
+        assert output.outlet is None
+
+
+def test_a_plain_function_has_no_outlet() -> None:
+    assert outlet_of(lambda delta: None) is None

@@ -10,6 +10,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bequest.engine._C import TokenTexts
+from bequest.engine.text.outlets import Outlet, pass_on
 from bequest.engine.types import ChoiceDelta, Delta, Usage
 from bequest.server.answers.chunks import Chunks
 from bequest.server.answers.report import Report
@@ -80,3 +82,59 @@ async def play(steps: list[tuple[bool, list[str | None]]], opened_after: int) ->
         heard[choice["index"]] += choice["text"]
     assert heard == [text + "end" for text in told]
     assert [c["index"] for e in events for c in e["choices"] if c["finish_reason"]] == [0, 1]
+
+
+# A token is a character of these. As on its way through the engine, the second half has to go in a Delta.
+ALPHABET = 'ab"\\é日🙂\n'
+TOKENS = st.lists(st.tuples(st.booleans(), st.integers(0, 2 * len(ALPHABET) - 1)), max_size=30)
+
+
+@given(TOKENS, st.booleans())
+def test_tokens_that_pass_an_outlet_read_like_those_that_do_not(steps: list[tuple[bool, int]], chunked: bool) -> None:
+    plain, passed = (asyncio.run(streamed(steps, chunked, through)) for through in (False, True))
+    assert passed == plain
+
+
+async def streamed(steps: list[tuple[bool, int]], chunked: bool, through: bool) -> bytes:
+    """The bytes of a stream whose client takes them or lags, with its tokens through the outlet or in Deltas alone."""
+    wire = Wire()
+    stream = EventStream(Done(lambda endings: b""), keep_alive=0)
+    source = stream.add_source(PlainChunks({"id": "x"}, range(1), detailed=False, report=Report()))
+    assert source.outlet is not None
+    stream._connection = _Connection(SimpleNamespace(protocol=wire, transport=wire, chunked=chunked))  # type: ignore[arg-type]
+    source(Delta("x", (ChoiceDelta(0, "begin", (1,)),), first=True))
+    stream._flush()
+    texts = TokenTexts(lambda token: json.dumps(ALPHABET[token], ensure_ascii=False).encode() if token < 8 else b"")
+    for takes, token in steps:
+        wire.writing_paused = not takes
+        if takes:
+            stream._flush()  # as the handler's task does when the client has caught up
+        assert source.outlet.is_open == (not source.holds)
+        if not through or pass_on(texts, [source.outlet], [token]):
+            source(Delta("x", (ChoiceDelta(0, ALPHABET[token % 8], (token,)),)))
+    if through:
+        assert source.outlet.num_written == sum(takes and token < 8 for takes, token in steps)
+    source(Delta("x", (ChoiceDelta(0, "end", (2,), finish_reason="stop"),), usage=Usage(1, 1, 0)))
+    wire.writing_paused = False
+    stream._flush()
+    assert not source.outlet.is_open
+    return wire.data
+
+
+def test_an_outlet_writes_nothing_to_a_connection_that_closes_or_fails() -> None:
+    class Broken(Wire):
+        closing = False
+
+        def is_closing(self) -> bool:
+            return self.closing
+
+        def write(self, data: bytes) -> None:
+            raise RuntimeError("the transport is gone")
+
+    wire, outlet, texts = Broken(), Outlet(b"<", b">"), TokenTexts(lambda token: b"x")
+    assert pass_on(texts, [outlet], [1]) == [0]  # closed
+    outlet.open(wire, wire, True)
+    assert pass_on(texts, [outlet, outlet], [1, 1]) == [0, 1]
+    wire.closing = True
+    assert pass_on(texts, [outlet], [1]) == [0]
+    assert outlet.num_written == 0

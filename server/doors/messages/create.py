@@ -35,7 +35,7 @@ from bequest.server.doors.messages.prompt import count_tokens as counted
 from bequest.server.doors.messages.thinking import thinking_of
 from bequest.server.doors.messages.tools import message_tools
 from bequest.server.transport.replies import json_response
-from bequest.server.transport.sse import EventStream
+from bequest.server.transport.sse import ChunkFormat, EventStream
 from bequest.server.transport.work import apart
 from bequest.server.wire.errors import ApiError
 
@@ -124,7 +124,7 @@ class _Making:
         return Usage(len(self.asked.prompt.prompt.token_ids), written, read)
 
 
-class MessageFormat:
+class MessageFormat(ChunkFormat):
     """The events of a streamed message: a ChunkFormat and the stream's Ending."""
 
     def __init__(self, making: _Making) -> None:

@@ -19,6 +19,7 @@ from bequest.server.asks.call import HttpCall
 from bequest.server.asks.reading import Reading
 from bequest.server.doors.ollama.body import GeneratingBody, OllamaGenerateBody
 from bequest.server.doors.ollama.errors import error_body
+from bequest.server.transport.sse import ChunkFormat
 from bequest.server.wire.errors import ApiError
 
 
@@ -147,7 +148,7 @@ class Answer:
         return ids[:-1] if ids and ids[-1] in ends else ids
 
 
-class Lines:
+class Lines(ChunkFormat):
     """The lines of a streamed answer: a ChunkFormat and the stream's Ending."""
 
     def __init__(self, answer: Answer) -> None:
