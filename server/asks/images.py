@@ -7,7 +7,9 @@ unfolding lead from one to the other, so that texts and tokens can be laid besid
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
 from itertools import repeat
 from typing import Any
 from urllib.parse import unquote
@@ -22,6 +24,7 @@ from bequest.server.asks.extension import Conversation, Extension, extend
 from bequest.server.asks.image_parts import GivenImage, bounded, sizes_of_all
 from bequest.server.context import Context
 from bequest.server.stores.images import ImageStore
+from bequest.server.transport.ahead import ahead
 from bequest.server.transport.fetching import Fetcher, NotFetched, Refused, read_below
 from bequest.server.transport.work import current_tenant, hold_more, in_pool
 from bequest.server.wire.errors import ApiError, at_field, invalid
@@ -31,6 +34,7 @@ Message = Mapping[str, Any]
 STAND_IN = LAST_ID + 1  # for an image that nobody has looked at yet
 _MEGAPIXEL = 10**6
 _MEDIA = ("image/", "application/octet-stream;", ";")  # of a data: URL; that of a file that nobody knew the type of
+_FETCHED_AT_ONCE = 4  # files of a request: a slow host is waited for once, and few of them take memory
 _SHORT_URL = 1 << 20  # characters: half a millisecond of base64, as long as the way to another thread and back
 _PLAIN = str.maketrans("-_", "+/")  # base64 for URLs
 
@@ -53,7 +57,13 @@ async def look_at(
     check_count(context, given)
     details = [bounded(one, of_all, store.vision.pixels) for one in given]
     decoding = decoding or asyncio.Event()
-    images = [await _image(context, store, one, detail, decoding) for one, detail in zip(given, details, strict=True)]
+    elsewhere = [partial(_fetched, context, one) for one in given if not _is_inline(one)]
+    async with aclosing(ahead(elsewhere, _FETCHED_AT_ONCE)) as files:
+        # Not a list with a name, which an error would keep alive with this frame.
+        images = [
+            await _image(context, store, await _data(context, one, files), one.param, detail, decoding)
+            for one, detail in zip(given, details, strict=True)
+        ]
     ids = (image.first_id for image in images)
     return [_with_ids(message, ids) for message in messages], tuple(images)
 
@@ -100,22 +110,14 @@ def _store(context: Context, first: GivenImage) -> ImageStore:
 
 
 async def _image(
-    context: Context, store: ImageStore, given: GivenImage, detail: Detail, decoding: asyncio.Event
+    context: Context, store: ImageStore, data: bytes, param: str, detail: Detail, decoding: asyncio.Event
 ) -> Image:
     tenant = current_tenant()
-    url = given.url.strip()
-    fetched = None if _scheme(url) == "data" else await _fetched(context, given)
 
-    def key_of(data: bytes) -> ContentKey:
+    def make_key() -> ContentKey:
         return ContentKey.of(tenant, data, detail, store.vision.settings)
 
-    if fetched is not None:
-        data = fetched
-    elif len(url) <= _SHORT_URL:
-        data = _inline(url, given.param)
-    else:
-        data = await in_pool(context, lambda: _inline(url, given.param))
-    key = await in_pool(context, lambda: key_of(data)) if store.may_know(tenant, len(data)) else None
+    key = await in_pool(context, make_key) if store.may_know(tenant, len(data)) else None
     if key is not None and (known := store.find(key)) is not None:
         return known
     most = int(context.config.max_image_megapixels * _MEGAPIXEL)
@@ -124,12 +126,12 @@ async def _image(
     preparing.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may ask for it
     try:
         if key is None:  # a millisecond or so, beside the decoder
-            key = await in_pool(context, lambda: key_of(data))
+            key = await in_pool(context, make_key)
             if (known := store.find(key)) is not None:
                 return known
         prepared = await preparing
     except EngineError as error:
-        raise at_field(error, given.param) from error
+        raise at_field(error, param) from error
     finally:
         preparing.cancel()
     hold_more(context, prepared.pixels.nbytes)  # a file of a few kilobytes may have millions of them
@@ -140,6 +142,20 @@ async def _image(
 
 def _scheme(url: str) -> str:
     return url[: max(url.find(":"), 0)].lower()
+
+
+def _is_inline(given: GivenImage) -> bool:
+    return _scheme(given.url.strip()) == "data"
+
+
+async def _data(context: Context, given: GivenImage, files: AsyncIterator[bytes]) -> bytes:
+    """The bytes of a file that the request holds, or of the next of those elsewhere."""
+    if not _is_inline(given):
+        return await anext(files)
+    url = given.url.strip()
+    if len(url) <= _SHORT_URL:
+        return _inline(url, given.param)
+    return await in_pool(context, lambda: _inline(url, given.param))
 
 
 async def _fetched(context: Context, given: GivenImage) -> bytes:
