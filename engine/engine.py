@@ -347,8 +347,9 @@ class AsyncEngine(Keeper):
         """Tokens that are nothing but their own text, to where their sinks take them. Those that an outlet does not
         take are delivered like all others."""
         passed, tokens = applied.passed, applied.passed_tokens
-        if self._texts is None or not passed:
+        if not passed:
             return
+        assert self._texts is not None, "a token has a text of its own"
         for number in pass_on(self._texts, applied.outlets, tokens):
             passed[number].output.push(tokens[number], None, True)
             applied.moved[passed[number].group] = None

@@ -71,9 +71,10 @@ class Answer:
     states: ExtractedStates | None = None
 
 
-def make_engine(setup: Setup) -> tuple[AsyncEngine, PagedFakeRunner]:
+def make_engine(setup: Setup, runner: PagedFakeRunner | None = None) -> tuple[AsyncEngine, PagedFakeRunner]:
+    """`runner`: one of the test's own, of the same sizes."""
     num_states = 0 if setup.states is None else setup.states.num_slots + setup.states.num_host_slots
-    runner = PagedFakeRunner(
+    runner = runner or PagedFakeRunner(
         setup.num_blocks, setup.block_size, setup.num_host_blocks, num_states=num_states, windows=setup.windows
     )
     sizes = CacheSizes(

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from bequest.engine.build import CacheSizes, make_scheduler
-from bequest.engine.engine import AsyncEngine
-from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
-from bequest.engine.types import ModelInfo, SamplingParams, StepPlan, StepResult
+from bequest.engine.scheduling.limits import ExtractionLimits
+from bequest.engine.types import SamplingParams, StepPlan, StepResult
 from bequest.engine.types.hidden import HiddenStatesParams
-from tests.engine.harness import ask, request, until
-from tests.engine.paged_fake import HIDDEN, NUM_LAYERS, VOCAB, PagedFakeRunner, expected_states
+from tests.engine.harness import Setup, ask, make_engine, request, until
+from tests.engine.paged_fake import NUM_LAYERS, PagedFakeRunner, expected_states
 
 PROMPT = list(range(20, 40))
 
@@ -44,14 +42,7 @@ class SlowRunner(PagedFakeRunner):
 
 async def test_a_step_of_extractions_waits_for_the_device_but_not_for_the_reader() -> None:
     runner = SlowRunner()
-    limits = SchedulerLimits(
-        max_num_seqs=4,
-        max_num_batched_tokens=64,
-        prefix_caching=True,
-        extraction=ExtractionLimits(max_step_tokens=8, queues_steps=False),
-    )
-    info = ModelInfo("fake", "fake", 400, VOCAB, (), "float32", 0, num_layers=NUM_LAYERS, hidden_size=HIDDEN)
-    engine = AsyncEngine(info, make_scheduler(limits, CacheSizes(4, 200), ()), runner, None)
+    engine, _ = make_engine(Setup(extraction=ExtractionLimits(max_step_tokens=8, queues_steps=False)), runner)
     wanted = HiddenStatesParams((0, NUM_LAYERS), "all")
     answer = asyncio.ensure_future(ask(engine, request(PROMPT, SamplingParams(max_tokens=0), hidden_states=wanted)))
     await until(lambda: len(runner.pending) == 1)

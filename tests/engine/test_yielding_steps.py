@@ -9,13 +9,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from bequest.engine.build import CacheSizes, make_scheduler
 from bequest.engine.engine import AsyncEngine
-from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
-from bequest.engine.types import ModelInfo, Request, SamplingParams, StepPlan, StepResult
+from bequest.engine.scheduling.limits import ExtractionLimits
+from bequest.engine.types import Request, SamplingParams, StepPlan, StepResult
 from bequest.engine.types.hidden import HiddenStatesParams
-from tests.engine.harness import ask, request, until
-from tests.engine.paged_fake import HIDDEN, NUM_LAYERS, VOCAB, PagedFakeRunner, expected_states, expected_tokens
+from tests.engine.harness import Setup, ask, make_engine, request, until
+from tests.engine.paged_fake import NUM_LAYERS, PagedFakeRunner, expected_states, expected_tokens
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 PROMPT = list(range(20, 60))
@@ -76,14 +75,8 @@ class YieldingRunner(PagedFakeRunner):
 
 @asynccontextmanager
 async def engine_over(runner: YieldingRunner, yields_from: int = 1) -> AsyncIterator[AsyncEngine]:
-    limits = SchedulerLimits(
-        max_num_seqs=4,
-        max_num_batched_tokens=64,
-        prefix_caching=True,
-        extraction=ExtractionLimits(max_step_tokens=32, yields_from=yields_from),
-    )
-    info = ModelInfo("fake", "fake", 400, VOCAB, (), "float32", 0, num_layers=NUM_LAYERS, hidden_size=HIDDEN)
-    engine = AsyncEngine(info, make_scheduler(limits, CacheSizes(4, 200), ()), runner, None)
+    extraction = ExtractionLimits(max_step_tokens=32, yields_from=yields_from)
+    engine, _ = make_engine(Setup(max_num_seqs=4, eos=(), extraction=extraction), runner)
     try:
         yield engine
         assert await engine.drain(10)
@@ -214,11 +207,7 @@ async def test_a_runner_that_fails_between_parts_ends_the_engine() -> None:
             raise RuntimeError("no more")
 
     runner = Failing()
-    limits = SchedulerLimits(
-        max_num_seqs=4, max_num_batched_tokens=64, prefix_caching=True, extraction=ExtractionLimits(yields_from=1)
-    )
-    info = ModelInfo("fake", "fake", 400, VOCAB, (), "float32", 0, num_layers=NUM_LAYERS, hidden_size=HIDDEN)
-    engine = AsyncEngine(info, make_scheduler(limits, CacheSizes(4, 200), ()), runner, None)
+    engine, _ = make_engine(Setup(extraction=ExtractionLimits(yields_from=1)), runner)
     with pytest.raises(Exception, match="failed"):
         await ask(engine, extraction(PROMPT))
     assert str(await engine.wait_dead()) == "no more"
