@@ -193,18 +193,6 @@ __device__ __forceinline__ void multiply_round(const Rows& rows, const View& vie
   if (stages && view.gain >= 0) store_squares(squares, warp, lane, shared_squares);
 }
 
-// Behind the first round of gate and up, which may be of experts that the router does not choose: how many of
-// its tiles count. left: stages that are to be multiplied then, of which the first is taken
-template <Form kForm>
-__device__ __forceinline__ int settle(const Chosen& chosen, int tiles, int count, int chunks,
-                                      RingEnd<kForm>& ring, int& left, Weights<kForm>& first) {
-  chosen.counted.wait(0);
-  const int done = chosen.discards ? 0 : count;
-  left = (tiles - done) * chunks;
-  if (left > 0) ring.take(first);
-  return done;
-}
-
 // A phase as a CTA multiplies it.
 template <int T, bool kHasExperts, Form kForm, class A>
 struct PhaseWork {
@@ -218,7 +206,7 @@ struct PhaseWork {
   bool chooses;  // its first round is of experts that are foreseen
 };
 
-// All tiles of a phase, round by round. even: the first weights
+// All tiles of a phase, round by round. even: the first weights; of experts none are taken yet
 template <int T, bool kHasExperts, Form kForm, class A>
 __device__ __forceinline__ void multiply_rounds(const A& a, Fixed& fixed,
                                                 const PhaseWork<T, kHasExperts, kForm, A>& phase,
@@ -231,7 +219,7 @@ __device__ __forceinline__ void multiply_rounds(const A& a, Fixed& fixed,
   const int chunks = phase.chunks, end = phase.end, thread = warp * kWarp + lane;
   int tile = phase.first;
   bool is_open = phase.chooses;
-  int left = (is_open ? min(kRoundTiles, end - tile) : end - tile) * chunks;  // stages
+  int left = (end - tile) * chunks;  // stages
 #pragma unroll 1
   do {
     const int count = min(kRoundTiles, end - tile);
@@ -247,14 +235,17 @@ __device__ __forceinline__ void multiply_rounds(const A& a, Fixed& fixed,
     if constexpr (goes_by_stages(kForm)) {
       multiply_round<T>(phase.rows, view, launch, tile == view.first, ring, count, x, warp, lane,
                         sums.place(warp, lane), left, even, squares);
+    } else if constexpr (kHasExperts) {
+      multiply_pairs<kForm>(ring, count, chunks, x.begin, lane % 4 < T, sums.place(warp, lane));
     } else {
       multiply_tiles<kForm>(ring, count, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
     }
     if (tile == view.first) phase.deltas.collect(launch, thread);
     sync_consumers();
-    if (is_open) {
+    if (is_open) {  // the round may be of experts that the router does not choose
       is_open = false;
-      if (settle(fixed.chosen, end - tile, count, chunks, ring, left, even) == 0) continue;
+      fixed.chosen.counted.wait(0);
+      if (fixed.chosen.discards) continue;
     }
     if (warp < T * (kPlaces / kWarp))
       element.store(view, a.activation, sums.get(), squares, launch, a.tap,
@@ -295,7 +286,7 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     }
     if (first == end && !deltas.has_tile()) continue;
     Weights<kForm> even, odd;
-    ring.take(even);  // the first ones, before x is there
+    if constexpr (!kHasExperts) ring.take(even);  // the first ones, before x is there
     if constexpr (kIsAdapted<A>) {
       if (deltas.has_tile()) {
         stage(rows, view, x, launch, warp, lane, squares);

@@ -65,7 +65,7 @@ inline constexpr int kMostRanks = 32;    // experts of a row
 inline constexpr int kMostRouted = 256;  // experts of a layer
 static_assert(kWarps == kStageWarps && kStepBytes == kUnit * kTile * 2 && kQuarterLines * kLine == kUnit);
 // Parts of sums that a lane with so many experts has registers for.
-constexpr int most_sum_parts(int per_lane) { return 16 / per_lane; }
+constexpr int most_sum_parts(int per_lane) { return 24 / per_lane; }
 static_assert(kForesightColumns == kStageDepth);
 static_assert(kPlaces * kMostChainedRows == kConsumers, "a thread has one result of a round");
 
@@ -127,7 +127,7 @@ struct Foresight {
   int span;        // stages of a piece
   int row_chunks;  // stages of [attended | residual]
   int rows;        // experts, filled up to whole tiles
-  Word* words;     // [parts, rows] in sectors: sums in float32
+  Word* words;     // [parts, rows / 2] in sectors: see pair_of_sums
 };
 
 // A CTA's pieces are its `first`, and each `gridDim.x` further on. The last CTAs have the fewest other tiles.
@@ -217,7 +217,7 @@ __device__ __forceinline__ int stages_ahead(const Foresight& f, const View& gate
 // The choice as one CTA sees it.
 struct alignas(16) ChoiceView {
   const Word* logits;  // [E / 2] in sectors: the router's
-  const Word* sums;    // [parts, E filled up to tiles] in sectors: what tells ahead who is best
+  const Word* sums;    // [parts, E filled up to tiles / 2] in sectors: what tells ahead who is best
   int parts;           // 0: nobody is foreseen
   int num_experts, num_chosen;
   int first_ahead, last_ahead;   // ranks of which stages are asked for ahead

@@ -177,7 +177,7 @@ class Builder {
     f.parts = static_cast<int>(ceil_div(f.row_chunks, f.span));
     f.pieces = static_cast<int>(tiles) * f.parts;
     f.rows = static_cast<int>(tiles) * kTile;
-    f.words = rows_of_words(int64_t{f.parts} * f.rows / 2);
+    f.words = rows_of_words(int64_t{f.parts} * f.rows / kMostChainedRows);
   }
 
   Arguments a{};
@@ -391,7 +391,7 @@ bool can_chain_experts(int64_t attended, int64_t hidden, int64_t inner, int64_t 
   if (num_experts > kMostRouted || num_experts % 4 != 0 || inner > kStageDepth) return false;
   const int64_t ranks = num_chosen + (has_shared ? 1 : 0), logits = num_experts + (has_shared ? 1 : 0);
   const int64_t row = foresight_chunks(attended, hidden) * int64_t{kStageDepth};
-  const int64_t foreseen = row / kStageDepth * round_up(num_experts, kTile) / 2;
+  const int64_t foreseen = row / kStageDepth * round_up(num_experts, kTile) / kMostChainedRows;
   return has_room({attended, hidden, inner}, {hidden, logits, foreseen, ranks * inner, hidden},
                   std::max(row, ranks * inner), hidden, 1, Form::kNumbers);
 }
