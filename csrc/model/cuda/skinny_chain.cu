@@ -229,7 +229,7 @@ __device__ __forceinline__ void multiply_rounds(const A& a, Fixed& fixed,
         stage(phase.rows, view, x, launch, warp, lane, squares);
     };
     if constexpr (kHasExperts) stage_first();  // needs the registers that an element has
-    Element<kForm, kIsAdapted<A>> element(view, T, tile, count, thread);
+    Element<kForm, kIsAdapted<A>> element(view, T, tile, count, thread, kHasExperts ? view.leading : -1);
     phase.deltas.ask(element, view);
     if constexpr (!kHasExperts) stage_first();
     if constexpr (goes_by_stages(kForm)) {
@@ -313,8 +313,10 @@ __device__ __forceinline__ void read_expert_weights(const Arguments& a, Fixed& f
   reader.read_pieces(a.foresight);
   reader.read(fixed.views[0], a.weights[0]);
   reader.read(fixed.views[Order::kRouter], a.weights[Order::kRouter]);
+  const int leading = ahead > 0 && gate.leading >= 0 ? gate.chunks : 0;
+  reader.read_gates(gate, fixed.foreseen.ids, 0, leading);  // of nobody who is foreseen
   if (ahead > 0) fixed.foreseen.there.wait(0);
-  reader.read_gates(gate, fixed.foreseen.ids, 0, ahead);
+  reader.read_gates(gate, fixed.foreseen.ids, leading, ahead);
   fixed.chosen.there.wait(0);
   reader.read_gates(gate, fixed.chosen.ids, fixed.chosen.discards ? 0 : ahead, all);
   reader.read_downs(fixed.views[Order::kDown], a.weights[Order::kDown], a.shared[1], fixed.chosen.ids);
@@ -370,12 +372,15 @@ __global__ __launch_bounds__(threads_of(kPerLane > 0),
   SharedDeltas& deltas = *reinterpret_cast<SharedDeltas*>(shared + places.deltas);
   if (a.lets_next_in_early) let_next_start();
   if (threadIdx.x == kConsumers) init_barriers<(kPerLane > 0)>(fixed, a.stages);
-  if (threadIdx.x < a.num_phases)
-    fixed.views[threadIdx.x] = View::of<kForm>(a.phases[threadIdx.x], threadIdx.x < Order::kNext ? 0 : 1,
+  if constexpr (kPerLane > 0) {
+    const int phase = static_cast<int>(threadIdx.x);
+    if (phase < a.num_phases) fixed.views[phase] = expert_view(a, phase);
+    if (phase == kConsumers + kWarp) fixed.choice = ChoiceView::of(a, expert_view(a, Order::kGate));
+  } else if (threadIdx.x < a.num_phases) {
+    fixed.views[threadIdx.x] = View::of<kForm>(a.phases[threadIdx.x], static_cast<int>(blockIdx.x),
+                                               threadIdx.x < Order::kNext ? 0 : 1,
                                                threadIdx.x == Order::kDown && a.tap.ring_rows != nullptr);
-  if constexpr (kPerLane > 0)
-    if (threadIdx.x == kConsumers + kWarp)
-      fixed.choice = ChoiceView::of(a, View::of<kForm>(a.phases[Order::kGate], 0, false));
+  }
   if constexpr (kIsAdapted<A>) {
     const unsigned phase = threadIdx.x - kWarp;
     if (phase < static_cast<unsigned>(a.num_phases)) deltas.tiles[phase] = tile_of(a, a.deltas[phase]);

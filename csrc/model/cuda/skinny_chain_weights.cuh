@@ -76,7 +76,8 @@ class Reader {
 #pragma unroll 1
     for (int stage = begin; stage < end; ++stage) {
       const int done = stage / view.chunks, line = (stage - done * view.chunks) * kStageLines;
-      const int tile = view.first + done, rank = tile / tiles, row = (tile - rank * tiles) * (kTile / 2);
+      const int tile = gate_tile_at(view.first + done, view.first, view.leading);
+      const int rank = tile / tiles, row = (tile - rank * tiles) * (kTile / 2);
       make_room();
       if (rank < a_.num_chosen)
         copy_expert_stage(map, place(), ring_.full[at_.index], {row, line}, ids[rank], policy_);
