@@ -223,15 +223,13 @@ __device__ __forceinline__ void multiply_rounds(const A& a, Fixed& fixed,
 #pragma unroll 1
   do {
     const int count = min(kRoundTiles, end - tile);
-    const auto stage_first = [&] {
+    Element<kForm, kIsAdapted<A>> element(view, T, tile, count, thread, kHasExperts ? view.leading : -1);
+    phase.deltas.ask(element, view);
+    if constexpr (!kHasExperts) {
       const bool is_staged_late = stages_late<T>(kForm) && view.from != nullptr;
       if (tile == view.first && !phase.has_staged && !is_staged_late)
         stage(phase.rows, view, x, launch, warp, lane, squares);
-    };
-    if constexpr (kHasExperts) stage_first();  // needs the registers that an element has
-    Element<kForm, kIsAdapted<A>> element(view, T, tile, count, thread, kHasExperts ? view.leading : -1);
-    phase.deltas.ask(element, view);
-    if constexpr (!kHasExperts) stage_first();
+    }
     if constexpr (goes_by_stages(kForm)) {
       multiply_round<T>(phase.rows, view, launch, tile == view.first, ring, count, x, warp, lane,
                         sums.place(warp, lane), left, even, squares);
@@ -273,7 +271,7 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     // The router's x is that of gate and up: all stage it there.
     const bool is_router = kHasExperts && i == Order::kRouter, chooses = kHasExperts && i == Order::kGate;
     const bool foresees = kHasExperts && i == 0 && a.foresight.pieces > 0;
-    auto& squares = fixed.squares[is_router ? Order::kGate : i];
+    auto& squares = fixed.squares[kHasExperts ? max(i, Order::kGate) : i];  // the router's are those of gate
     const int chunks = view.chunks, first = view.first, end = view.end;
     if (i == 1) await_gains();  // none is needed before
     const PhaseDeltas<T, A> deltas(a, *reinterpret_cast<SharedDeltas*>(shared + places.deltas), i);
@@ -282,7 +280,8 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     const auto x = XPlace<kForm>::template of<T>(a, places, shared, row_chunks, warp, lane);
     if constexpr (kHasExperts) {
       if (foresees) multiply_foresight(a.foresight, rows, view, x.begin, ring, sums, launch);
-      if (is_router) stage(rows, view, x, launch, warp, lane, squares);
+      // Not among tiles: it needs the registers that they have.
+      if (is_router || (!has_staged && first < end)) stage(rows, view, x, launch, warp, lane, squares);
     }
     if (first == end && !deltas.has_tile()) continue;
     Weights<kForm> even, odd;

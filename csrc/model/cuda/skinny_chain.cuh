@@ -148,7 +148,8 @@ struct Arguments {
   CUtensorMap weights[kMostPhases];  // see weight_map
   CUtensorMap shared[2];             // of the expert that every row takes: gate and up, down
   Phase phases[kMostPhases];
-  int num_phases, num_tokens, num_experts, num_chosen, stages, in_flight, in_stream, row_pitch;
+  int num_phases, num_tokens, num_experts, num_chosen, stages, row_pitch;
+  int in_advance, in_flight, in_stream;  // see Depth
   int gain_bytes;
   int delta_bytes;  // of shared memory for what adapters add
   bool lets_next_in_early, renormalises, has_shared;

@@ -67,9 +67,10 @@ __device__ __forceinline__ uint32_t key_of_sum(float sum, int expert) {
   return (ordered & 0xffffff00u) | (255u - static_cast<uint32_t>(expert));
 }
 
-// Sums of all parts, when they are there: lane l has those of experts 4 l to 4 l + 3, and of 128 further on.
+// Sums of all parts, when they are there if it `waits`: lane l has those of experts 4 l to 4 l + 3, and of
+// 128 further on.
 template <int kPerLane>
-__device__ __forceinline__ void load_sums(const ChoiceView& view, uint32_t launch, int lane,
+__device__ __forceinline__ void load_sums(const ChoiceView& view, uint32_t launch, int lane, bool waits,
                                           float (&sums)[kPerLane]) {
   const int parts = view.parts, rows = (view.num_experts + kTile - 1) / kTile * kTile;
   const auto* const from = reinterpret_cast<const uint8_t*>(view.sums);
@@ -101,7 +102,7 @@ __device__ __forceinline__ void load_sums(const ChoiceView& view, uint32_t launc
           lacks_any |= lacks[p][i];
         }
       patience.spend();
-    } while (lacks_any);
+    } while (lacks_any && waits);
 #pragma unroll
     for (int p = 0; p < kAtOnce; ++p)
 #pragma unroll
@@ -134,23 +135,29 @@ __device__ __forceinline__ void store_by_id(uint32_t mask, int lane, int* ids) {
   }
 }
 
-// By the warp that chooses. Which of a lane's experts they are, by bits.
+// By the warp that chooses. Which of a lane's experts they are, by bits. It happens once to whatever is
+// there, and is no result then: when the sums are, the instructions have come, which takes longer than to run
+// them.
 template <int kPerLane>
 __device__ __forceinline__ uint32_t foresee(const ChoiceView& view, uint32_t launch, int lane,
                                             Foreseen& foreseen) {
-  float sums[kPerLane] = {};
-  load_sums<kPerLane>(view, launch, lane, sums);
-  uint32_t keys[kPerLane];
+  uint32_t mask;
+#pragma unroll 1
+  for (int turn = 0; turn < 2; ++turn) {
+    float sums[kPerLane] = {};
+    load_sums<kPerLane>(view, launch, lane, turn > 0, sums);
+    uint32_t keys[kPerLane];
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int expert = expert_at(i, lane);
-    keys[i] = expert < view.num_experts ? key_of_sum(sums[i], expert) : kNobody;
+    for (int i = 0; i < kPerLane; ++i) {
+      const int expert = expert_at(i, lane);
+      keys[i] = expert < view.num_experts ? key_of_sum(sums[i], expert) : kNobody;
+    }
+    mask = 0;
+    draw(keys, view.num_chosen, lane,
+         [&](uint32_t key) { mask |= 1u << index_of(static_cast<int>(255u - (key & 255u))); });
+    store_by_id<kPerLane>(mask, lane, foreseen.ids);
+    __syncwarp();
   }
-  uint32_t mask = 0;
-  draw(keys, view.num_chosen, lane,
-       [&](uint32_t key) { mask |= 1u << index_of(static_cast<int>(255u - (key & 255u))); });
-  store_by_id<kPerLane>(mask, lane, foreseen.ids);
-  __syncwarp();
   if (lane == 0) foreseen.there.arrive();
   return mask;
 }

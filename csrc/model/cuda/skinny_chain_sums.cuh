@@ -196,16 +196,12 @@ struct TileSum {
 };
 
 // The sums of `count` tiles of the next stages, two stages at a time: what is in the ring already takes half
-// the waits. x_begin: where a lane's x begins; of rows of one or two stages it stays in registers. to: of the
-// lane's row, and of its token if it has one
+// the waits. x_begin: where a lane's x begins. to: of the lane's row, and of its token if it has one
 template <Form kForm>
 __device__ __forceinline__ void multiply_pairs(RingEnd<kForm>& ring, int count, int chunks, uint32_t x_begin,
                                                bool has_token, float* to) {
   constexpr uint32_t kBytes = kStageBytesOfX<kForm>;
-  const bool stays = chunks <= 2;
   Row<kForm> x, x_second;
-  x.load(x_begin);
-  x_second.load(x_begin + (chunks > 1 ? kBytes : 0));
 #pragma unroll 1
   for (; count > 0; --count) {
     uint32_t x_at = x_begin;
@@ -213,10 +209,8 @@ __device__ __forceinline__ void multiply_pairs(RingEnd<kForm>& ring, int count, 
     Weights<kForm> w, second;
 #pragma unroll 1
     for (int left = chunks; left > 1; left -= 2) {
-      if (!stays) {
-        x.load(x_at);
-        x_second.load(x_at + kBytes);
-      }
+      x.load(x_at);
+      x_second.load(x_at + kBytes);
       x_at += 2 * kBytes;
       ring.take(w, second);
       ring.give_back(w, second);
@@ -224,7 +218,7 @@ __device__ __forceinline__ void multiply_pairs(RingEnd<kForm>& ring, int count, 
       sum.add(second, x_second);
     }
     if (chunks % 2 != 0) {
-      if (!stays) x.load(x_at);
+      x.load(x_at);
       ring.take(w);
       ring.give_back(w);
       sum.add(w, x);

@@ -111,6 +111,11 @@ class Reader {
             ++rank;
           }
         }
+        // When the ring is full of down, x is not there yet: memory would idle.
+        if (of_phase_ == a_.stages) {
+#pragma unroll
+          for (int q = 0; q < kSteps; ++q) prefetch_box(*maps[q], {0, tile * kTile, 0, lines[q]}, experts[q]);
+        }
         make_room();
         PhaseBarrier& full = ring_.full[at_.index];
         full.arrive_expecting(kStageBytes);
@@ -135,7 +140,7 @@ class Reader {
 
   __device__ __forceinline__ void make_room() {
     // Behind so many stages of a phase its rows are there, and nothing waits behind weights.
-    const int most = of_phase_ < a_.stages ? a_.in_flight : a_.in_stream;
+    const int most = asked_ < a_.stages ? a_.in_advance : of_phase_ < a_.stages ? a_.in_flight : a_.in_stream;
 #pragma unroll 1
     while (under_way_ >= most) {
       ring_.full[arrived_.index].wait(arrived_.parity);
