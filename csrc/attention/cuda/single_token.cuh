@@ -9,12 +9,9 @@
 // from everybody and writes their result.
 #pragma once
 
-#include <cooperative_groups.h>
-
 #include <algorithm>
 #include <bit>
 #include <type_traits>
-#include <utility>
 
 #include "attention/cuda/decode_warp.cuh"
 #include "attention/cuda/single_token.h"
@@ -54,7 +51,7 @@ template <int D, class Cache>
 struct SingleRange {
   int begin, position;  // the keys [begin, position], the last being the token's own
   int first;            // where the first step begins
-  int round;            // keys from a warp's step to its next
+  int round;            // keys from a warp's step to its next, a power of two
   bool stores;          // the last key and value are new, not in the cache yet
 
   __device__ SingleRange(const AttentionArgs& a, const QkvParams& p)
@@ -62,19 +59,59 @@ struct SingleRange {
     constexpr int kStepKeys = SingleShape<D, Cache>::kStepKeys;
     begin = max(0, position - a.window + 1);
     first = begin / kStepKeys * kStepKeys;
-    round = static_cast<int>(gridDim.x) * kDecodeWarps * kStepKeys;
+    round = keys_of_round();
+  }
+  __device__ static int keys_of_round() {
+    return static_cast<int>(gridDim.x) * kDecodeWarps * SingleShape<D, Cache>::kStepKeys;
   }
 
-  // The first key of this warp's first step.
-  __device__ int first_of(int warp) const {
-    return first + (static_cast<int>(blockIdx.x) * kDecodeWarps + warp) * SingleShape<D, Cache>::kStepKeys;
+  // The first key of this warp's first step, and how far that is behind `first`.
+  __device__ int first_of(int warp) const { return first + offset_of(warp); }
+  __device__ static int offset_of(int warp) {
+    return (static_cast<int>(blockIdx.x) * kDecodeWarps + warp) * SingleShape<D, Cache>::kStepKeys;
   }
   // Whether a warp of this block has the last key.
   __device__ bool has_last() const {
     constexpr int kBlockKeys = kDecodeWarps * SingleShape<D, Cache>::kStepKeys;
-    return (position - first) % round / kBlockKeys == static_cast<int>(blockIdx.x);
+    return ((position - first) & (round - 1)) / kBlockKeys == static_cast<int>(blockIdx.x);
   }
   __device__ int end_in_cache() const { return position + (stores ? 0 : 1); }
+};
+
+// The blocks of a warp's first steps. Where all keys are seen these do not depend on the position, and are
+// asked for beside it.
+template <int D, class Cache>
+struct FirstBlocks {
+  using Copier = StepCopier<D, Cache>;
+  static constexpr int kStages = SingleShape<D, Cache>::kStages;
+  typename Copier::Blocks of[kStages];
+
+  __device__ FirstBlocks(const AttentionArgs& a, const Copier& copier, int warp) {
+    if (!sees_all(a)) return;
+#pragma unroll
+    for (int s = 0; s < kStages; ++s)
+      of[s] = copier.likely_blocks_of(
+          a.block_tables, SingleRange<D, Cache>::offset_of(warp) + s * SingleRange<D, Cache>::keys_of_round(),
+          static_cast<int>(a.max_blocks));
+  }
+
+  // first: of this warp's first step
+  __device__ void settle(const AttentionArgs& a, const Copier& copier, const SingleRange<D, Cache>& range,
+                         int first) {
+    const int end = range.position + 1;
+#pragma unroll
+    for (int s = 0; s < kStages; ++s) {
+      const int token = first + s * range.round;
+      if (token >= end) continue;
+      if (sees_all(a))
+        Copier::settle(of[s], token, end);
+      else
+        of[s] = copier.blocks_of(a.block_tables, token, end);
+    }
+  }
+
+ private:
+  __device__ static bool sees_all(const AttentionArgs& a) { return a.window >= INT_MAX / 2; }
 };
 
 // The head's queries, and the token's key and value where this block has them to make. By the whole block.
@@ -87,29 +124,30 @@ class SingleHeads {
     __align__(16) Stored own[2][D];  // the token's key and value as the cache has them
   };
 
-  // Reads what came before any kernel of the step.
-  __device__ SingleHeads(const QkvParams& p, int warp, int lane)
-      : p_(p), warp_(warp), lane_(lane), angles_(p, 0, lane, p.rotary_dim == D) {
+  // Reads what came before any kernel of the step, and finds out where the rest is. with_own: key and value
+  // are to be made
+  __device__ SingleHeads(const QkvParams& p, int head, int group, bool with_own, int warp, int lane)
+      : p_(p),
+        head_(head),
+        group_(group),
+        count_(group + (with_own ? 2 : 0)),
+        warp_(warp),
+        lane_(lane),
+        angles_(p, 0, lane, p.rotary_dim == D),
+        key_(first_key(p, __ldg(p.slots))) {
+    find(warp);
     if (p.q_weight == nullptr) return;
     load_head<BFloat16, E, true>(static_cast<const BFloat16*>(p.q_weight), lane, D, weight_[0]);
     load_head<BFloat16, E, true>(static_cast<const BFloat16*>(p.k_weight), lane, D, weight_[1]);
   }
 
-  // Leaves the queries at `queries` [group, D]; `with_own`: makes key and value.
-  __device__ void make(int head, int group, bool with_own, BFloat16* queries, Memory& memory) {
-    const int count = group + (with_own ? 2 : 0);
-    for (int first = warp_; first < count; first += kAtOnce * kDecodeWarps) {
-      float x[kAtOnce][E];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        if (first + i * kDecodeWarps < count)
-          load_head<BFloat16, E, true>(
-              source_of<BFloat16>(p_, 0, head_of(first + i * kDecodeWarps, head, group)), lane_, D, x[i]);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int index = first + i * kDecodeWarps;
-        if (index < count) make_head(head_of(index, head, group), queries + index * D, memory, x[i]);
-      }
+  // Leaves the queries at `queries` [group, D].
+  __device__ void make(BFloat16* queries, Memory& memory) {
+    if (count_ <= kDecodeWarps) return make_some<1>(warp_, queries, memory);
+    if (count_ <= 2 * kDecodeWarps) return make_some<2>(warp_, queries, memory);
+    for (int first = warp_; first < count_; first += kAtOnce * kDecodeWarps) {
+      if (first != warp_) find(first);
+      make_some<kAtOnce>(first, queries, memory);
     }
   }
 
@@ -117,32 +155,88 @@ class SingleHeads {
   static constexpr int E = SingleShape<D, Cache>::kLaneElements;
   static constexpr int kAtOnce = 3;  // of eight queries, key and value: no warp has more
 
-  __device__ static Head head_of(int index, int head, int group) {
-    if (index < group) return {HeadKind::kQuery, head * group + index};
-    return {index == group ? HeadKind::kKey : HeadKind::kValue, head};
+  __device__ Head head_of(int index) const {
+    if (index < group_) return {HeadKind::kQuery, head_ * group_ + index};
+    return {index == group_ ? HeadKind::kKey : HeadKind::kValue, head_};
   }
 
-  __device__ void make_head(const Head& head, BFloat16* query, Memory& memory, float (&x)[E]) {
-    const bool is_query = head.kind == HeadKind::kQuery, is_value = head.kind == HeadKind::kValue;
-    if (!is_value) {
-      if (p_.q_weight != nullptr) {
-        float weight[E];
+  // Where every fourth head from `first` on is read.
+  __device__ void find(int first) {
 #pragma unroll
-        for (int i = 0; i < E; ++i) weight[i] = (is_query ? weight_[0][i] : weight_[1][i]) + p_.weight_offset;
-        normalise<BFloat16, E>(weight, p_.eps, D, x);
-      }
-      if (p_.cos_sin != nullptr)
-        rotate<E>(angles_, static_cast<int>(p_.rotary_dim) / 2, p_.rotary_dim == D, lane_,
-                  memory.staged[warp_], x);
+    for (int i = 0; i < kAtOnce; ++i)
+      sources_[i] = source_of<BFloat16>(p_, 0, head_of(min(first + i * kDecodeWarps, count_ - 1)));
+  }
+
+  // kHeads of them side by side: a head alone is a row of latencies.
+  template <int kHeads>
+  __device__ __forceinline__ void make_some(int first, BFloat16* queries, Memory& memory) {
+    float x[kHeads][E] = {};
+#pragma unroll
+    for (int i = 0; i < kHeads; ++i)
+      if (first + i * kDecodeWarps < count_) load_head<BFloat16, E, true>(sources_[i], lane_, D, x[i]);
+    const auto is_value = [&](int i) { return first + i * kDecodeWarps == group_ + 1; };
+    if (p_.q_weight != nullptr) norm(x, [&](int i) { return first + i * kDecodeWarps == group_; }, is_value);
+    if (p_.cos_sin != nullptr) {
+      float* const staged = memory.staged[warp_];
+      p_.rotary_dim == D ? turn(x, true, staged, is_value) : turn(x, false, staged, is_value);
     }
-    if (is_query) return store_head<BFloat16, E, true>(query, lane_, D, x);
-    store_cached<Stored, E, true>(p_, head, first_key(p_, __ldg(p_.slots)), lane_, x);
-    store_head<Stored, E, true>(memory.own[is_value], lane_, D, x);
+#pragma unroll
+    for (int i = 0; i < kHeads; ++i) {
+      const int index = first + i * kDecodeWarps;
+      if (index < count_) leave(head_of(index), queries + index * D, memory, x[i]);
+    }
+  }
+
+  // Values stay as they are.
+  template <int kHeads, class IsKey, class IsValue>
+  __device__ __forceinline__ void norm(float (&x)[kHeads][E], const IsKey& is_key,
+                                       const IsValue& is_value) const {
+    float squares[kHeads] = {};
+#pragma unroll
+    for (int i = 0; i < kHeads; ++i)
+#pragma unroll
+      for (const float each : x[i]) squares[i] += each * each;
+    warp_sums(squares);
+#pragma unroll
+    for (int i = 0; i < kHeads; ++i) {
+      const float scale = rsqrtf(squares[i] / static_cast<float>(D) + p_.eps);
+#pragma unroll
+      for (int e = 0; e < E; ++e) {
+        const float weight = (is_key(i) ? weight_[1][e] : weight_[0][e]) + p_.weight_offset;
+        const float y = rounded<BFloat16>(x[i][e] * scale * weight);
+        if (!is_value(i)) x[i][e] = y;
+      }
+    }
+  }
+
+  // The same of the rotation. halves: as rotate() has it
+  template <int kHeads, class IsValue>
+  __device__ __forceinline__ void turn(float (&x)[kHeads][E], bool halves, float* staged,
+                                       const IsValue& is_value) const {
+#pragma unroll
+    for (int i = 0; i < kHeads; ++i) {
+      float y[E];
+#pragma unroll
+      for (int e = 0; e < E; ++e) y[e] = x[i][e];
+      rotate<E>(angles_, static_cast<int>(p_.rotary_dim) / 2, halves, lane_, staged, y);
+#pragma unroll
+      for (int e = 0; e < E; ++e)
+        if (!is_value(i)) x[i][e] = y[e];
+    }
+  }
+
+  __device__ __forceinline__ void leave(const Head& head, BFloat16* query, Memory& memory, float (&x)[E]) {
+    if (head.kind == HeadKind::kQuery) return store_head<BFloat16, E, true>(query, lane_, D, x);
+    store_cached<Stored, E, true>(p_, head, key_, lane_, x);
+    store_head<Stored, E, true>(memory.own[head.kind == HeadKind::kValue], lane_, D, x);
   }
 
   const QkvParams& p_;
+  const int head_, group_, count_;  // count: of heads to make
   const int warp_, lane_;
+  const BFloat16* sources_[kAtOnce];
   const Angles<E> angles_;
+  const int64_t key_;  // where the token's key of head 0 is stored, if it has a place
   float weight_[2][E];
 };
 
@@ -326,39 +420,35 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
   __shared__ PhaseBarrier received;
   let_next_start();
   const int num_items = __ldg(a.num_items);
-  const SingleRange<D, Cache> range(a, p);         // on its way beside the number: both come from far
-  if (num_items == 0) return wait_for_previous();  // padding
+  const SingleRange<D, Cache> range(a, p);  // on its way beside the number: both come from far
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y;
-  const auto cluster = cooperative_groups::this_cluster();
+  const Copier copier(a, lane, head);
+  FirstBlocks<D, Cache> blocks(a, copier, warp);
+  if (num_items == 0) return wait_for_previous();  // padding
   const int vectors = a.group * S::kRowVectors;
   const StateExchange exchange(shared + S::kRingBytes + a.group * D * 2, received, vectors);
   if (threadIdx.x == 0) exchange.expect();
-  auto begun = cluster.barrier_arrive();  // before a block sends, all have begun
+  arrive_in_cluster();  // before a block sends, all have begun
 
   const int end = range.position + 1;
   uint8_t* const ring = shared + warp * S::kWarpBytes;
   const uint32_t ring_address = shared_address(ring);
-  const Copier copier(a, lane, head);
   const int first = range.first_of(warp);
-  typename Copier::Blocks blocks[S::kStages];
-#pragma unroll
-  for (int s = 0; s < S::kStages; ++s)
-    if (first + s * range.round < end)
-      blocks[s] = copier.blocks_of(a.block_tables, first + s * range.round, end);
-  SingleHeads<D, Cache> heads(p, warp, lane);
+  blocks.settle(a, copier, range, first);
   if (!early) wait_for_previous();
 #pragma unroll
   for (int s = 0; s < S::kStages; ++s) {
     const int token = first + s * range.round;
     if (token < end)
-      copier.copy(ring_address + s * S::kStageBytes, blocks[s], token, range.begin, range.end_in_cache());
+      copier.copy(ring_address + s * S::kStageBytes, blocks.of[s], token, range.begin, range.end_in_cache());
     commit_copies();
   }
+  const bool with_own = range.stores && range.has_last();
+  SingleHeads<D, Cache> heads(p, head, a.group, with_own, warp, lane);
   if (early) wait_for_previous();
 
   auto* const queries = reinterpret_cast<BFloat16*>(shared + S::kRingBytes);
-  const bool with_own = range.stores && range.has_last();
-  heads.make(head, a.group, with_own, queries, memory);
+  heads.make(queries, memory);
   __syncthreads();
   QueryRows<D, Cache> rows;
   read_queries<D, Cache>(rows, queries, a.group, lane);
@@ -368,7 +458,7 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
   state.store(reinterpret_cast<float*>(ring), scales[warp], a.group);
   __syncthreads();
 
-  cluster.barrier_wait(std::move(begun));
+  await_cluster();
   for (int i = threadIdx.x; i < vectors; i += kDecodeWarps * 32)
     exchange.send(i, merge_warps<D, Cache>(shared, scales, i / S::kRowVectors, i % S::kRowVectors * 4));
   write_merged<D>(a, exchange, head);
