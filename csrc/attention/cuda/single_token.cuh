@@ -38,9 +38,10 @@ struct SingleShape {
   static constexpr int kStepKeys = DecodeStep<D, Cache>::kKeys;
   static constexpr int kRowVectors = D / 4;  // float4 of a row
 
-  // The queries [group, D] follow the ring, then the states that come from all blocks: group * D floats, and
-  // the scales of each four of them.
-  static constexpr int kRowBytes = D * 2 + D * 4 + kRowVectors * static_cast<int>(sizeof(float2));
+  // The queries [group, kQueryPitch] follow the ring, then the states that come from all blocks: group * D
+  // floats, and the scales of each four of them.
+  static constexpr int kRowBytes =
+      kQueryPitch<D> * 2 + D * 4 + kRowVectors * static_cast<int>(sizeof(float2));
   static constexpr int bytes(int group) { return kRingBytes + group * kRowBytes; }
 };
 
@@ -202,7 +203,7 @@ __device__ __forceinline__ void read_queries(QueryRows<D, Cache>& rows, const BF
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = lane / 4 + half * 8;
-    const auto* query = reinterpret_cast<const bf16*>(queries) + row * D;
+    const auto* query = reinterpret_cast<const bf16*>(queries) + row * kQueryPitch<D>;
     DecodeStep<D, Cache>::read_query(rows.q, half, row < group ? query : nullptr, lane);
   }
 }
@@ -256,7 +257,7 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
   if (num_items == 0) return wait_for_previous();  // padding
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y;
   const int vectors = a.group * S::kRowVectors;
-  const StateExchange exchange(shared + S::kRingBytes + a.group * D * 2, received, vectors);
+  const StateExchange exchange(shared + S::kRingBytes + a.group * (kQueryPitch<D> * 2), received, vectors);
   if (threadIdx.x == 0) exchange.expect();
   arrive_in_cluster();  // before a block sends, all have begun
 

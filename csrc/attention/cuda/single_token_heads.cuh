@@ -9,6 +9,11 @@
 
 namespace bequest::cuda {
 
+// Elements from one query in shared memory to the next: eight rows that are read at once lie in different
+// banks.
+template <int D>
+inline constexpr int kQueryPitch = D + 8;
+
 // The head's queries, and the token's key and value where this block has them to make. By the whole block.
 template <int D, class Cache>
 class SingleHeads {
@@ -36,7 +41,7 @@ class SingleHeads {
     load_head<BFloat16, E, true>(static_cast<const BFloat16*>(p.k_weight), lane, D, weight_[1]);
   }
 
-  // Leaves the queries at `queries` [group, D].
+  // Leaves the queries at `queries` [group, kQueryPitch].
   __device__ void make(BFloat16* queries, Memory& memory) {
     if (count_ <= kDecodeWarps) return make_some<1>(warp_, queries, memory);
     if (count_ <= 2 * kDecodeWarps) return make_some<2>(warp_, queries, memory);
@@ -78,7 +83,7 @@ class SingleHeads {
 #pragma unroll
     for (int i = 0; i < kHeads; ++i) {
       const int index = first + i * kDecodeWarps;
-      if (index < count_) leave(head_of(index), queries + index * D, memory, x[i]);
+      if (index < count_) leave(head_of(index), queries + index * kQueryPitch<D>, memory, x[i]);
     }
   }
 
