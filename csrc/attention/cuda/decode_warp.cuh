@@ -189,19 +189,22 @@ class WarpState {
     }
   }
 
-  // Adds the keys of the step at `token` of the item, whose tiles are at `stage`.
-  __device__ void add_step(const AttentionArgs& a, const WorkItem& item, int token, uint32_t stage) {
-    add_steps<1>(a, item, token, stage);
+  // Adds the keys of the step at `token` of the item, whose tiles are at `stage`. is_first: there is nothing
+  // to rescale yet
+  __device__ void add_step(const AttentionArgs& a, const WorkItem& item, int token, uint32_t stage,
+                           bool is_first = false) {
+    add_steps<1>(a, item, token, stage, is_first);
   }
 
   // The same of kSteps steps, whose tiles lie one after another.
   template <int kSteps>
-  __device__ void add_steps(const AttentionArgs& a, const WorkItem& item, int token, uint32_t stages) {
+  __device__ void add_steps(const AttentionArgs& a, const WorkItem& item, int token, uint32_t stages,
+                            bool is_first = false) {
     constexpr int kStageBytes = DecodeShape<D, Cache>::kStageBytes;
     float scores[kSteps][kTiles][4] = {};
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) Step::multiply_keys(scores[s], q_, stages + s * kStageBytes, lane_);
-    weigh(a, item, token, reinterpret_cast<float (&)[kSteps * kTiles][4]>(scores));
+    weigh(a, item, token, is_first, reinterpret_cast<float (&)[kSteps * kTiles][4]>(scores));
 #pragma unroll
     for (int s = 0; s < kSteps; ++s)
       Step::multiply_values(o_, scores[s], stages + s * kStageBytes + DecodeShape<D, Cache>::kTileBytes,
@@ -242,7 +245,8 @@ class WarpState {
 
   // scores → softmax weights, relative to m.
   template <int kCount>
-  __device__ void weigh(const AttentionArgs& a, const WorkItem& item, int token, float (&scores)[kCount][4]) {
+  __device__ void weigh(const AttentionArgs& a, const WorkItem& item, int token, bool is_first,
+                        float (&scores)[kCount][4]) {
     float highest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -266,7 +270,12 @@ class WarpState {
     highest[0] = quad_max(highest[0]);
     highest[1] = quad_max(highest[1]);
     const bool grows = highest[0] > m_[0] + kRescaleThreshold || highest[1] > m_[1] + kRescaleThreshold;
-    if (__any_sync(kAllLanes, grows)) rescale(highest);
+    if (is_first) {
+      m_[0] = highest[0];
+      m_[1] = highest[1];
+    } else if (__any_sync(kAllLanes, grows)) {
+      rescale(highest);
+    }
 #pragma unroll
     for (int n = 0; n < kCount; ++n)
 #pragma unroll

@@ -230,7 +230,7 @@ __device__ __forceinline__ void attend_range(const AttentionArgs& a, SingleRange
       put_own<D, Cache>(memory, address, range.position - token, lane);
       __syncwarp();
     }
-    state.add_step(a, item, token, address);
+    state.add_step(a, item, token, address, token == first);
     __syncwarp();
     if (later < end) copier.copy(address, next, later, range.begin, range.end_in_cache());
     commit_copies();
