@@ -163,7 +163,11 @@ class StateExchange {
       for (int i = 0; i < 2; ++i) own[i] = {values_[place + i], scales_[place + i]};
     const int lanes = parts() / 2;
     float m = fmaxf(own[0].scale.x, own[1].scale.x);
-    for (int step = 1; step < lanes; step *= 2) m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, step));
+#pragma unroll
+    for (int step = 1; step < kMostParts / 2; step *= 2) {
+      const float other = __shfl_xor_sync(kAllLanes, m, step);
+      if (step < lanes) m = fmaxf(m, other);
+    }
     float sums[5] = {};
 #pragma unroll
     for (const MergedVector& part : own) {
@@ -172,9 +176,13 @@ class StateExchange {
 #pragma unroll
       for (int i = 0; i < 5; ++i) sums[i] += values[i] * factor;
     }
-    for (int step = 1; step < lanes; step *= 2)
 #pragma unroll
-      for (float& sum : sums) sum += __shfl_xor_sync(kAllLanes, sum, step);
+    for (int step = 1; step < kMostParts / 2; step *= 2)
+#pragma unroll
+      for (float& sum : sums) {
+        const float other = __shfl_xor_sync(kAllLanes, sum, step);
+        if (step < lanes) sum += other;
+      }
     return {{sums[0], sums[1], sums[2], sums[3]}, {m, sums[4]}};
   }
 
