@@ -183,13 +183,16 @@ __global__ __maxnreg__(kRegistersBesideChain) void delta_step_kernel(const Delta
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   const int head = static_cast<int>(blockIdx.x), place = head * kDim + lane * kQuad;
   Ahead of(p, head, warp, lane);
+  // Where everything of the row is, found out before it is there.
+  const T* const row = static_cast<const T*>(p.rows) + of.past.begin * n.row_size();
+  const T *const gates_of = row + gates_at(n) + head, *const z_of = row + n.conv_channels() + place;
+  const int64_t value_heads = n.value_heads;
   wait_for_previous();
   if (warp == kParts - 1) clear_padding<T>(p, lane);  // which has the least to do
   if (!of.has_token) return;
-  const T* const row = static_cast<const T*>(p.rows) + of.past.begin * n.row_size();
-  const float a = widen(row[gates_at(n) + n.value_heads + head]), b = widen(row[gates_at(n) + head]);
+  const float a = widen(gates_of[value_heads]), b = widen(*gates_of);
   float z[kQuad];
-  if (warp == 0) load_vector<T, kQuad>(row + n.conv_channels() + place, z);
+  if (warp == 0) load_vector<T, kQuad>(z_of, z);
   const bool keeps = warp == kValue || head % static_cast<int>(n.value_heads / n.key_heads) == 0;
   if (warp < kRoles) of.convolve(p, row, warp, lane, keeps, vectors[warp]);
   const Gates gates = Gates::of(a, b, of.decay, of.step_bias);
@@ -202,9 +205,13 @@ __global__ __maxnreg__(kRegistersBesideChain) void delta_step_kernel(const Delta
 #pragma unroll
   for (int c = 0; c < kQuad; ++c) change[c] = change_of(gates, value[c], remembered[c]);
   change_state(of.state, change, gates.decay, vectors, warp, lane, results[warp]);
-  if (of.slot >= 0) of.state.store(p.states + of.slot * p.slot_stride + head * kDim * kDim, warp, lane);
+  // The first warp goes on to the results while the others store theirs.
+  const auto store = [&] {
+    if (of.slot >= 0) of.state.store(p.states + of.slot * p.slot_stride + head * kDim * kDim, warp, lane);
+  };
+  if (warp == 0) store();
   __syncthreads();
-  if (warp != 0) return;
+  if (warp != 0) return store();
   float o[kQuad];
   join(results, lane, o);
   finish(of.weight, z, p.eps, o);
