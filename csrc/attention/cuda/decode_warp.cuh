@@ -56,6 +56,21 @@ class StepCopier {
     return blocks;
   }
 
+  // The same in two parts, the first before it is known how many keys there are. most: blocks of a table
+  __device__ Blocks likely_blocks_of(const int32_t* table, int token, int most) const {
+    Blocks blocks;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g)
+      blocks.ids[g] = __ldg(table + min((token + g * 8) >> a_.log2_block_size, most - 1));
+    return blocks;
+  }
+  // REQUIRES: token < end
+  __device__ static void settle(Blocks& blocks, int token, int end) {
+#pragma unroll
+    for (int g = 1; g < kGroups; ++g)
+      if (token + g * 8 >= end) blocks.ids[g] = blocks.ids[g - 1];  // which has no key
+  }
+
   // Keys outside [begin, end) become zeros: their slots may hold anything, NaN included.
   __device__ void copy(uint32_t stage, const Blocks& blocks, int token, int begin, int end) const {
     const int chunk = lane_ % kChunks;

@@ -58,12 +58,16 @@ struct SingleRange {
     constexpr int kStepKeys = SingleShape<D, Cache>::kStepKeys;
     begin = max(0, position - a.window + 1);
     first = begin / kStepKeys * kStepKeys;
-    round = static_cast<int>(gridDim.x) * kDecodeWarps * kStepKeys;
+    round = keys_of_round();
+  }
+  __device__ static int keys_of_round() {
+    return static_cast<int>(gridDim.x) * kDecodeWarps * SingleShape<D, Cache>::kStepKeys;
   }
 
-  // The first key of this warp's first step.
-  __device__ int first_of(int warp) const {
-    return first + (static_cast<int>(blockIdx.x) * kDecodeWarps + warp) * SingleShape<D, Cache>::kStepKeys;
+  // The first key of this warp's first step, and how far that is behind `first`.
+  __device__ int first_of(int warp) const { return first + offset_of(warp); }
+  __device__ static int offset_of(int warp) {
+    return (static_cast<int>(blockIdx.x) * kDecodeWarps + warp) * SingleShape<D, Cache>::kStepKeys;
   }
   // Whether a warp of this block has the last key.
   __device__ bool has_last() const {
@@ -71,6 +75,42 @@ struct SingleRange {
     return ((position - first) & (round - 1)) / kBlockKeys == static_cast<int>(blockIdx.x);
   }
   __device__ int end_in_cache() const { return position + (stores ? 0 : 1); }
+};
+
+// The blocks of a warp's first steps. Where all keys are seen these do not depend on the position, and are
+// asked for beside it.
+template <int D, class Cache>
+struct FirstBlocks {
+  using Copier = StepCopier<D, Cache>;
+  static constexpr int kStages = SingleShape<D, Cache>::kStages;
+  typename Copier::Blocks of[kStages];
+
+  __device__ FirstBlocks(const AttentionArgs& a, const Copier& copier, int warp) {
+    if (!sees_all(a)) return;
+#pragma unroll
+    for (int s = 0; s < kStages; ++s)
+      of[s] = copier.likely_blocks_of(
+          a.block_tables, SingleRange<D, Cache>::offset_of(warp) + s * SingleRange<D, Cache>::keys_of_round(),
+          static_cast<int>(a.max_blocks));
+  }
+
+  // first: of this warp's first step
+  __device__ void settle(const AttentionArgs& a, const Copier& copier, const SingleRange<D, Cache>& range,
+                         int first) {
+    const int end = range.position + 1;
+#pragma unroll
+    for (int s = 0; s < kStages; ++s) {
+      const int token = first + s * range.round;
+      if (token >= end) continue;
+      if (sees_all(a))
+        Copier::settle(of[s], token, end);
+      else
+        of[s] = copier.blocks_of(a.block_tables, token, end);
+    }
+  }
+
+ private:
+  __device__ static bool sees_all(const AttentionArgs& a) { return a.window >= INT_MAX / 2; }
 };
 
 // The new key and value into their row of a step. By a warp.
@@ -261,9 +301,11 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
   __shared__ PhaseBarrier received;
   let_next_start();
   const int num_items = __ldg(a.num_items);
-  const SingleRange<D, Cache> range(a, p);         // on its way beside the number: both come from far
-  if (num_items == 0) return wait_for_previous();  // padding
+  const SingleRange<D, Cache> range(a, p);  // on its way beside the number: both come from far
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y;
+  const Copier copier(a, lane, head);
+  FirstBlocks<D, Cache> blocks(a, copier, warp);
+  if (num_items == 0) return wait_for_previous();  // padding
   const int vectors = a.group * S::kRowVectors;
   const StateExchange exchange(shared + S::kRingBytes + a.group * (kQueryPitch<D> * 2), received, vectors);
   if (threadIdx.x == 0) exchange.expect();
@@ -272,19 +314,14 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
   const int end = range.position + 1;
   uint8_t* const ring = shared + warp * S::kWarpBytes;
   const uint32_t ring_address = shared_address(ring);
-  const Copier copier(a, lane, head);
   const int first = range.first_of(warp);
-  typename Copier::Blocks blocks[S::kStages];
-#pragma unroll
-  for (int s = 0; s < S::kStages; ++s)
-    if (first + s * range.round < end)
-      blocks[s] = copier.blocks_of(a.block_tables, first + s * range.round, end);
+  blocks.settle(a, copier, range, first);
   if (!early) wait_for_previous();
 #pragma unroll
   for (int s = 0; s < S::kStages; ++s) {
     const int token = first + s * range.round;
     if (token < end)
-      copier.copy(ring_address + s * S::kStageBytes, blocks[s], token, range.begin, range.end_in_cache());
+      copier.copy(ring_address + s * S::kStageBytes, blocks.of[s], token, range.begin, range.end_in_cache());
     commit_copies();
   }
   const bool with_own = range.stores && range.has_last();
