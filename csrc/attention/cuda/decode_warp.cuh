@@ -56,7 +56,8 @@ class StepCopier {
     return blocks;
   }
 
-  // The same in two parts, the first before it is known how many keys there are. most: blocks of a table
+  // The same in two parts, the first before it is known how many keys there are: behind the last one it may
+  // read what belongs to others. most: entries that can be read
   __device__ Blocks likely_blocks_of(const int32_t* table, int token, int most) const {
     Blocks blocks;
 #pragma unroll
