@@ -14,6 +14,15 @@ __device__ inline uint32_t address_in_block(uint32_t address, int rank) {
   return result;
 }
 
+// This block has begun, and its barriers can be used by others if publish_barriers() is behind their making.
+// It orders nothing else, because that would wait for all memory that was asked for. By all threads, once;
+// then await_cluster().
+__device__ inline void arrive_in_cluster() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+// Until all blocks have arrived.
+__device__ inline void await_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
 // Both addresses are in the same block, and the bytes complete on the barrier.
 __device__ inline void send_async(uint32_t to, const float4& v, uint32_t barrier) {
   asm volatile(

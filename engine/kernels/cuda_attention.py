@@ -171,6 +171,7 @@ class CudaAttentionWorkspace:
             decode_merges = min(decode_merges, max_tokens)
         max_merges = decode * decode_merges + prefill * prefill_merges if merges else 0
         single_token = max_tokens == 1 and not prefill and _C.cuda_can_attend_token(self._work)
+        assert not single_token or _has_whole_row(block_tables), "attend_token reads ahead in its row"
         return CudaAttentionPlan(
             self,
             work_list,
@@ -180,6 +181,12 @@ class CudaAttentionWorkspace:
             max_merges=max_merges,
             single_token=single_token,
         )
+
+
+def _has_whole_row(tables: Tensor) -> bool:
+    """Whether what is allocated reaches as far as the begin of one more row."""
+    behind = tables.untyped_storage().nbytes() // tables.element_size() - tables.storage_offset()
+    return behind >= tables.stride(0)
 
 
 class CudaAttentionPlan(AttentionWork):

@@ -56,6 +56,22 @@ class StepCopier {
     return blocks;
   }
 
+  // The same in two parts, the first before it is known how many keys there are: behind the last one it may
+  // read what belongs to others. most: entries that can be read
+  __device__ Blocks likely_blocks_of(const int32_t* table, int token, int most) const {
+    Blocks blocks;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g)
+      blocks.ids[g] = __ldg(table + min((token + g * 8) >> a_.log2_block_size, most - 1));
+    return blocks;
+  }
+  // REQUIRES: token < end
+  __device__ static void settle(Blocks& blocks, int token, int end) {
+#pragma unroll
+    for (int g = 1; g < kGroups; ++g)
+      if (token + g * 8 >= end) blocks.ids[g] = blocks.ids[g - 1];  // which has no key
+  }
+
   // Keys outside [begin, end) become zeros: their slots may hold anything, NaN included.
   __device__ void copy(uint32_t stage, const Blocks& blocks, int token, int begin, int end) const {
     const int chunk = lane_ % kChunks;
@@ -189,19 +205,22 @@ class WarpState {
     }
   }
 
-  // Adds the keys of the step at `token` of the item, whose tiles are at `stage`.
-  __device__ void add_step(const AttentionArgs& a, const WorkItem& item, int token, uint32_t stage) {
-    add_steps<1>(a, item, token, stage);
+  // Adds the keys of the step at `token` of the item, whose tiles are at `stage`. is_first: there is nothing
+  // to rescale yet
+  __device__ void add_step(const AttentionArgs& a, const WorkItem& item, int token, uint32_t stage,
+                           bool is_first = false) {
+    add_steps<1>(a, item, token, stage, is_first);
   }
 
   // The same of kSteps steps, whose tiles lie one after another.
   template <int kSteps>
-  __device__ void add_steps(const AttentionArgs& a, const WorkItem& item, int token, uint32_t stages) {
+  __device__ void add_steps(const AttentionArgs& a, const WorkItem& item, int token, uint32_t stages,
+                            bool is_first = false) {
     constexpr int kStageBytes = DecodeShape<D, Cache>::kStageBytes;
     float scores[kSteps][kTiles][4] = {};
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) Step::multiply_keys(scores[s], q_, stages + s * kStageBytes, lane_);
-    weigh(a, item, token, reinterpret_cast<float (&)[kSteps * kTiles][4]>(scores));
+    weigh(a, item, token, is_first, reinterpret_cast<float (&)[kSteps * kTiles][4]>(scores));
 #pragma unroll
     for (int s = 0; s < kSteps; ++s)
       Step::multiply_values(o_, scores[s], stages + s * kStageBytes + DecodeShape<D, Cache>::kTileBytes,
@@ -242,7 +261,8 @@ class WarpState {
 
   // scores → softmax weights, relative to m.
   template <int kCount>
-  __device__ void weigh(const AttentionArgs& a, const WorkItem& item, int token, float (&scores)[kCount][4]) {
+  __device__ void weigh(const AttentionArgs& a, const WorkItem& item, int token, bool is_first,
+                        float (&scores)[kCount][4]) {
     float highest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -266,7 +286,12 @@ class WarpState {
     highest[0] = quad_max(highest[0]);
     highest[1] = quad_max(highest[1]);
     const bool grows = highest[0] > m_[0] + kRescaleThreshold || highest[1] > m_[1] + kRescaleThreshold;
-    if (__any_sync(kAllLanes, grows)) rescale(highest);
+    if (is_first) {
+      m_[0] = highest[0];
+      m_[1] = highest[1];
+    } else if (__any_sync(kAllLanes, grows)) {
+      rescale(highest);
+    }
 #pragma unroll
     for (int n = 0; n < kCount; ++n)
 #pragma unroll

@@ -9,15 +9,12 @@
 // from everybody and writes their result.
 #pragma once
 
-#include <cooperative_groups.h>
-
 #include <algorithm>
 #include <bit>
-#include <type_traits>
-#include <utility>
 
 #include "attention/cuda/decode_warp.cuh"
 #include "attention/cuda/single_token.h"
+#include "attention/cuda/single_token_heads.cuh"
 #include "device/barriers.cuh"
 #include "device/cluster.cuh"
 #include "device/copies.cuh"
@@ -25,7 +22,6 @@
 #include "device/pairs.cuh"
 #include "device/reductions.cuh"
 #include "device/shared_memory.cuh"
-#include "ops/cuda/qkv_heads.cuh"
 
 namespace bequest::cuda {
 
@@ -40,12 +36,12 @@ struct SingleShape {
   static constexpr int kWarpBytes = kStages * kStageBytes;
   static constexpr int kRingBytes = kDecodeWarps * kWarpBytes;
   static constexpr int kStepKeys = DecodeStep<D, Cache>::kKeys;
-  static constexpr int kLaneElements = D / 32;
   static constexpr int kRowVectors = D / 4;  // float4 of a row
 
-  // The queries [group, D] follow the ring, then the states that come from all blocks: group * D floats, and
-  // the scales of each four of them.
-  static constexpr int kRowBytes = D * 2 + D * 4 + kRowVectors * static_cast<int>(sizeof(float2));
+  // The queries [group, kQueryPitch] follow the ring, then the states that come from all blocks: group * D
+  // floats, and the scales of each four of them.
+  static constexpr int kRowBytes =
+      kQueryPitch<D> * 2 + D * 4 + kRowVectors * static_cast<int>(sizeof(float2));
   static constexpr int bytes(int group) { return kRingBytes + group * kRowBytes; }
 };
 
@@ -54,7 +50,7 @@ template <int D, class Cache>
 struct SingleRange {
   int begin, position;  // the keys [begin, position], the last being the token's own
   int first;            // where the first step begins
-  int round;            // keys from a warp's step to its next
+  int round;            // keys from a warp's step to its next, a power of two
   bool stores;          // the last key and value are new, not in the cache yet
 
   __device__ SingleRange(const AttentionArgs& a, const QkvParams& p)
@@ -62,88 +58,59 @@ struct SingleRange {
     constexpr int kStepKeys = SingleShape<D, Cache>::kStepKeys;
     begin = max(0, position - a.window + 1);
     first = begin / kStepKeys * kStepKeys;
-    round = static_cast<int>(gridDim.x) * kDecodeWarps * kStepKeys;
+    round = keys_of_round();
+  }
+  __device__ static int keys_of_round() {
+    return static_cast<int>(gridDim.x) * kDecodeWarps * SingleShape<D, Cache>::kStepKeys;
   }
 
-  // The first key of this warp's first step.
-  __device__ int first_of(int warp) const {
-    return first + (static_cast<int>(blockIdx.x) * kDecodeWarps + warp) * SingleShape<D, Cache>::kStepKeys;
+  // The first key of this warp's first step, and how far that is behind `first`.
+  __device__ int first_of(int warp) const { return first + offset_of(warp); }
+  __device__ static int offset_of(int warp) {
+    return (static_cast<int>(blockIdx.x) * kDecodeWarps + warp) * SingleShape<D, Cache>::kStepKeys;
   }
   // Whether a warp of this block has the last key.
   __device__ bool has_last() const {
     constexpr int kBlockKeys = kDecodeWarps * SingleShape<D, Cache>::kStepKeys;
-    return (position - first) % round / kBlockKeys == static_cast<int>(blockIdx.x);
+    return ((position - first) & (round - 1)) / kBlockKeys == static_cast<int>(blockIdx.x);
   }
   __device__ int end_in_cache() const { return position + (stores ? 0 : 1); }
 };
 
-// The head's queries, and the token's key and value where this block has them to make. By the whole block.
+// The blocks of a warp's first steps. Where all keys are seen these do not depend on the position, and are
+// asked for beside it.
 template <int D, class Cache>
-class SingleHeads {
- public:
-  using Stored = std::conditional_t<std::is_same_v<Cache, Bf16Cache>, BFloat16, Float8>;
-  struct Memory {
-    float staged[kDecodeWarps][D];
-    __align__(16) Stored own[2][D];  // the token's key and value as the cache has them
-  };
+struct FirstBlocks {
+  using Copier = StepCopier<D, Cache>;
+  static constexpr int kStages = SingleShape<D, Cache>::kStages;
+  typename Copier::Blocks of[kStages];
 
-  // Reads what came before any kernel of the step.
-  __device__ SingleHeads(const QkvParams& p, int warp, int lane)
-      : p_(p), warp_(warp), lane_(lane), angles_(p, 0, lane, p.rotary_dim == D) {
-    if (p.q_weight == nullptr) return;
-    load_head<BFloat16, E, true>(static_cast<const BFloat16*>(p.q_weight), lane, D, weight_[0]);
-    load_head<BFloat16, E, true>(static_cast<const BFloat16*>(p.k_weight), lane, D, weight_[1]);
+  __device__ FirstBlocks(const AttentionArgs& a, const Copier& copier, int warp) {
+    if (!sees_all(a)) return;
+#pragma unroll
+    for (int s = 0; s < kStages; ++s)
+      of[s] = copier.likely_blocks_of(
+          a.block_tables, SingleRange<D, Cache>::offset_of(warp) + s * SingleRange<D, Cache>::keys_of_round(),
+          static_cast<int>(a.max_blocks));
   }
 
-  // Leaves the queries at `queries` [group, D]; `with_own`: makes key and value.
-  __device__ void make(int head, int group, bool with_own, BFloat16* queries, Memory& memory) {
-    const int count = group + (with_own ? 2 : 0);
-    for (int first = warp_; first < count; first += kAtOnce * kDecodeWarps) {
-      float x[kAtOnce][E];
+  // first: of this warp's first step
+  __device__ void settle(const AttentionArgs& a, const Copier& copier, const SingleRange<D, Cache>& range,
+                         int first) {
+    const int end = range.position + 1;
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        if (first + i * kDecodeWarps < count)
-          load_head<BFloat16, E, true>(
-              source_of<BFloat16>(p_, 0, head_of(first + i * kDecodeWarps, head, group)), lane_, D, x[i]);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int index = first + i * kDecodeWarps;
-        if (index < count) make_head(head_of(index, head, group), queries + index * D, memory, x[i]);
-      }
+    for (int s = 0; s < kStages; ++s) {
+      const int token = first + s * range.round;
+      if (token >= end) continue;
+      if (sees_all(a))
+        Copier::settle(of[s], token, end);
+      else
+        of[s] = copier.blocks_of(a.block_tables, token, end);
     }
   }
 
  private:
-  static constexpr int E = SingleShape<D, Cache>::kLaneElements;
-  static constexpr int kAtOnce = 3;  // of eight queries, key and value: no warp has more
-
-  __device__ static Head head_of(int index, int head, int group) {
-    if (index < group) return {HeadKind::kQuery, head * group + index};
-    return {index == group ? HeadKind::kKey : HeadKind::kValue, head};
-  }
-
-  __device__ void make_head(const Head& head, BFloat16* query, Memory& memory, float (&x)[E]) {
-    const bool is_query = head.kind == HeadKind::kQuery, is_value = head.kind == HeadKind::kValue;
-    if (!is_value) {
-      if (p_.q_weight != nullptr) {
-        float weight[E];
-#pragma unroll
-        for (int i = 0; i < E; ++i) weight[i] = (is_query ? weight_[0][i] : weight_[1][i]) + p_.weight_offset;
-        normalise<BFloat16, E>(weight, p_.eps, D, x);
-      }
-      if (p_.cos_sin != nullptr)
-        rotate<E>(angles_, static_cast<int>(p_.rotary_dim) / 2, p_.rotary_dim == D, lane_,
-                  memory.staged[warp_], x);
-    }
-    if (is_query) return store_head<BFloat16, E, true>(query, lane_, D, x);
-    store_cached<Stored, E, true>(p_, head, first_key(p_, __ldg(p_.slots)), lane_, x);
-    store_head<Stored, E, true>(memory.own[is_value], lane_, D, x);
-  }
-
-  const QkvParams& p_;
-  const int warp_, lane_;
-  const Angles<E> angles_;
-  float weight_[2][E];
+  __device__ static bool sees_all(const AttentionArgs& a) { return a.window >= INT_MAX / 2; }
 };
 
 // The new key and value into their row of a step. By a warp.
@@ -236,7 +203,11 @@ class StateExchange {
       for (int i = 0; i < 2; ++i) own[i] = {values_[place + i], scales_[place + i]};
     const int lanes = parts() / 2;
     float m = fmaxf(own[0].scale.x, own[1].scale.x);
-    for (int step = 1; step < lanes; step *= 2) m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, step));
+#pragma unroll
+    for (int step = 1; step < kMostParts / 2; step *= 2) {
+      const float other = __shfl_xor_sync(kAllLanes, m, step);
+      if (step < lanes) m = fmaxf(m, other);
+    }
     float sums[5] = {};
 #pragma unroll
     for (const MergedVector& part : own) {
@@ -245,9 +216,13 @@ class StateExchange {
 #pragma unroll
       for (int i = 0; i < 5; ++i) sums[i] += values[i] * factor;
     }
-    for (int step = 1; step < lanes; step *= 2)
 #pragma unroll
-      for (float& sum : sums) sum += __shfl_xor_sync(kAllLanes, sum, step);
+    for (int step = 1; step < kMostParts / 2; step *= 2)
+#pragma unroll
+      for (float& sum : sums) {
+        const float other = __shfl_xor_sync(kAllLanes, sum, step);
+        if (step < lanes) sum += other;
+      }
     return {{sums[0], sums[1], sums[2], sums[3]}, {m, sums[4]}};
   }
 
@@ -276,7 +251,7 @@ __device__ __forceinline__ void read_queries(QueryRows<D, Cache>& rows, const BF
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = lane / 4 + half * 8;
-    const auto* query = reinterpret_cast<const bf16*>(queries) + row * D;
+    const auto* query = reinterpret_cast<const bf16*>(queries) + row * kQueryPitch<D>;
     DecodeStep<D, Cache>::read_query(rows.q, half, row < group ? query : nullptr, lane);
   }
 }
@@ -303,7 +278,7 @@ __device__ __forceinline__ void attend_range(const AttentionArgs& a, SingleRange
       put_own<D, Cache>(memory, address, range.position - token, lane);
       __syncwarp();
     }
-    state.add_step(a, item, token, address);
+    state.add_step(a, item, token, address, token == first);
     __syncwarp();
     if (later < end) copier.copy(address, next, later, range.begin, range.end_in_cache());
     commit_copies();
@@ -326,39 +301,35 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
   __shared__ PhaseBarrier received;
   let_next_start();
   const int num_items = __ldg(a.num_items);
-  const SingleRange<D, Cache> range(a, p);         // on its way beside the number: both come from far
-  if (num_items == 0) return wait_for_previous();  // padding
+  const SingleRange<D, Cache> range(a, p);  // on its way beside the number: both come from far
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y;
-  const auto cluster = cooperative_groups::this_cluster();
+  const Copier copier(a, lane, head);
+  FirstBlocks<D, Cache> blocks(a, copier, warp);
+  if (num_items == 0) return wait_for_previous();  // padding
   const int vectors = a.group * S::kRowVectors;
-  const StateExchange exchange(shared + S::kRingBytes + a.group * D * 2, received, vectors);
+  const StateExchange exchange(shared + S::kRingBytes + a.group * (kQueryPitch<D> * 2), received, vectors);
   if (threadIdx.x == 0) exchange.expect();
-  auto begun = cluster.barrier_arrive();  // before a block sends, all have begun
+  arrive_in_cluster();  // before a block sends, all have begun
 
   const int end = range.position + 1;
   uint8_t* const ring = shared + warp * S::kWarpBytes;
   const uint32_t ring_address = shared_address(ring);
-  const Copier copier(a, lane, head);
   const int first = range.first_of(warp);
-  typename Copier::Blocks blocks[S::kStages];
-#pragma unroll
-  for (int s = 0; s < S::kStages; ++s)
-    if (first + s * range.round < end)
-      blocks[s] = copier.blocks_of(a.block_tables, first + s * range.round, end);
-  SingleHeads<D, Cache> heads(p, warp, lane);
+  blocks.settle(a, copier, range, first);
   if (!early) wait_for_previous();
 #pragma unroll
   for (int s = 0; s < S::kStages; ++s) {
     const int token = first + s * range.round;
     if (token < end)
-      copier.copy(ring_address + s * S::kStageBytes, blocks[s], token, range.begin, range.end_in_cache());
+      copier.copy(ring_address + s * S::kStageBytes, blocks.of[s], token, range.begin, range.end_in_cache());
     commit_copies();
   }
+  const bool with_own = range.stores && range.has_last();
+  SingleHeads<D, Cache> heads(p, head, a.group, with_own, warp, lane);
   if (early) wait_for_previous();
 
   auto* const queries = reinterpret_cast<BFloat16*>(shared + S::kRingBytes);
-  const bool with_own = range.stores && range.has_last();
-  heads.make(head, a.group, with_own, queries, memory);
+  heads.make(queries, memory);
   __syncthreads();
   QueryRows<D, Cache> rows;
   read_queries<D, Cache>(rows, queries, a.group, lane);
@@ -368,7 +339,7 @@ __global__ void __launch_bounds__(kDecodeWarps * 32, D <= 128 ? 3 : 1)
   state.store(reinterpret_cast<float*>(ring), scales[warp], a.group);
   __syncthreads();
 
-  cluster.barrier_wait(std::move(begun));
+  await_cluster();
   for (int i = threadIdx.x; i < vectors; i += kDecodeWarps * 32)
     exchange.send(i, merge_warps<D, Cache>(shared, scales, i / S::kRowVectors, i % S::kRowVectors * 4));
   write_merged<D>(a, exchange, head);

@@ -96,6 +96,7 @@ struct Ahead {
   bool has_token;
   int64_t slot;     // that gets the state, or -1
   int64_t channel;  // of a warp that convolves
+  bool keeps;       // it leaves its inputs to the next step
   Held state;
   Window window;
   float taps[kWidth][kQuad], weight[kQuad];
@@ -105,11 +106,12 @@ struct Ahead {
       : past(Past::of(p, blockIdx.y)), has_token(p.query_start[blockIdx.y + 1] > past.begin) {
     if (!has_token) return;
     const DeltaNetSizes& n = p.sizes;
-    const int64_t shared = head / static_cast<int>(n.value_heads / n.key_heads);
+    const int sharing = static_cast<int>(n.value_heads / n.key_heads), shared = head / sharing;
     const int64_t vector =
         warp == kQuery ? shared : n.key_heads + (warp == kKey ? shared : n.key_heads + head);
     channel = vector * kDim + lane * kQuad;
     slot = p.slots[past.begin];
+    keeps = slot >= 0 && (warp == kValue || head - shared * sharing == 0);
     if (past.inputs != nullptr)
       state.load(past.inputs - n.matrix_floats() + head * kDim * kDim, warp, lane);
     else
@@ -122,16 +124,16 @@ struct Ahead {
     load_taps(p, channel, taps);
   }
 
-  // The warp's vector, when the row is there. keeps: it is this block that leaves the inputs to the next step
+  // The warp's vector, when the row is there.
   template <class T>
   __device__ __forceinline__ void convolve(const DeltaNetParams& p, const T* row, int warp, int lane,
-                                           bool keeps, Vector& to) {
+                                           Vector& to) {
     window.load_rows(row, 0, p.sizes.row_size(), channel);
     float y[kQuad];
     window.convolve(taps, y);
     if (warp != kValue) scale_to(warp == kQuery ? kQueryLength : 1.0f, y);
     to.set(lane * kQuad, y);
-    if (slot >= 0 && keeps) window.keep(p, slot, channel);
+    if (keeps) window.keep(p, slot, channel);
   }
 };
 
@@ -183,15 +185,17 @@ __global__ __maxnreg__(kRegistersBesideChain) void delta_step_kernel(const Delta
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   const int head = static_cast<int>(blockIdx.x), place = head * kDim + lane * kQuad;
   Ahead of(p, head, warp, lane);
+  // Where everything of the row is, found out before it is there.
+  const T* const row = static_cast<const T*>(p.rows) + of.past.begin * n.row_size();
+  const T *const gates_of = row + gates_at(n) + head, *const z_of = row + n.conv_channels() + place;
+  const int64_t value_heads = n.value_heads;
   wait_for_previous();
   if (warp == kParts - 1) clear_padding<T>(p, lane);  // which has the least to do
   if (!of.has_token) return;
-  const T* const row = static_cast<const T*>(p.rows) + of.past.begin * n.row_size();
-  const float a = widen(row[gates_at(n) + n.value_heads + head]), b = widen(row[gates_at(n) + head]);
+  const float a = widen(gates_of[value_heads]), b = widen(*gates_of);
   float z[kQuad];
-  if (warp == 0) load_vector<T, kQuad>(row + n.conv_channels() + place, z);
-  const bool keeps = warp == kValue || head % static_cast<int>(n.value_heads / n.key_heads) == 0;
-  if (warp < kRoles) of.convolve(p, row, warp, lane, keeps, vectors[warp]);
+  if (warp == 0) load_vector<T, kQuad>(z_of, z);
+  if (warp < kRoles) of.convolve(p, row, warp, lane, vectors[warp]);
   const Gates gates = Gates::of(a, b, of.decay, of.step_bias);
   __syncthreads();
   recall(of.state, vectors[kKey], warp, lane, recalled[warp]);
@@ -202,9 +206,13 @@ __global__ __maxnreg__(kRegistersBesideChain) void delta_step_kernel(const Delta
 #pragma unroll
   for (int c = 0; c < kQuad; ++c) change[c] = change_of(gates, value[c], remembered[c]);
   change_state(of.state, change, gates.decay, vectors, warp, lane, results[warp]);
-  if (of.slot >= 0) of.state.store(p.states + of.slot * p.slot_stride + head * kDim * kDim, warp, lane);
+  // The first warp goes on to the results while the others store theirs.
+  const auto store = [&] {
+    if (of.slot >= 0) of.state.store(p.states + of.slot * p.slot_stride + head * kDim * kDim, warp, lane);
+  };
+  if (warp == 0) store();
   __syncthreads();
-  if (warp != 0) return;
+  if (warp != 0) return store();
   float o[kQuad];
   join(results, lane, o);
   finish(of.weight, z, p.eps, o);

@@ -51,14 +51,17 @@ __device__ __forceinline__ void store_head(T* p, int lane, int64_t head_dim, con
 template <int E>
 struct Angles {
   float cosine[E];
-  float sine[E];  // negative in the first half: x * cosine + partner * sine
+  float sine[E];
+  // Of all sines: x * cosine + partner * sign * sine. Not multiplied where they are read, because who
+  // multiplies them waits for them.
+  float sign = 1.0f;
 
   // `whole`: all elements turn, and a lane's are all in one half.
   __device__ Angles(const QkvParams& p, int64_t token, int lane, bool whole) {
     const int half = static_cast<int>(p.rotary_dim) / 2;
     const float* table = p.cos_sin ? p.cos_sin + p.positions[token] * p.rotary_dim : nullptr;
-    const float sign = lane < kWarp / 2 ? -1.0f : 1.0f;
     if (table && whole) {
+      sign = lane < kWarp / 2 ? -1.0f : 1.0f;
       // Lanes read neighbouring vectors: element by element each load would touch all of the table's row.
       constexpr int kWide = E < 4 ? E : 4;
       const float* mine = table + (lane % (kWarp / 2)) * E;
@@ -67,8 +70,6 @@ struct Angles {
         load_constant<float, kWide>(mine + i, reinterpret_cast<float (&)[kWide]>(cosine[i]));
         load_constant<float, kWide>(mine + half + i, reinterpret_cast<float (&)[kWide]>(sine[i]));
       }
-#pragma unroll
-      for (int i = 0; i < E; ++i) sine[i] *= sign;
       return;
     }
 #pragma unroll
@@ -114,7 +115,7 @@ __device__ __forceinline__ void rotate(const Angles<E>& angles, int half, bool h
     __syncwarp();  // before the next head is staged
   }
 #pragma unroll
-  for (int i = 0; i < E; ++i) x[i] = x[i] * angles.cosine[i] + partner[i] * angles.sine[i];
+  for (int i = 0; i < E; ++i) x[i] = x[i] * angles.cosine[i] + partner[i] * (angles.sign * angles.sine[i]);
 }
 
 // Where a head is read.
