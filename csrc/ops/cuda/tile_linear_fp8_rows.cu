@@ -6,6 +6,7 @@ namespace bequest::cuda {
 // Small stages of two lines: each stage costs the warps that multiply some hundred clocks.
 void tile_linear_fp8_rows(const SkinnyLinearParams& p, const TilePlan& plan, Stream stream) {
   check(plan.splits <= tiles::kMostWaveSplits, "tile_linear: of rows in e4m3, 1 to 4 parts of k");
+  check(is_aligned(p.out, 8), "tile_linear: of rows in e4m3, results must be aligned to 8 bytes");
   switch (plan.rows) {
     case 64:
       return tiles::launch_wave<tiles::WaveSizes<64, 2>>(p, plan.splits, stream);
