@@ -141,6 +141,12 @@ __device__ __forceinline__ void multiply_tile(const SkinnyLinearParams& p, const
   await_parts();  // nobody leaves whose memory is still read
 }
 
+// Stages of W that are asked for before the predecessor has ended: where the ring goes round, two thirds of
+// it. More make the predecessor, which is small, wait for its rows.
+__device__ __forceinline__ int early_stages(int stages, int count) {
+  return count <= stages ? count : (2 * stages + 2) / 3;
+}
+
 // grid (splits, tiles), clusters of all splits. line_bytes: of all tokens
 template <class Size>
 __device__ __forceinline__ void multiply_wave(const WaveMaps& maps, const SkinnyLinearParams& p, int stages,
@@ -150,12 +156,12 @@ __device__ __forceinline__ void multiply_wave(const WaveMaps& maps, const Skinny
   __shared__ WaveFactors<Size> factors;
   const WaveTile tile(p, Size::kLines);
   const WaveRing<Size> ring(maps, shared_address(shared), barriers, tile, line_bytes);
-  const int ahead = min(stages, tile.piece.count);
+  const int ahead = min(stages, tile.piece.count), early = early_stages(stages, tile.piece.count);
   const bool asks = threadIdx.x >= kThreads && is_elected();
   if (asks) {
     barriers.init(stages);
 #pragma unroll 1
-    for (int i = 0; i < ahead; ++i) ring.load_weights(tile.piece.first + i, i);
+    for (int i = 0; i < early; ++i) ring.load_weights(tile.piece.first + i, i);
     prefetch_map(maps.rows);
   }
   __syncwarp();
@@ -165,7 +171,10 @@ __device__ __forceinline__ void multiply_wave(const WaveMaps& maps, const Skinny
   if (threadIdx.x < kThreads) return multiply_tile<Size>(p, tile, ring, barriers, factors, stages, shared);
   if (asks) {
 #pragma unroll 1
-    for (int i = 0; i < ahead; ++i) ring.load_rows(tile.piece.first + i, i);
+    for (int i = 0; i < ahead; ++i) {
+      if (i >= early) ring.load_weights(tile.piece.first + i, i);
+      ring.load_rows(tile.piece.first + i, i);
+    }
     ring.go_on(tile.piece, stages);
   }
   __syncwarp();
