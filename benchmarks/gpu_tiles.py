@@ -5,7 +5,7 @@
 
 The four products of a layer follow one another as a decode step calls them, through the weights of a backend, each
 layer with weights of its own; bytes are those of the weights. --without: as chips without tiles multiply them. --sweep:
-µs of each product in tiles, as it is divided and as would be best (groups of 64 rows of W, parts of k).
+µs of each product in tiles, as it is divided and as would be best (rows of W of a thread block, parts of k).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -104,14 +105,20 @@ def tiles(x: Tensor, weights: list[DenseWeight | Int4Weight], plan: tuple[int, i
         matrix = (rows.data_ptr(), num_tokens, depth, 1 if scales is None else 2)
         for each in weights:
             if isinstance(each, Int4Weight):
-                product = each.packed._product(None)
+                operand = each.packed._product(None)
             else:
                 codes = 0 if each.scales is None else each.scales.data_ptr()
-                product = (each.matrix.data_ptr(), 0, each.out_features, depth, codes, 0)
+                operand = (each.matrix.data_ptr(), 0, each.out_features, depth, codes, 0)
             x_scales = 0 if scales is None else scales.data_ptr()
-            _C.cuda_planned_tile_linear(matrix, x_scales, product, out.data_ptr(), plan, current_stream())
+            _C.cuda_planned_tile_linear(matrix, x_scales, operand, out.data_ptr(), plan, current_stream())
 
     return run
+
+
+def plans(format: TileFormat) -> list[tuple[int, int]]:
+    if format is TileFormat.FLOAT8_ROWS:
+        return list(product((64, 96, 128, 144, 192, 224), range(1, 5)))
+    return list(product((64, 128, 256), range(1, 9)))
 
 
 def sweep(format: TileFormat, name: str, shape: Shape) -> None:
@@ -126,8 +133,8 @@ def sweep(format: TileFormat, name: str, shape: Shape) -> None:
             x = x if format is TileFormat.FLOAT8_ROWS else x.bfloat16()
             planned = timed(tiles(x, weights, _C.cuda_tile_plan(rows, outputs, depth, format))) / count
             found = []
-            for plan in ((groups, splits) for groups in (1, 2, 4) for splits in range(1, 9)):
-                ctas = -(-outputs // (64 * plan[0])) * plan[1]
+            for plan in plans(format):
+                ctas = -(-outputs // plan[0]) * plan[1]
                 if plan[1] > max(1, depth // 512) or (plan[1] > 1 and not 60 <= ctas <= 280):
                     continue
                 found.append((timed(tiles(x, weights, plan)) / count, plan))

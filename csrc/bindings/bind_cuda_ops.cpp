@@ -199,7 +199,7 @@ void bind_tiles(py::module_& m) {
       },
       py::arg("x"), py::arg("x_scales"), py::arg("product"), py::arg("out"), py::arg("finish"),
       py::arg("stream"));
-  // For sweeps. `x_scales`: of x in e4m3, else 0; `plan`: groups of rows and parts of k
+  // For sweeps. `x_scales`: of x in e4m3, else 0; `plan`: rows of W and parts of k
   m.def(
       "cuda_planned_tile_linear",
       [](const Matrix& x, Address x_scales, const cuda::ChainProduct& product, Address out,
@@ -214,7 +214,7 @@ void bind_tiles(py::module_& m) {
       "cuda_tile_plan",
       [](int64_t num_tokens, int64_t out_features, int64_t in_features, int format) {
         const auto plan = cuda::tile_plan(num_tokens, out_features, in_features, cuda::TileFormat(format));
-        return std::pair(plan.row_groups, plan.splits);
+        return std::pair(plan.rows, plan.splits);
       },
       py::arg("num_tokens"), py::arg("out_features"), py::arg("in_features"), py::arg("format"));
   m.def(

@@ -63,7 +63,7 @@ class LaunchConfig {
 
 template <class... Params>
 void allow_shared_bytes(void (*kernel)(Params...), size_t bytes) {
-  constexpr size_t kWithoutAsking = 48 * 1024;
+  constexpr size_t kWithoutAsking = 32 * 1024;  // 48 KiB with what is static
   if (bytes > kWithoutAsking)
     check_cuda(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));

@@ -11,6 +11,7 @@ from bequest.engine.kernels import cuda, cuda_coded, cuda_linear
 from bequest.engine.kernels.cuda_linear import RowNorm
 from bequest.engine.kernels.cuda_tiles import TileFormat
 from bequest.engine.kernels.kv_format import FP8
+from bequest.engine.kernels.streams import current_stream
 from tests.gpu.test_int4 import draw
 from tests.gpu.test_ops import guarded, randn, reference_norm
 from tests.gpu.test_skinny_linear import assert_near
@@ -106,6 +107,26 @@ def test_products(format: TileFormat, num_tokens: int, outputs: int, depth: int)
     assert torch.equal(residual, before + plain)
     check()
     assert torch.equal(gated_linear(x, weight, bias, "silu"), cuda.gated_activation(plain, "silu"))
+
+
+@pytest.mark.parametrize("splits", [1, 2, 3, 4])
+@pytest.mark.parametrize("rows", [64, 96, 128, 144, 192, 224])
+def test_waves_of_every_size(rows: int, splits: int) -> None:
+    """Rows in float8, divided in every way: tiles that W ends in, and pieces of k of which some have nothing."""
+    for num_tokens, outputs, depth in ((64, 272, 1920), (33, 2052, 256), (5, 1000, 14336)):
+        x = randn(num_tokens, depth, dtype=BF16, seed=1)
+        weight, values = weight_of(outputs, depth, FLOAT8_ROWS)
+        assert isinstance(weight, tuple)
+        codes, scales = weight
+        rounded = cuda_linear.float8_rows(x)
+        out, check = guarded(num_tokens, outputs, dtype=BF16)
+        matrix = (rounded.codes.data_ptr(), num_tokens, depth, 2)
+        product = (codes.data_ptr(), 0, outputs, depth, scales.data_ptr(), 0)
+        _C.cuda_planned_tile_linear(
+            matrix, rounded.scales.data_ptr(), product, out.data_ptr(), (rows, splits), current_stream()
+        )
+        assert_near(out, multiplied(x, FLOAT8_ROWS) @ values.T)
+        check()
 
 
 @pytest.mark.parametrize("num_tokens", ROWS[BFLOAT16])

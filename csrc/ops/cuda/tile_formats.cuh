@@ -42,17 +42,6 @@ struct TileBFloat16 {
   }
 };
 
-// e4m3 beside x in e4m3.
-struct TileFloat8Rows {
-  static constexpr int kUnit = 128, kLine = 128;
-  static constexpr bool kGrouped = false, kIsOperand = true;
-
-  template <int kCount>
-  __device__ static __forceinline__ void multiply_operands(float (&c)[kCount], uint64_t a, uint64_t b) {
-    multiply<F8Operands>(c, a, b, true);
-  }
-};
-
 struct TileFloat8 {
   static constexpr int kUnit = 128, kLine = 64;
   static constexpr bool kGrouped = false, kIsOperand = false;

@@ -8,9 +8,9 @@ namespace bequest::cuda::tiles {
 
 template <class Format, int kTokenTiles, bool kNorm>
 void launch_rows(const SkinnyLinearParams& p, const TilePlan& plan, Stream stream) {
-  if (plan.row_groups == 1)
+  if (plan.rows == kGroupRows)
     return launch_kernel<Sizes<Format, kTokenTiles, 1>, kNorm>(p, plan.splits, stream);
-  if (plan.row_groups == 2)
+  if (plan.rows == 2 * kGroupRows)
     return launch_kernel<Sizes<Format, kTokenTiles, 2>, kNorm>(p, plan.splits, stream);
   launch_kernel<Sizes<Format, kTokenTiles, 4>, kNorm>(p, plan.splits, stream);
 }

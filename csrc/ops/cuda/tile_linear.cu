@@ -20,6 +20,32 @@ constexpr int64_t kMostCodedRows = 256;  // of codes of 4 bits: more are faster 
 constexpr int64_t kGroupRows = 64, kMostSplits = 8;
 constexpr int64_t kLeastDepth = 512;  // of k, of a CTA
 
+// Of rows in e4m3, which are multiplied in waves.
+constexpr int kWaveRows[] = {64, 96, 128, 144, 192, 224};
+struct WaveSplits {
+  int splits;
+  int64_t parts_cost;  // to add the parts of a row of W
+};
+constexpr WaveSplits kWaveSplits[] = {{1, 0}, {2, 16}, {4, 20}};
+constexpr int64_t kLineCost = 104;
+
+// Costs are in rows of a line of 128 bytes: what a CTA reads of W, and of x with what a line takes beside it.
+// A chip of which half is idle reads its lines in three quarters of the time.
+TilePlan wave_plan(int64_t out_features, int64_t in_features) {
+  const int64_t lines = in_features / 128, chip = multiprocessors();
+  TilePlan best{};
+  int64_t least = 0;
+  for (const WaveSplits& way : kWaveSplits)
+    for (const int rows : kWaveRows) {
+      const int64_t room = way.splits < 4 ? chip : chip * 10 / 11;  // not all are in a cluster of four
+      const int64_t blocks = ceil_div(out_features, rows) * way.splits, waves = ceil_div(blocks, room);
+      const int64_t line = (rows + kLineCost) * (ceil_div(blocks, waves) + room);
+      const int64_t cost = waves * ceil_div(lines, way.splits) * line / (2 * room) + rows * way.parts_cost;
+      if (best.rows == 0 || cost < least) best = {rows, way.splits}, least = cost;
+    }
+  return best;
+}
+
 bool has_rows(int64_t num_tokens, int64_t elements, TileFormat format) {
   const bool small = elements <= kSmallWeight;
   switch (format) {
@@ -63,6 +89,7 @@ bool is_tile_product(int64_t num_tokens, int64_t out_features, int64_t in_featur
 // Two CTAs share a multiprocessor up to 64 tokens. What they read of x for each byte of W falls with the rows
 // of W that they have; so do the CTAs that read.
 TilePlan tile_plan(int64_t num_tokens, int64_t out_features, int64_t in_features, TileFormat format) {
+  if (format == TileFormat::kFloat8Rows) return wave_plan(out_features, in_features);
   const int64_t chip = multiprocessors(), groups = ceil_div(out_features, kGroupRows);
   const int64_t most_splits = std::clamp<int64_t>(in_features / kLeastDepth, 1, kMostSplits);
   int64_t rows = groups > 2 * chip ? 2 : 1, blocks = chip * 17 / 10;
@@ -72,7 +99,7 @@ TilePlan tile_plan(int64_t num_tokens, int64_t out_features, int64_t in_features
     blocks = chip / ceil_div(num_tokens, kBlockRows);
   }
   const int64_t splits = std::min(blocks / ceil_div(groups, rows), most_splits);
-  return {static_cast<int>(rows), static_cast<int>(std::max<int64_t>(splits, 1))};
+  return {static_cast<int>(rows * kGroupRows), static_cast<int>(std::max<int64_t>(splits, 1))};
 }
 
 void tile_linear(const SkinnyLinearParams& p, const TilePlan& plan, Stream stream) {
@@ -85,8 +112,6 @@ void tile_linear(const SkinnyLinearParams& p, const TilePlan& plan, Stream strea
   check(in_range(p.tap) && !p.tap.store_output, "tile_linear: tap");
   check(p.tap.ring_rows == nullptr || (p.norm_weight != nullptr && is_aligned(p.tap.ring, 16)),
         "tile_linear: a tap is the norm's");
-  check(plan.row_groups == 1 || plan.row_groups == 2 || plan.row_groups == 4,
-        "tile_linear: 1, 2 or 4 groups of rows");
   check(plan.splits >= 1 && plan.splits <= kMostSplits, "tile_linear: 1 to 8 parts of k");
   check(p.norm_weight == nullptr || (p.scales == nullptr && p.groups == nullptr),
         "tile_linear: a norm beside codes");
@@ -94,9 +119,11 @@ void tile_linear(const SkinnyLinearParams& p, const TilePlan& plan, Stream strea
   check(p.x_scales == nullptr || (p.scales != nullptr && p.norm_weight == nullptr),
         "tile_linear: x in e4m3 is for weights in e4m3");
   const TileFormat format = tile_format(p);
+  if (format == TileFormat::kFloat8Rows) return tile_linear_fp8_rows(p, plan, stream);
+  check(plan.rows == kGroupRows || plan.rows == 2 * kGroupRows || plan.rows == 4 * kGroupRows,
+        "tile_linear: 64, 128 or 256 rows of W");
   if (format == TileFormat::kInt4) return tile_linear_int4(p, plan, stream);
   if (format == TileFormat::kFloat8) return tile_linear_fp8(p, plan, stream);
-  if (format == TileFormat::kFloat8Rows) return tile_linear_fp8_rows(p, plan, stream);
   p.norm_weight != nullptr ? tile_linear_bf16_normed(p, plan, stream) : tile_linear_bf16(p, plan, stream);
 }
 

@@ -26,16 +26,6 @@
 
 namespace bequest::cuda::tiles {
 
-// The units of k that a CTA has.
-struct Piece {
-  int first, count;
-
-  __device__ Piece(int units, int split, int splits) {
-    first = split * units / splits;
-    count = (split + 1) * units / splits - first;
-  }
-};
-
 // A stage of the ring in one of its rounds.
 struct RingPlace {
   int stage, round;
@@ -173,7 +163,6 @@ template <class Size, bool kNorm>
 __device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLinearParams& p, int stages) {
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ Barriers barriers;
-  __shared__ float factors[Size::kTokens];
   let_next_start();
   constexpr int kUnit = Size::Format::kUnit;
   const int blocks = static_cast<int>(ceil_div(p.num_tokens, Size::kTokens));
@@ -192,13 +181,13 @@ __device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLine
   if (threadIdx.x < kWarp && is_elected()) ring.begin(piece, stages);
   __syncwarp();
   wait_for_previous();
-  const uint32_t before = Results<Size>(p, tile, block, address, squares, factors).begin();
+  const uint32_t before = Results<Size>(p, tile, block, address, squares).begin();
   Sums<Size, kNorm> sums;
   multiply_piece(sums, ring, barriers, piece, stages,
                  {address, address + Size::kWeightBytes + Size::kGroupBytes, address + Size::kWeightBytes,
                   address + Size::gain(stages)});
   __syncthreads();  // all of the ring has been read
-  const Results<Size> results(p, tile, block, address, squares, factors);
+  const Results<Size> results(p, tile, block, address, squares);
   auto *parts = reinterpret_cast<float*>(shared),
        *sums_of_squares = reinterpret_cast<float*>(shared + Size::squares(stages));
   leave(sums, parts, sums_of_squares);

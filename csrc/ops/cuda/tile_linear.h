@@ -13,8 +13,8 @@ enum class TileFormat : int { kBFloat16 = 0, kFloat8 = 1, kFloat8Rows = 2, kInt4
 
 // How a product is divided. A row's result depends on it, and not on the other rows.
 struct TilePlan {
-  int row_groups;  // 1, 2 or 4 times 64 rows of W, of a CTA
-  int splits;      // of k, among the CTAs of a cluster: 1 to 8
+  int rows;    // of W, of a CTA: 64, 128 or 256; of kFloat8Rows 64, 96, 128, 144, 192 or 224
+  int splits;  // of k, among the CTAs of a cluster: 1 to 8, of kFloat8Rows to 4
 };
 
 // Whether tiles are the fastest way to multiply T rows with a weight [N, K], and can be: by the figures of
@@ -22,7 +22,8 @@ struct TilePlan {
 bool is_tile_product(int64_t num_tokens, int64_t out_features, int64_t in_features, TileFormat format,
                      bool normed);
 
-// The plan depends on T by whether there are more than 32, 64 and 128, and then on how many times 128.
+// The plan depends on T by whether there are more than 32, 64 and 128, and then on how many times 128; that
+// of kFloat8Rows does not.
 TilePlan tile_plan(int64_t num_tokens, int64_t out_features, int64_t in_features, TileFormat format);
 
 // REQUIRES: a norm beside bfloat16 alone; N is even, of a gate a multiple of 4; K is a multiple of 64, of

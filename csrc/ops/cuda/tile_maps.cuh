@@ -58,8 +58,7 @@ CUtensorMap rows_map(const SkinnyLinearParams& p) {
   const cuuint64_t sizes[] = {kLine, static_cast<cuuint64_t>(p.num_tokens), lines},
                    strides[] = {lines * kLineBytes, kLineBytes};
   const cuuint32_t box[] = {kLine, Size::kTokens, Size::kBatches};
-  const auto type = kLine == kLineBytes ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  return encode(p.x, type, CU_TENSOR_MAP_SWIZZLE_128B, 3, sizes, strides, box);
+  return encode(p.x, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B, 3, sizes, strides, box);
 }
 
 template <class Size>

@@ -82,11 +82,8 @@ __device__ __forceinline__ void add_slices(float* parts, float* squares, int tok
 template <class Size>
 class Results {
  public:
-  // factors: in shared memory, of the tokens of rows in e4m3
-  __device__ Results(const SkinnyLinearParams& p, int tile, int block, uint32_t parts, uint32_t squares,
-                     float* factors)
+  __device__ Results(const SkinnyLinearParams& p, int tile, int block, uint32_t parts, uint32_t squares)
       : p_(p),
-        factors_(factors),
         parts_(parts),
         squares_(squares),
         gated_(p.result == SkinnyResult::kGate),
@@ -99,12 +96,9 @@ class Results {
 
   __device__ int num_tokens() const { return tokens_; }
 
-  // Early: the factors of tokens, and what the thread's first results are added to, which it returns. Memory
-  // is several hundred clocks away, too far for each result.
+  // Early: what the thread's first results are added to. Memory is several hundred clocks away, too far for
+  // each result.
   __device__ __forceinline__ uint32_t begin() const {
-    const int token = static_cast<int>(threadIdx.x);
-    if (p_.x_scales != nullptr && token < tokens_)
-      factors_[token] = __ldcg(p_.x_scales + first_token_ + token);
     if (p_.result != SkinnyResult::kAdd || begin_ >= tokens_ * pairs_ || output(begin_) >= stride_) return 0;
     return __ldcg(place(begin_));
   }
@@ -163,9 +157,8 @@ class Results {
     return {rounded<BFloat16>(sum.x), rounded<BFloat16>(sum.y)};
   }
 
-  // What a token's results are multiplied by: its scale, or what the norm comes to.
+  // What a token's results are multiplied by: what the norm comes to.
   __device__ __forceinline__ float scale_of(int token) const {
-    if (p_.x_scales != nullptr) return factors_[token];
     if (p_.norm_weight == nullptr) return 1;
     float square = 0, part[kMostSplits];
 #pragma unroll
@@ -179,7 +172,6 @@ class Results {
   }
 
   const SkinnyLinearParams& p_;
-  float* const factors_;
   const uint32_t parts_, squares_;
   const bool gated_;
   const int pairs_, first_token_, tokens_, stride_, first_output_, begin_;

@@ -17,6 +17,16 @@ inline constexpr int kMostStages = 16;
 inline constexpr int kMostSplits = 8;  // CTAs of a cluster
 inline constexpr int kWordBytes = 16;  // of a row, of a stage: the words of four groups, two of them its own
 
+// The units of k that a CTA has.
+struct Piece {
+  int first, count;
+
+  __device__ Piece(int units, int split, int splits) {
+    first = split * units / splits;
+    count = (split + 1) * units / splits - first;
+  }
+};
+
 // kRowGroups times 64 rows of W against kTokenTiles times 8 tokens.
 template <class FormatType, int kTokenTiles, int kRowGroups>
 struct Sizes {
