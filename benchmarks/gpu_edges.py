@@ -106,8 +106,9 @@ def queue_times(built: Built) -> None:
     size, captured = next(
         (size, graph) for size, graph in runner._graphs.items() if size.num_tokens == 1 and size.merges
     )
-    staging, results = runner._small.staging, runner._results
-    inputs = runner._small.staging.used_bytes("block_tables", 1)
+    buffers = runner._buffers.of(size) if hasattr(runner._buffers, "of") else runner._small
+    staging, results = buffers.staging, runner._results
+    inputs = staging.used_bytes("block_tables", 1)
     events = [torch.cuda.Event(enable_timing=timed) for timed in (True, False, True)]
     print(f"  inputs of one row: {inputs} bytes")
 
@@ -127,7 +128,8 @@ def queue_times(built: Built) -> None:
         "graph, copy out": [replay, copy_out],
         "copy in, graph, copy out": [copy_in, replay, copy_out],
         "copy in, event, graph, copy out": [copy_in, marks[1], replay, copy_out],
-        "as a step": [marks[0], copy_in, marks[1], replay, copy_out, marks[2]],
+        "and events before and behind": [marks[0], copy_in, marks[1], replay, copy_out, marks[2]],
+        "copy in, event, graph, event": [copy_in, marks[1], replay, marks[2]],
     }
     took: dict[str, list[float]] = {name: [] for name in ways}
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

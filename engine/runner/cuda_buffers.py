@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bequest.engine.kernels.cuda_attention import CudaAttentionPlan, CudaAttentionWorkspace, WorkCounts
+from bequest.engine.kernels.cuda_sampler import HOST_TOKENS
 from bequest.engine.kernels.delta_net import RecurrentStep
 from bequest.engine.runner.cuda_sizes import StepSize
 from bequest.engine.runner.staging import Field, Staging, StagingLayout
@@ -71,6 +72,7 @@ class StepBuffers:
                     Field("masked_rows", (max_samples,), torch.int32),
                     Field("sample_positions", (max_samples,), torch.int32),
                     Field("sample_drafts", (max_samples,), torch.int32),
+                    Field("told", (HOST_TOKENS,), torch.int64),
                     Field("copies", (len(self.strips) * max_tokens, 2), torch.int32),
                     *([] if states is None else recurrent),
                     *others,

@@ -154,9 +154,8 @@ class RowCluster {
   // f(x [kUnit], unit) over this thread's part of `row` in device memory, after_unit() by whole warps after
   // each unit. Several loads are on their way before the first is used: there are few threads for the
   // memory's latency.
-  template <class T, class F, class G>
+  template <int kLoads = 4, class T, class F, class G>
   __device__ __forceinline__ void for_each_loaded(const T* row, bool aligned, F&& f, G&& after_unit) const {
-    constexpr int kLoads = 4;
     for (unsigned base = threadIdx.x; base - threadIdx.x < units_; base += kLoads * blockDim.x) {
       float x[kLoads][kUnit];
 #pragma unroll
