@@ -1,6 +1,6 @@
 """What a stream's step does outside its layers on a GPU: a time line from its last layer to the next step's first one.
 
-    python -m benchmarks.gpu_edges [--shape qwen3-0.6b] [--weights auto|int4]
+    python -m benchmarks.gpu_edges [--shape qwen3-0.6b] [--weights auto|int4] [--replays 200]
 
 Means over the steps of one stream with the same kernels, of an engine with random weights: when each kernel begins and
 ends, behind the end of the product over the vocabulary, and what passed since anything ran. A profiler makes steps
@@ -15,6 +15,7 @@ import asyncio
 import logging
 import statistics
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -31,7 +32,7 @@ from bequest.engine.build import Built, build_engine
 from bequest.engine.config import EngineConfig
 from bequest.engine.kernels.streams import copy_bytes, record
 
-PROMPT, STEPS, REPLAYS = 512, 256, 200
+PROMPT, STEPS = 512, 256
 _CHAIN, _ATTENTION = "skinny_chain_kernel", "single_token_kernel"
 _SHOWN = 34  # characters of a kernel's name
 
@@ -100,7 +101,7 @@ def show_calls(calls: dict[int, tuple[str, float, float]], steps: int) -> None:
         print(f"  host: {len(each) / steps:7.2f} {name} a step, {statistics.median(each):7.2f} µs each")
 
 
-def queue_times(built: Built) -> None:
+def queue_times(built: Built, replays: int) -> None:
     """µs of what a step queues, in turns, without a profiler."""
     runner: Any = built.engine._device._runner._runner  # type: ignore[attr-defined] # of the one that can sleep
     size, captured = next(
@@ -139,19 +140,38 @@ def queue_times(built: Built) -> None:
         for _ in range(4):
             for name, calls in ways.items():
                 begin.record()
-                for _ in range(REPLAYS):
+                for _ in range(replays):
                     for call in calls:
                         call()
                 end.record()
                 end.synchronize()
-                took[name].append(1e3 * begin.elapsed_time(end) / REPLAYS)
+                took[name].append(1e3 * begin.elapsed_time(end) / replays)
     for name, each in took.items():
         print(f"  {name:36} {statistics.median(each):9.2f} µs   {' '.join(f'{one:.1f}' for one in each)}")
 
 
-async def measure(config: EngineConfig) -> None:
+async def show_launches(built: Built) -> None:
+    """How often the device had nothing to do when a step was launched, and what passed between two launches."""
+    results: Any = built.engine._device._runner._runner._results  # type: ignore[attr-defined]
+    begin, launched, late = results.begin, [], []
+
+    def watched() -> None:
+        late.append(results._copied[results._turn - 1].query())
+        launched.append(time.perf_counter())
+        begin()
+
+    results.begin = watched
+    await run_requests(built, [(PROMPT, STEPS)], "profiled")
+    results.begin = begin
+    passed = sorted(1e6 * (b - a) for a, b in pairwise(launched[4:]))
+    parts = " ".join(f"{passed[int(part * (len(passed) - 1))]:.0f}" for part in (0.05, 0.5, 0.95, 0.99, 1.0))
+    print(f"  late: {sum(late[4:])} of {len(late) - 4}; us between launches, 5, 50, 95, 99 and 100 %: {parts}")
+
+
+async def measure(config: EngineConfig, replays: int) -> None:
     built = await build_engine(config)
     await run_requests(built, [(PROMPT, 64)] * 2, "warm")
+    await show_launches(built)
     rates = []
     for _ in range(5):
         seconds = await run_requests(built, [(PROMPT, STEPS)], "profiled")
@@ -168,7 +188,8 @@ async def measure(config: EngineConfig) -> None:
     periods = [b - a for a, b in pairwise(ends)]
     print(f"  from step to step, profiled: median {statistics.median(periods):.2f} µs, least {min(periods):.2f}")
     show_calls(calls, STEPS)
-    queue_times(built)
+    if replays:
+        queue_times(built, replays)
     await built.engine.stop()
 
 
@@ -176,6 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="qwen3-0.6b", choices=list(SHAPES))
     parser.add_argument("--weights", default="auto", choices=["auto", "int4"])
+    parser.add_argument("--replays", type=int, default=200, help="of each way, four times; 0: none")
     options = parser.parse_args()
     logging.basicConfig(level="WARNING", format="%(message)s")
     if options.weights == "int4":
@@ -190,7 +212,7 @@ def main() -> None:
             device="cuda",
         )
         print(f"{options.shape}, weights {options.weights}")
-        asyncio.run(measure(config))
+        asyncio.run(measure(config, options.replays))
 
 
 if __name__ == "__main__":
