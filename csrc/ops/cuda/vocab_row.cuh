@@ -14,7 +14,7 @@
 
 namespace bequest::cuda {
 
-inline constexpr int kClusterSize = 8;  // of rows that are staged
+inline constexpr int kClusterSize = 8;  // of rows that are staged; none is larger
 inline constexpr int kRowThreads = 512;
 inline constexpr int kRowWarps = kRowThreads / kWarp;
 inline constexpr int kUnit = 8;           // tokens that a thread handles at once: two philox blocks
@@ -192,14 +192,21 @@ class RowCluster {
     __syncthreads();
     if (threadIdx.x < K) {
       V sum = parts[0][threadIdx.x];
-      for (unsigned warp = 1; warp < blockDim.x / kWarp; ++warp) sum = op(sum, parts[warp][threadIdx.x]);
+#pragma unroll
+      for (int warp = 1; warp < kRowWarps; ++warp) sum = op(sum, parts[warp][threadIdx.x]);
       block[turn_][threadIdx.x] = sum;
     }
     cluster_.sync();
     if (threadIdx.x < K) {
-      V* mine = &block[turn_][threadIdx.x];
-      V sum = *cluster_.map_shared_rank(mine, 0);
-      for (int rank = 1; rank < size_; ++rank) sum = op(sum, *cluster_.map_shared_rank(mine, rank));
+      // All are asked for at once: each takes a trip across the cluster.
+      V of_rank[kClusterSize];
+#pragma unroll
+      for (int rank = 0; rank < kClusterSize; ++rank)
+        of_rank[rank] = *cluster_.map_shared_rank(&block[turn_][threadIdx.x], min(rank, size_ - 1));
+      V sum = of_rank[0];
+#pragma unroll
+      for (int rank = 1; rank < kClusterSize; ++rank)
+        if (rank < size_) sum = op(sum, of_rank[rank]);
       total[threadIdx.x] = sum;
     }
     __syncthreads();
