@@ -199,14 +199,14 @@ class RowCluster {
     cluster_.sync();
     if (threadIdx.x < K) {
       // All are asked for at once: each takes a trip across the cluster.
-      V of_rank[kClusterSize];
+      V parts_of_ranks[kClusterSize];
 #pragma unroll
       for (int rank = 0; rank < kClusterSize; ++rank)
-        of_rank[rank] = *cluster_.map_shared_rank(&block[turn_][threadIdx.x], min(rank, size_ - 1));
-      V sum = of_rank[0];
+        parts_of_ranks[rank] = *cluster_.map_shared_rank(&block[turn_][threadIdx.x], min(rank, size_ - 1));
+      V sum = parts_of_ranks[0];
 #pragma unroll
       for (int rank = 1; rank < kClusterSize; ++rank)
-        if (rank < size_) sum = op(sum, of_rank[rank]);
+        if (rank < size_) sum = op(sum, parts_of_ranks[rank]);
       total[threadIdx.x] = sum;
     }
     __syncthreads();
