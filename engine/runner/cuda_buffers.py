@@ -1,8 +1,7 @@
 """Where a step's arrays lie on the device, and the attention workspaces whose work lists are among them.
 
-A step is one copy of everything up to the last row of its block tables. Arrays that are long enough for the largest
-step would make that a third of a megabyte, ten microseconds, for a step of one token; so small steps have buffers of
-their own.
+A step is one copy of everything up to the last row of its block tables, so small steps have buffers of their own
+(cuda_buffer_sizes.py).
 """
 
 from __future__ import annotations
