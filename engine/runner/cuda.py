@@ -2,8 +2,8 @@
 
 A step is: one copy of its arrays to the device, row updates and block copies if it has any, one graph (forward, logits,
 sampling), one copy of its results back, which a step that is its graph alone does without. Nothing else synchronises,
-so the next step can be queued while this one runs. Log-probabilities, steps larger than any graph and steps that yield add
-launches of their own.
+so the next step can be queued while this one runs. Log-probabilities, steps larger than any graph and steps that yield
+add launches of their own.
 """
 
 from __future__ import annotations
