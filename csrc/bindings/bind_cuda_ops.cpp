@@ -419,7 +419,8 @@ cuda::SampleParams sample_params(const SamplerRows& rows, const Logits& logits, 
           .masks = nullptr,
           .tokens = out.tokens,
           .bad = out.bad,
-          .guesses = false};
+          .guesses = false,
+          .told = out.told};
 }
 
 void bind_sampler(py::module_& m) {

@@ -7,6 +7,7 @@
 #include "model/cuda/skinny_chain.h"
 #include "ops/cuda/fine_linear.h"
 #include "ops/cuda/rope.h"
+#include "ops/cuda/sampling.h"
 
 namespace bequest {
 
@@ -196,12 +197,14 @@ template <>
 inline constexpr auto fields_of<SampledRows> =
     std::tuple(&SampledRows::rows, &SampledRows::positions, &SampledRows::drafts);
 
-// The tokens [N] that were sampled, and which of them are bad.
+// The tokens [N] that were sampled, which of them are bad, and where the host is told of them.
 struct SampledTokens {
   int32_t* tokens;
   bool* bad;
+  const cuda::HostTokens* told;  // null: it is not
 };
 template <>
-inline constexpr auto fields_of<SampledTokens> = std::tuple(&SampledTokens::tokens, &SampledTokens::bad);
+inline constexpr auto fields_of<SampledTokens> =
+    std::tuple(&SampledTokens::tokens, &SampledTokens::bad, &SampledTokens::told);
 
 }  // namespace bequest

@@ -19,7 +19,7 @@ Product = tuple[int, int, int, int, int, int] | tuple[int, int, int, int, int, i
 FineMatrices = tuple[int, int, int, int, int, int, int]  # codes, words, scales, E, N, K, codec (fine_codes.h)
 FineRows = tuple[int, int, int, int, int]  # x, halves, out, parts, rows (fine_linear.h)
 SampledRows = tuple[int, int, int]  # rows [N], positions [N], drafts [N] or 0: nothing was drafted
-Sampled = tuple[int, int]  # tokens [N], which of them are bad [N]
+Sampled = tuple[int, int, int]  # tokens [N], which of them are bad [N], HostTokens or 0
 TappedNorm = tuple[int, float, HiddenTap | None]  # weight [K], eps
 # Router, experts of a row, whether they count 1 together, factor, gate and up and down of one that all rows take.
 ChainExperts = tuple[Product, int, bool, float, Product, Product, int, int, bool]

@@ -27,6 +27,8 @@ _UPDATE = struct.Struct("<4i Qq 3fi 3fI 16i Qi4x")
 _CLOSED, _GREEDY, _DRAWS = 0, 1, 2
 # Steps launched past a sequence's end record a token each before they are discarded.
 _DISCARDED_STEPS = 16
+HOST_TOKENS = 4  # addresses: csrc/ops/cuda/sampling.h
+NOT_TOLD = (0,) * HOST_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +200,7 @@ class CudaSampler:
         bad: Tensor | None = None,
         masks: Tensor | None = None,
         drafts: Tensor | None = None,
+        told: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Tokens int32 [N] for logits [N, V], float32 or bfloat16, of distinct rows, and which are bad, bool [N].
 
@@ -207,6 +210,9 @@ class CudaSampler:
 
         With drafts int32 [N] a row may be there several times, in a run: a sample that is not what was drafted to
         follow, or is bad, is the last of its row, and the tokens behind it in the run are 0 and not bad.
+
+        `told` int64 [HOST_TOKENS] on the device: addresses of pinned memory that gets tokens and bad, too, and of
+        where a number goes [1] and comes from [1] on the device (csrc/ops/cuda/sampling.h). 0: nowhere.
         """
         num = logits.shape[0]
         assert not self._updates, "flush() the sampler first"
@@ -222,7 +228,9 @@ class CudaSampler:
             assert masks.is_cuda and masks.dtype is torch.int32 and masks.is_contiguous()
             assert masks.shape == (num, mask_words(self.vocab_size))
         masked = 0 if masks is None else masks.data_ptr()
-        out = (tokens.data_ptr(), bad.data_ptr())
+        if told is not None:
+            assert told.is_cuda and told.dtype is torch.int64 and told.shape == (HOST_TOKENS,)
+        out = (tokens.data_ptr(), bad.data_ptr(), 0 if told is None else told.data_ptr())
         by = (rows.data_ptr(), positions.data_ptr(), 0 if drafts is None else drafts.data_ptr())
         self._bound.sample(logit_rows(logits), by, masked, out, current_stream())
         return tokens, bad
@@ -239,7 +247,7 @@ class CudaSampler:
             assert array.is_cuda and array.dtype is torch.int32 and array.is_contiguous() and array.shape == (size,)
         tokens = torch.empty(num, dtype=torch.int32, device=self._device)
         bad = torch.empty(num, dtype=torch.bool, device=self._device)
-        by, out = (rows.data_ptr(), positions.data_ptr(), 0), (tokens.data_ptr(), bad.data_ptr())
+        by, out = (rows.data_ptr(), positions.data_ptr(), 0), (tokens.data_ptr(), bad.data_ptr(), 0)
         self._bound.guess(logit_rows(logits), by, guessed.data_ptr(), out, current_stream())
         return tokens
 

@@ -1,8 +1,9 @@
 """The runner of the CUDA backend. Device thread only, one stream; results are waited for elsewhere.
 
 A step is: one copy of its arrays to the device, row updates and block copies if it has any, one graph (forward, logits,
-sampling), one copy of its results back. Nothing else synchronises, so the next step can be queued while this one runs.
-Log-probabilities, steps larger than any graph and steps that yield add launches of their own.
+sampling), one copy of its results back, which a step that is its graph alone does without. Nothing else synchronises,
+so the next step can be queued while this one runs. Log-probabilities, steps larger than any graph and steps that yield
+add launches of their own.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ import torch
 from torch import Tensor
 
 from bequest.engine.kernels import cuda as kernels
-from bequest.engine.kernels.cuda_attention import CudaAttentionWorkspace
 from bequest.engine.kernels.cuda_capture import captured
-from bequest.engine.kernels.cuda_sampler import CudaSampler
+from bequest.engine.kernels.cuda_sampler import NOT_TOLD, CudaSampler
 from bequest.engine.kernels.streams import StreamScope
 from bequest.engine.layers.start import FixedOverlay, Overlay
 from bequest.engine.models.any_model import Model, logits_of
@@ -27,6 +27,7 @@ from bequest.engine.runner.catalogues import PlacedCatalogues
 from bequest.engine.runner.cuda_adapters import CudaAdapters
 from bequest.engine.runner.cuda_beams import CudaBeams
 from bequest.engine.runner.cuda_blocks import BlockTransfers, PendingRead, PendingWrite
+from bequest.engine.runner.cuda_buffer_sizes import SMALL_STEP, BufferSizes
 from bequest.engine.runner.cuda_buffers import CROSS, StepBuffers
 from bequest.engine.runner.cuda_drafts import MakeDrafts, QueuedStep, fill_fields, queued_step, stage_fill
 from bequest.engine.runner.cuda_encoders import CudaEncoders
@@ -42,6 +43,7 @@ from bequest.engine.runner.cuda_states import StatesRing
 from bequest.engine.runner.cuda_times import DraftTimes, draft_times, one_sequence, time_replays
 from bequest.engine.runner.host_cache import PinnedHostCache
 from bequest.engine.runner.images import SeenImages
+from bequest.engine.runner.staging import Field
 from bequest.engine.runner.timestamps import TimestampRows
 from bequest.engine.types import (
     NO_ROW,
@@ -59,8 +61,6 @@ from bequest.engine.types.adapter import AdapterWeights
 from bequest.engine.types.blocks import BlockLayout, BlockRead, BlockWrite, StateRead, StateWrite
 from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.types.listening import CrossHeads, FloatRows
-
-_SMALL_STEP = 256  # tokens, with padding: steps that have buffers of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +115,7 @@ class CudaRunner:
             if model.config.encoder.takes == "audio":
                 self._timestamps = TimestampRows(limits.max_num_seqs, config.vocab_size, self._device)
             self._encoders = CudaEncoders(model, kv_cache, dtype, limits.max_num_seqs, limits.max_num_encoder_tokens)
-        self._large = self._buffers(limits.max_tokens)
-        self._small = self._buffers(min(_SMALL_STEP, limits.max_tokens), self._large)
-        self._yielding = self._buffers(limits.max_tokens, self._large) if limits.tokens_of_piece else self._large
+        self._buffers = BufferSizes(model, kv_cache, dtype, limits, self._fields, states)
         layers = () if self._drafts is None else self._drafts.layers
         rows, tokens = limits.states_rows, limits.max_tokens
         self._states = StatesRing(rows, config.hidden_size, dtype, self._device, layers, tokens)
@@ -136,37 +134,10 @@ class CudaRunner:
         # All of the above was made on the default stream, which this runner's stream does not wait for.
         torch.cuda.synchronize(self._device)
 
-    def _buffers(self, max_tokens: int, beside: StepBuffers | None = None) -> StepBuffers:
-        strips = (*range(len(self._model.config.strips.windows)), *([] if self._encoders is None else [CROSS]))
-        workspaces = {strip: self._workspace(max_tokens, strip) for strip in strips}
-        if beside is not None:
-            for strip, workspace in workspaces.items():
-                workspace.share_scratch(beside.workspaces[strip])
-        widths = self._limits.max_blocks_per_sequence, self._limits.max_cross_blocks
-        samples = self._limits.max_samples
-        others = self._adapters.fields(max_tokens, samples) + ([] if self._drafts is None else fill_fields(samples))
-        return StepBuffers(workspaces, max_tokens, samples, widths, self._device, self._recurrent, others)
-
-    def _workspace(self, max_tokens: int, strip: int) -> CudaAttentionWorkspace:
-        strips, causal = self._model.config.strips, strip != CROSS
-        heads = strips.heads[strip if causal else 0]
-        return CudaAttentionWorkspace(
-            num_q_heads=self._model.config.num_heads,
-            num_kv_heads=heads.count,
-            head_dim=heads.size,
-            max_sequences=max_tokens,
-            max_tokens=max_tokens,
-            dtype=self._dtype,
-            kv_dtype=self._kv_cache.dtype,
-            causal=causal,
-            window=strips.windows[strip] if causal else 0,
-            block_size=self._kv_cache.shape[4] if causal else None,
-            device=self._device,
-        )
-
-    def _buffers_of(self, num_tokens: int) -> StepBuffers:
-        """Of steps of so many tokens with padding, and of their graphs."""
-        return self._small if num_tokens <= self._small.max_tokens else self._large
+    def _fields(self, max_tokens: int, max_samples: int) -> list[Field]:
+        """Of a step's arrays, those of adapters and drafts."""
+        fields = self._adapters.fields(max_tokens, max_samples)
+        return fields if self._drafts is None else fields + fill_fields(max_samples)
 
     def connect(self, masks: MaskSource) -> None:
         self._masks.connect(masks)
@@ -183,18 +154,19 @@ class CudaRunner:
         with self._scope:
             self._results.begin()
             overlay = self._overlay(plan)  # first: the tower works while the rest of the step is staged
-            buffers = self._buffers_of(plan.num_tokens)
+            buffers = self._buffers.of_rows(plan.num_tokens, len(plan.samples))
             work = buffers.write_lists(plan.batch if plan.num_tokens else None)
             size = self._ladder.size_of(plan, prefill=work.prefill_items > 0, merges=work.merges > 0)
             graph = None if size is None or not self._fixed.knows(plan.images, size) else self._graphs.get(size)
             padded = size if size is not None and graph is not None else self._ladder.exact_size(plan)
-            if buffers is not self._buffers_of(padded.num_tokens):
-                buffers = self._large
+            if buffers is not self._buffers.of(padded):
+                buffers = self._buffers.of(padded)
                 buffers.write_lists(plan.batch)
             plain = graph is not None and is_plain(plan) and self._drafts is None
             if not plain:
                 self._masks.settle()
-            self._stage(plan, padded, buffers)
+            is_told = plain and plan.samples.masks is None
+            self._stage(plan, padded, buffers, self._results.host_tokens if is_told else NOT_TOLD)
             self._move(plan.moves, buffers)
             if plan.encoders:
                 assert self._encoders is not None
@@ -215,14 +187,19 @@ class CudaRunner:
                     outputs = self._forward(padded, overlay)
             if plan.samples.masks is not None:
                 self._sample_masked(plan.samples, plan.samples.masks, outputs.logits, plain, buffers)
-            return self._collect(plan, outputs, queued)
+            return self._collect(plan, outputs, queued, is_told=is_told)
 
     def launch_yielding(self, plan: StepPlan, between: Callable[[], None]) -> PendingResults:
         """A graph cannot be left and come back to, so the step runs kernel by kernel."""
-        buffers, size = self._yielding, self._ladder.exact_size(plan)
+        buffers, size = self._buffers.yielding, self._ladder.exact_size(plan)
+
+        def let_pass() -> None:
+            self._results.interrupt()
+            between()
+
         with StreamScope(self._stream):  # `launch` enters the runner's scope between
             self._results.begin()
-            pieces = Pieces(between, buffers, self._limits.tokens_of_piece, plan)
+            pieces = Pieces(let_pass, buffers, self._limits.tokens_of_piece, plan)
             buffers.write_lists(plan.batch)
             self._stage(plan, size, buffers)
             self._move(plan.moves, buffers)
@@ -263,13 +240,13 @@ class CudaRunner:
         self._adapters.register(handle, weights)
 
     def release_adapter(self, handle: int) -> None:
-        with self._scope:
+        with self._apart():
             self._adapters.release(handle)
 
     def is_quick(self, plan: StepPlan) -> bool:
         """Whether it is a small graph, without anything beside it that may take a while or is the first of its kind.
         One that is waited for may be larger: it takes the host as long."""
-        if plan.num_tokens > (4 if plan.is_awaited else 1) * self._small.max_tokens or not self._graphs:
+        if plan.num_tokens > (4 if plan.is_awaited else 1) * SMALL_STEP or not self._graphs:
             return False
         moves = len(plan.moves.swaps_out) + len(plan.moves.swaps_in) + len(plan.moves.states)
         if moves or plan.encoders or plan.images is not None or plan.prompt_logprobs or plan.rows.open:
@@ -285,29 +262,34 @@ class CudaRunner:
 
     def read_blocks(self, read: BlockRead) -> PendingRead:
         self._masks.settle()  # pinning memory may wait for the device
-        with self._scope:
+        with self._apart():
             return self._transfers.read(read)
 
     def write_blocks(self, write: BlockWrite) -> PendingWrite:
         self._masks.settle()
-        with self._scope:
+        with self._apart():
             return self._transfers.write(write)
 
     def read_states(self, read: StateRead) -> PendingRead:
         self._masks.settle()
-        with self._scope:
+        with self._apart():
             return self._transfers.read_states(read)
 
     def write_states(self, write: StateWrite) -> PendingWrite:
         self._masks.settle()
-        with self._scope:
+        with self._apart():
             return self._transfers.write_states(write)
 
     def cross_weights(self, asked: CrossHeads) -> FloatRows:
         assert self._encoders is not None
         self._masks.settle()
-        with self._scope:
+        with self._apart():
             return self._encoders.cross_weights(asked)
+
+    def _apart(self) -> StreamScope:
+        """The scope of what is between steps: its time is not that of the next one."""
+        self._results.interrupt()
+        return self._scope
 
     def close(self) -> None:
         torch.cuda.synchronize(self._device)
@@ -339,7 +321,8 @@ class CudaRunner:
         """None: there are no graphs."""
         if not self._graphs:
             return None
-        seconds, strips, crosses = {}, len(self._small.strips), CROSS in self._small.workspaces
+        seconds, large = {}, self._buffers.large
+        strips, crosses = len(large.strips), CROSS in large.workspaces
         with torch.cuda.stream(self._stream):
             for rows in CHECKED_ROWS:
                 size = self._ladder.size_for(rows, 1, rows, prefill=rows > 1, merges=True)
@@ -370,9 +353,10 @@ class CudaRunner:
 
     # --- a step's arrays -----------------------------------------------------------------------------------------
 
-    def _stage(self, plan: StepPlan, size: StepSize, buffers: StepBuffers) -> None:
+    def _stage(self, plan: StepPlan, size: StepSize, buffers: StepBuffers, told: tuple[int, ...] = NOT_TOLD) -> None:
         """Writes the plan's arrays, padded to `size`, and queues their copy and the sampler's row updates."""
         arrays = buffers.staging.arrays()
+        arrays["told"][:] = told
         batch, samples = plan.batch, plan.samples
         stage_tokens(batch, arrays, size.num_tokens)
         tapped = arrays["tap_rows"][: size.num_tokens], arrays["tap_layers"]
@@ -394,8 +378,9 @@ class CudaRunner:
 
     def _stage_padding(self, size: StepSize, batch: StepBatch | None = None) -> None:
         """A step of `size` without one real token: nothing is written or sampled, or attended but for `batch`."""
-        buffers = self._buffers_of(size.num_tokens)
+        buffers = self._buffers.of(size)
         arrays = buffers.staging.arrays()
+        arrays["told"][:] = NOT_TOLD
         arrays["input_ids"][: size.num_tokens] = NO_TOKEN
         arrays["positions"][: size.num_tokens] = 0
         if batch is not None:
@@ -417,7 +402,7 @@ class CudaRunner:
         self, size: StepSize, overlay: Overlay | FixedOverlay | None = None, pieces: Pieces | None = None
     ) -> _Outputs:
         """From the staged arrays to sampled tokens; every tensor it touches has a fixed place."""
-        buffers = self._buffers_of(size.num_tokens) if pieces is None else pieces.buffers
+        buffers = self._buffers.of(size) if pieces is None else pieces.buffers
         samples = buffers.on_device("sample_tokens")[: size.num_samples]
         hidden = self._model.forward(
             ModelInput(
@@ -439,8 +424,9 @@ class CudaRunner:
                 between=pieces,
             )
         )
-        # `embedding` gathers rows of anything, and starts beside the kernel before it.
-        sampled = hidden if size.narrow else kernels.embedding(samples, hidden)
+        # `embedding` gathers rows of anything, and starts beside the kernel before it. One row is itself.
+        is_itself = size.narrow or size.num_tokens == size.num_samples == 1
+        sampled = hidden if is_itself else kernels.embedding(samples, hidden)
         logits = logits_of(self._model, sampled, self._adapters.bind_samples(size, buffers.on_device))
         rows = buffers.on_device("sample_rows")[: size.num_samples]
         tokens = self._results.tokens[: size.num_samples]
@@ -453,6 +439,7 @@ class CudaRunner:
             tokens,
             self._results.bad[: size.num_samples],
             drafts=drafts,
+            told=buffers.on_device("told"),
         )
         if self._timestamps is not None:
             self._timestamps.record(rows, tokens, drafts)
@@ -475,7 +462,9 @@ class CudaRunner:
 
     # --- results -------------------------------------------------------------------------------------------------
 
-    def _collect(self, plan: StepPlan, outputs: _Outputs, queued: QueuedStep | None) -> PendingResults:
+    def _collect(
+        self, plan: StepPlan, outputs: _Outputs, queued: QueuedStep | None, *, is_told: bool = False
+    ) -> PendingResults:
         num_samples, num_logprobs = len(plan.samples), plan.samples.num_logprobs
         if queued is not None and len(queued.drafted.samples):
             self._results.drafts[:num_samples].copy_(queued.drafts)
@@ -492,7 +481,9 @@ class CudaRunner:
                 prompt = prompt_logprobs(self._model, outputs.hidden, plan, self._adapters)
         beams = self._beams.launch(outputs.logits, plan.beams) if plan.beams else None
         drafted = queued is not None and len(queued.drafted.samples) > 0
-        told = self._results.send(plan.step, num_samples, num_logprobs, prompt, beams, drafted=drafted)
+        told = self._results.send(plan.step, num_samples, num_logprobs, prompt, beams, drafted=drafted, is_told=is_told)
+        if plan.taps is not None or self._drafts is not None:
+            self._results.interrupt()
         if self._drafts is not None and self._drafts.layers and queued is not None:
             with torch.inference_mode():
                 self._drafts.learn(queued, self._states.features(plan.taps))

@@ -1,8 +1,7 @@
 """Where a step's arrays lie on the device, and the attention workspaces whose work lists are among them.
 
-A step is one copy of everything up to the last row of its block tables. Arrays that are long enough for the largest
-step would make that a third of a megabyte, ten microseconds, for a step of one token; so small steps have buffers of
-their own.
+A step is one copy of everything up to the last row of its block tables, so small steps have buffers of their own
+(cuda_buffer_sizes.py).
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bequest.engine.kernels.cuda_attention import CudaAttentionPlan, CudaAttentionWorkspace, WorkCounts
+from bequest.engine.kernels.cuda_sampler import HOST_TOKENS
 from bequest.engine.kernels.delta_net import RecurrentStep
 from bequest.engine.runner.cuda_sizes import StepSize
 from bequest.engine.runner.staging import Field, Staging, StagingLayout
@@ -71,6 +71,7 @@ class StepBuffers:
                     Field("masked_rows", (max_samples,), torch.int32),
                     Field("sample_positions", (max_samples,), torch.int32),
                     Field("sample_drafts", (max_samples,), torch.int32),
+                    Field("told", (HOST_TOKENS,), torch.int64),
                     Field("copies", (len(self.strips) * max_tokens, 2), torch.int32),
                     *([] if states is None else recurrent),
                     *others,

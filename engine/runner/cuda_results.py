@@ -1,4 +1,5 @@
-"""A step's results on their way back: one buffer on the device, pinned ones that take turns, one copy per step."""
+"""A step's results on their way back: one buffer on the device, pinned ones that take turns. Where a step is its graph
+alone, the sampler writes what it has sampled to both; else one copy brings all results."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from bequest.engine.runner.staging import Field, StagingLayout
 from bequest.engine.types import LogprobArrays, StepResult
 
 MOST_LOGPROBS = 20
-_TURNS = 4  # steps whose results may be on their way or unread at once
+_TURNS = 5  # steps whose results may be on their way or unread at once, and the one that the first began behind
 
 
 class ExpertsRead:
@@ -150,13 +151,23 @@ class ResultBuffers:
         self._began = [torch.cuda.Event(enable_timing=True) for _ in range(_TURNS)]
         self._copied = [torch.cuda.Event(enable_timing=True) for _ in range(_TURNS)]
         self._turn = 0
+        self._start = self._began[0]  # of the step that is being launched
+        self._before: torch.cuda.Event | None = None  # of the step before, if nothing was queued behind it
         self._experts = ExpertsRead()
+        self._told = self._host_places()
         self._is_first = True
 
     def count_experts(self, model: Model) -> None:
         """Those that a model reads come back with its steps."""
         if isinstance(model, Decoder):
             self._experts.num_experts = model.count_experts(self._view("experts"))
+            self._told = self._host_places()
+
+    def _host_places(self) -> list[tuple[int, int, int, int]]:
+        counts, places = self._experts.num_experts > 0, self._layout.places
+        tokens, bad, experts = (places[name][0] for name in ("tokens", "bad", "experts"))
+        read = counts * (self._device_address + experts)
+        return [(host + tokens, host + bad, counts * (host + experts), read) for host in self._addresses]
 
     @property
     def tokens(self) -> Tensor:
@@ -179,12 +190,26 @@ class ResultBuffers:
             self._view("top")[: num * top].view(num, top),
         )
 
+    @property
+    def host_tokens(self) -> tuple[int, int, int, int]:
+        """Where the sampler tells the host what the step that is being launched has sampled (`CudaSampler.sample`)."""
+        return self._told[self._turn]
+
     def begin(self) -> None:
-        """A step begins on the current stream."""
+        """A step begins on the current stream: when the one before ends, if that still runs. An event takes the device
+        two microseconds."""
         if self._is_first:  # what was captured and timed before has read experts, too
             self._is_first = False
             self._view("experts").zero_()
-        record(self._began[self._turn])
+        if self._before is not None and not self._before.query():
+            self._start = self._before
+        else:
+            self._start = self._began[self._turn]
+            record(self._start)
+
+    def interrupt(self) -> None:
+        """Something else is queued behind the last step."""
+        self._before = None
 
     def send(
         self,
@@ -195,17 +220,28 @@ class ResultBuffers:
         beams: PendingCandidates | None,
         *,
         drafted: bool = False,
+        is_told: bool = False,
     ) -> PendingResults:
-        """Queues the copy back on the current stream."""
+        """Queues the copy back on the current stream; `is_told`: the sampler has told the host."""
         turn, self._turn = self._turn, (self._turn + 1) % _TURNS
         last = "top" if num_logprobs is not None else "drafts" if drafted else "bad"
         offset, field = self._layout.places[last]
         used = offset + field.shape[0] * field.dtype.itemsize
-        copy_bytes(self._addresses[turn], self._device_address, used)
-        began, copied = self._began[turn], self._copied[turn]
+        if not is_told:
+            copy_bytes(self._addresses[turn], self._device_address, used)
+        copied = self._before = self._copied[turn]
         record(copied)
         return PendingResults(
-            step, began, copied, self._arrays[turn], num_samples, num_logprobs, prompt, beams, drafted, self._experts
+            step,
+            self._start,
+            copied,
+            self._arrays[turn],
+            num_samples,
+            num_logprobs,
+            prompt,
+            beams,
+            drafted,
+            self._experts,
         )
 
     def _view(self, name: str) -> Tensor:

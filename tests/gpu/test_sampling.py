@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 from bequest.engine import _C
 from bequest.engine.kernels import cpu as kernels
 from bequest.engine.kernels import cuda as ops
-from bequest.engine.kernels.cuda_sampler import CudaSampler
+from bequest.engine.kernels.cuda_sampler import NOT_TOLD, CudaSampler
 from bequest.engine.scheduling.sampler_rows import row_spec
 from bequest.engine.types import NO_ROW, RowSpec, SamplingParams
 from tests.kernels.sampling_reference import ReferenceRow
@@ -155,10 +156,13 @@ def random_spec(row: int, vocab: int, chance: random.Random) -> RowSpec:
     return spec(row, seed=chance.getrandbits(64), choice=chance.randrange(4), prompt=prompt, **fields)
 
 
-def test_features() -> None:
-    """All in one batch, eight steps, so that histories matter."""
-    specs = [spec(row, **fields) for row, fields in enumerate(FEATURES.values())]
-    assert compare(specs, V, steps=8) == 0
+@pytest.mark.parametrize("at_once", [len(FEATURES), 8])  # in two launches, and in one
+def test_features(at_once: int) -> None:
+    """Eight steps, so that histories matter."""
+    features = iter(FEATURES.values())
+    while part := list(islice(features, at_once)):
+        specs = [spec(row, **fields) for row, fields in enumerate(part)]
+        assert compare(specs, V, steps=8) == 0
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 3, 7, 8, 9, 63, 64, 65, 1023, 1024, 1025, 4099, 50257])
@@ -333,6 +337,35 @@ def test_counts_stop_growing_when_their_room_is_used_up() -> None:
     logits = make_logits(1).to(DEVICE)
     tokens = [int(sampler.sample(logits, int32(0), int32(p))[0][0]) for p in range(30)]
     assert len(set(tokens[:17])) == 17 and len(set(tokens)) < 30
+
+
+@pytest.mark.parametrize("num", [1, 3, 40])
+def test_the_host_is_told(num: int) -> None:
+    """What comes by pinned memory is what lies on the device; a number goes with it. No address: nothing happens."""
+    chance = random.Random(num)
+    sampler, _ = open_both([random_spec(row, V, chance) for row in range(num)], V)
+    sampler.close_row(num - 1)
+    sampler.flush()
+    tokens = torch.full((num + 1,), 77, dtype=torch.int32, pin_memory=True)
+    bad = torch.zeros(num + 1, dtype=torch.bool, pin_memory=True)
+    number = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+    read = torch.tensor([1 << 40], device=DEVICE)
+    places = [tensor.data_ptr() for tensor in (tokens, bad, number, read)]
+    rows, logits = torch.arange(num, dtype=torch.int32, device=DEVICE), make_logits(num).to(DEVICE)
+
+    def told(places: tuple[int, ...]) -> tuple[list[int], list[bool]]:
+        by = torch.tensor(places, device=DEVICE)
+        sampled = sampler.sample(logits, rows, torch.full_like(rows, 9), told=by)
+        torch.cuda.synchronize()
+        return sampled[0].tolist(), sampled[1].tolist()
+
+    told(NOT_TOLD)
+    assert tokens.tolist() == [77] * (num + 1) and number.item() == 0
+    expected, expected_bad = told((*places[:2], 0, 0))
+    assert tokens.tolist() == [*expected, 77] and bad.tolist() == [*expected_bad, False] and number.item() == 0
+    expected, expected_bad = told(tuple(places))
+    assert tokens.tolist() == [*expected, 77] and bad.tolist() == [*expected_bad, False] and number.item() == 1 << 40
+    assert expected_bad[-1]
 
 
 def test_graph_replay_equals_eager() -> None:

@@ -6,73 +6,13 @@
 #include "device/launch.cuh"
 #include "device/reductions.cuh"
 #include "device/vectors.cuh"
+#include "ops/cuda/row_edits.cuh"
 #include "ops/cuda/sampling.h"
 #include "ops/cuda/vocab_draw.cuh"
 #include "ops/cuda/vocab_select.cuh"
 
 namespace bequest::cuda {
 namespace {
-
-// --- what a row does to its logits
-// -----------------------------------------------------------------------------
-
-__device__ bool edits(const SamplerRow& row) {
-  return row.allowed >= 0 || row.rule != nullptr || row.num_bad_words > 0 || row.num_bias > 0 ||
-         row.counts_capacity > 0 || (row.num_outputs < row.min_tokens && row.num_held_back > 0);
-}
-
-__device__ void mask_bad_words(RowCluster& logits, const SamplerRow& row) {
-  const int32_t* starts = row.storage + row.bad_words;
-  const int32_t* tokens = starts + row.num_bad_words + 1;
-  const int32_t* tail = row.storage + row.tail;
-  for (int word = threadIdx.x; word < row.num_bad_words; word += kRowThreads) {
-    const int before = starts[word + 1] - starts[word] - 1;
-    const int32_t* wanted = tokens + starts[word];
-    bool matches = before <= row.tail_len;
-    for (int i = 0; matches && i < before; ++i) matches = wanted[i] == tail[row.tail_len - before + i];
-    float* x = matches ? logits.find(wanted[before]) : nullptr;
-    if (x) *x = -INFINITY;
-  }
-}
-
-__device__ void penalise(RowCluster& logits, const SamplerRow& row) {
-  const auto* counts = reinterpret_cast<const int2*>(row.storage + row.counts);
-  for (int i = threadIdx.x; i < row.num_counts; i += kRowThreads) {
-    const auto [token, outputs] = counts[i];
-    float* at = logits.find(token);
-    if (!at) continue;
-    float x = *at;
-    const float repetition = row.repetition_penalty;
-    if (repetition != 1) x = x > 0 ? __fdiv_rn(x, repetition) : __fmul_rn(x, repetition);
-    if (outputs > 0) {
-      const float taken =
-          __fadd_rn(__fmul_rn(row.frequency_penalty, static_cast<float>(outputs)), row.presence_penalty);
-      x = __fadd_rn(x, -taken);
-    }
-    *at = __fadd_rn(x, 0.0f);
-  }
-}
-
-// Masks, bias and penalties on the staged slice, in the order of ops/cpu/sampling.h. The allowed mask was
-// applied when it was staged.
-__device__ void edit(RowCluster& logits, const SamplerRow& row) {
-  __syncthreads();
-  mask_bad_words(logits, row);
-  if (row.num_outputs < row.min_tokens) {
-    for (int i = threadIdx.x; i < row.num_held_back; i += kRowThreads) {
-      float* x = logits.find(row.storage[row.held_back + i]);
-      if (x) *x = -INFINITY;
-    }
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < row.num_bias; i += kRowThreads) {
-    float* x = logits.find(row.storage[row.bias + i]);
-    if (x) atomicAdd(x, __int_as_float(row.storage[row.bias + row.num_bias + i]));
-  }
-  __syncthreads();
-  penalise(logits, row);
-  __syncthreads();
-}
 
 template <class T>
 struct Input {
@@ -146,7 +86,8 @@ __device__ int all_best(RowCluster& logits, uint64_t best) {
 }
 
 // No edits and no filters, but for the step's mask: one pass over the logits in device memory.
-template <class T, bool kDraws, bool kMasked>
+// kLoads: units of a thread that are on their way at once
+template <class T, bool kDraws, bool kMasked, int kLoads>
 __device__ Choice choose_streaming(RowCluster& logits, const Input<T>& in, const SamplerRow& row) {
   float max = -INFINITY;
   bool broken = false;
@@ -173,7 +114,7 @@ __device__ Choice choose_streaming(RowCluster& logits, const Input<T>& in, const
     }
     max = fmaxf(max, most);
   };
-  logits.for_each_loaded(in.logits, in.aligned, offer, [&] {
+  logits.for_each_loaded<kLoads>(in.logits, in.aligned, offer, [&] {
     if constexpr (kDraws) draw.publish();
   });
   uint64_t parts[2] = {warp_reduce(kDraws ? draw.best() : best, larger),
@@ -293,8 +234,27 @@ __device__ Choice choose_staged(RowCluster& logits, const Input<T>& in, const Sa
 // --- the row's memory
 // ------------------------------------------------------------------------------------------
 
-// By one CTA, after every other has read the row.
-__device__ void record(ClusterShared& shared, SamplerRow& row, int32_t& last_token, int token) {
+// What a CTA has of its row in shared memory: in registers it would crowd out the logits.
+struct RowMemory {
+  SamplerRow row;   // a copy
+  HostTokens told;  // of thread 0
+};
+
+// By the whole CTA.
+__device__ void copy_row(const SamplerRow& from, SamplerRow& to) {
+  constexpr int kWords = sizeof(SamplerRow) / sizeof(uint32_t);
+  if (threadIdx.x < kWords)
+    reinterpret_cast<uint32_t*>(&to)[threadIdx.x] = reinterpret_cast<const uint32_t*>(&from)[threadIdx.x];
+  __syncthreads();
+}
+
+__device__ void ask_whom_to_tell(const SampleParams& p, HostTokens& told) {
+  if (threadIdx.x == 0) told = p.told != nullptr ? *p.told : HostTokens{};
+}
+
+// By one CTA, after every other has read the row. `row`: its copy
+__device__ void record(ClusterShared& shared, const SamplerRow& row, SamplerRow& to, int32_t& last_token,
+                       int token) {
   auto* counts = reinterpret_cast<int2*>(row.storage + row.counts);
   const int num_counts = row.num_counts;
   if (row.counts_capacity > 0) {
@@ -310,7 +270,7 @@ __device__ void record(ClusterShared& shared, SamplerRow& row, int32_t& last_tok
       ++counts[shared.found].y;
     } else if (num_counts < row.counts_capacity) {
       counts[num_counts] = {token, 1};
-      row.num_counts = num_counts + 1;
+      to.num_counts = num_counts + 1;
     }
   }
   if (row.tail_capacity > 0) {
@@ -319,42 +279,44 @@ __device__ void record(ClusterShared& shared, SamplerRow& row, int32_t& last_tok
       for (int i = 1; i < row.tail_capacity; ++i) tail[i - 1] = tail[i];
       tail[row.tail_capacity - 1] = token;
     } else {
-      tail[row.tail_len++] = token;
+      tail[row.tail_len] = token;
+      to.tail_len = row.tail_len + 1;
     }
   }
-  if (row.rule != nullptr && row.node >= 0) row.node = row.rule->tree.child(row.node, token);
-  ++row.num_outputs;
+  if (row.rule != nullptr && row.node >= 0) to.node = row.rule->tree.child(row.node, token);
+  to.num_outputs = row.num_outputs + 1;
   last_token = token;
 }
 
+// By thread 0.
+__device__ void store(const SampleParams& p, const HostTokens& told, int64_t item, int token, bool bad) {
+  p.tokens[item] = token;
+  p.bad[item] = bad;
+  if (told.tokens == nullptr) return;
+  told.tokens[item] = token;
+  told.bad[item] = bad;
+  if (item == 0 && told.num_read != nullptr) *told.num_read = *told.read;
+}
+
 // What both kernels do after the choice. REQUIRES: all CTAs of the cluster are here.
-__device__ void finish(const SampleParams& p, RowCluster& logits, int64_t item, const Choice& choice) {
+__device__ void finish(const SampleParams& p, RowCluster& logits, const RowMemory& memory, int64_t item,
+                       const Choice& choice) {
   logits.sync();  // nobody leaves while its shared memory is read, and all have read the row
   if (!logits.leads()) return;
   const int row_id = p.row_ids[item];
-  if (!choice.bad && !p.guesses) record(logits.shared(), p.rows[row_id], p.last_tokens[row_id], choice.token);
+  if (!choice.bad && !p.guesses)
+    record(logits.shared(), memory.row, p.rows[row_id], p.last_tokens[row_id], choice.token);
   if (threadIdx.x == 0) {
     if (!choice.bad && p.guesses) p.last_tokens[row_id] = choice.token;
-    p.tokens[item] = choice.bad ? 0 : choice.token;
-    p.bad[item] = choice.bad;
+    store(p, memory.told, item, choice.bad ? 0 : choice.token, choice.bad);
   }
 }
 
-__device__ bool is_open(const SampleParams& p, int row_id) {
-  return row_id >= 0 && row_id < p.num_rows && p.rows[row_id].state != RowState::kClosed;
-}
+__device__ bool exists(const SampleParams& p, int row_id) { return row_id >= 0 && row_id < p.num_rows; }
 
 __device__ bool needs_staging(const SamplerRow& row, int vocab) {
   return edits(row) || (row.state == RowState::kDraws &&
                         (row.top_p < 1 || row.min_p_offset > -INFINITY || limits_number(row, vocab)));
-}
-
-// Into shared memory: in registers it would crowd out the logits.
-__device__ void copy_row(const SamplerRow& from, SamplerRow& to) {
-  constexpr int kWords = sizeof(SamplerRow) / sizeof(uint32_t);
-  if (threadIdx.x < kWords)
-    reinterpret_cast<uint32_t*>(&to)[threadIdx.x] = reinterpret_cast<const uint32_t*>(&from)[threadIdx.x];
-  __syncthreads();
 }
 
 // Where tokens were drafted a row is sampled several times: its samples are a run, which one cluster takes.
@@ -371,51 +333,63 @@ __device__ int end_of_run(const SampleParams& p, int first) {
 }
 
 // Samples of the run that begins with `first`, one behind the other: each sees what those before it have left
-// in the row. A sample that is not what was drafted is the last. choose(item): by the row's copy.
+// in the row. A sample that is not what was drafted is the last. choose(item): by the row's copy, which is
+// there.
 template <bool kRuns, class F>
-__device__ void sample_run(const SampleParams& p, RowCluster& logits, int first, SamplerRow& row,
+__device__ void sample_run(const SampleParams& p, RowCluster& logits, int first, RowMemory& memory,
                            F&& choose) {
-  if constexpr (!kRuns) {
-    copy_row(p.rows[p.row_ids[first]], row);
-    return finish(p, logits, first, choose(first));
-  }
+  if constexpr (!kRuns) return finish(p, logits, memory, first, choose(first));
   int item = first;
   const int end = end_of_run(p, first);
   for (bool right = true; right && item < end; ++item) {
-    copy_row(p.rows[p.row_ids[first]], row);
-    finish(p, logits, item, choose(item));
+    if (item > first) copy_row(p.rows[p.row_ids[first]], memory.row);
+    finish(p, logits, memory, item, choose(item));
     if (item + 1 == end) return;
     logits.sync();  // all see the row and the token as the leader has left them
     right = !p.bad[item] && p.tokens[item] == p.drafts[item];
   }
-  if (!logits.leads()) return;
-  for (item += threadIdx.x; item < end; item += kRowThreads) {
-    p.tokens[item] = 0;
-    p.bad[item] = false;
-  }
+  if (!logits.leads() || threadIdx.x != 0) return;
+  for (; item < end; ++item) store(p, memory.told, item, 0, false);
 }
 
-// The rows that need no staging, and those that are not open.
-template <class T, bool kMasked, bool kRuns>
-__global__ void __launch_bounds__(kRowThreads, 2) stream_kernel(const SampleParams p) {
+// The run that begins with `first`, in a slice of shared memory.
+template <class T, bool kRuns>
+__device__ void sample_staged(const SampleParams& p, RowCluster& logits, int64_t first, RowMemory& memory) {
+  sample_run<kRuns>(p, logits, static_cast<int>(first), memory, [&](int i) {
+    return choose_staged(logits, Input<T>(p, i, memory.row), memory.row, static_cast<int>(p.vocab_size));
+  });
+}
+
+// The rows that need no staging, and those that are not open. kStages: the others, too; clusters are then of
+// kClusterSize.
+template <class T, bool kMasked, bool kRuns, bool kStages>
+__global__ void __launch_bounds__(kRowThreads, kStages ? 1 : 2) stream_kernel(const SampleParams p) {
+  constexpr int kLoads = kStages ? 6 : 4;  // six are all of a row of 196,608 tokens
+  extern __shared__ float4 slice[];
   __shared__ ClusterShared shared;
+  __shared__ RowMemory memory;
+  let_next_start();
+  wait_for_previous();
   const int vocab = static_cast<int>(p.vocab_size);
-  RowCluster logits(shared, nullptr, vocab);
+  RowCluster logits(shared, kStages ? reinterpret_cast<float*>(slice) : nullptr, vocab);
   const int64_t item = blockIdx.x / logits.size();
+  ask_whom_to_tell(p, memory.told);
   const int row_id = p.row_ids[item];
-  if (!is_open(p, row_id)) {
-    if (logits.leads() && threadIdx.x == 0) {
-      p.tokens[item] = 0;
-      p.bad[item] = row_id >= 0;
-    }
+  const SamplerRow& row = memory.row;
+  if (exists(p, row_id)) copy_row(p.rows[row_id], memory.row);
+  if (!exists(p, row_id) || row.state == RowState::kClosed) {
+    if (logits.leads() && threadIdx.x == 0) store(p, memory.told, item, 0, row_id >= 0);
     return;
   }
-  if (!begins_run<kRuns>(p, item) || needs_staging(p.rows[row_id], vocab)) return;
-  __shared__ SamplerRow row;
-  sample_run<kRuns>(p, logits, static_cast<int>(item), row, [&](int i) {
+  if (!begins_run<kRuns>(p, item)) return;
+  if (needs_staging(row, vocab)) {
+    if constexpr (kStages) sample_staged<T, kRuns>(p, logits, item, memory);
+    return;
+  }
+  sample_run<kRuns>(p, logits, static_cast<int>(item), memory, [&](int i) {
     const Input<T> in(p, i, row);
-    return row.state == RowState::kDraws ? choose_streaming<T, true, kMasked>(logits, in, row)
-                                         : choose_streaming<T, false, kMasked>(logits, in, row);
+    return row.state == RowState::kDraws ? choose_streaming<T, true, kMasked, kLoads>(logits, in, row)
+                                         : choose_streaming<T, false, kMasked, kLoads>(logits, in, row);
   });
 }
 
@@ -427,15 +401,20 @@ template <class T, bool kRuns>
 __global__ void __launch_bounds__(kRowThreads, 2) stage_kernel(const SampleParams p) {
   extern __shared__ float4 slice[];
   __shared__ ClusterShared shared;
-  __shared__ SamplerRow row;
+  __shared__ RowMemory memory;
+  let_next_start();
+  wait_for_previous();
   const int vocab = static_cast<int>(p.vocab_size);
   RowCluster logits(shared, reinterpret_cast<float*>(slice), vocab);
+  ask_whom_to_tell(p, memory.told);
   for (int64_t item = blockIdx.x / kClusterSize; item < p.num; item += gridDim.x / kClusterSize) {
     const int row_id = p.row_ids[item];
-    if (!is_open(p, row_id) || !begins_run<kRuns>(p, item)) continue;
-    if (!needs_staging(p.rows[row_id], vocab)) continue;
-    sample_run<kRuns>(p, logits, static_cast<int>(item), row,
-                      [&](int i) { return choose_staged(logits, Input<T>(p, i, row), row, vocab); });
+    if (!exists(p, row_id) || !begins_run<kRuns>(p, item)) continue;
+    const SamplerRow& row = p.rows[row_id];
+    if (row.state == RowState::kClosed || !needs_staging(row, vocab)) continue;
+    __syncthreads();  // the copy of the row before is not read any more
+    copy_row(row, memory.row);
+    sample_staged<T, kRuns>(p, logits, item, memory);
   }
 }
 
@@ -453,15 +432,24 @@ template <class T, bool kRuns>
 void launch_sampling(const SampleParams& p, Stream stream) {
   // About a CTA for each of the device's multiprocessors, however many rows there are.
   constexpr int64_t kMultiprocessors = 132;
+  const auto num = static_cast<unsigned>(p.num);
+  const size_t slice_bytes = slice_size(static_cast<int>(p.vocab_size), kClusterSize) * sizeof(float);
+  const auto shape = [](unsigned clusters, unsigned size, size_t bytes) {
+    return LaunchShape{.grid = clusters * size,
+                       .block = kRowThreads,
+                       .shared_bytes = bytes,
+                       .cluster = size,
+                       .overlaps_previous = true};
+  };
+  if (p.num * kClusterSize <= kMultiprocessors)  // clusters of both kernels would be the same
+    return launch(p.masks ? stream_kernel<T, true, kRuns, true> : stream_kernel<T, false, kRuns, true>,
+                  shape(num, kClusterSize, slice_bytes), stream, p);
   unsigned size = kClusterSize;
   while (size > 1 && p.num * size > kMultiprocessors) size /= 2;
-  const auto num = static_cast<unsigned>(p.num);
-  launch(p.masks ? stream_kernel<T, true, kRuns> : stream_kernel<T, false, kRuns>,
-         {num * size, kRowThreads, 0, size}, stream, p);
+  launch(p.masks ? stream_kernel<T, true, kRuns, false> : stream_kernel<T, false, kRuns, false>,
+         shape(num, size, 0), stream, p);
   constexpr unsigned kStagedClusters = 32;
-  const size_t slice_bytes = slice_size(static_cast<int>(p.vocab_size), kClusterSize) * sizeof(float);
-  launch(stage_kernel<T, kRuns>,
-         {std::min(num, kStagedClusters) * kClusterSize, kRowThreads, slice_bytes, kClusterSize}, stream, p);
+  launch(stage_kernel<T, kRuns>, shape(std::min(num, kStagedClusters), kClusterSize, slice_bytes), stream, p);
 }
 
 }  // namespace

@@ -70,6 +70,15 @@ struct RowUpdateParams {
 
 void update_rows(const RowUpdateParams& p, Stream stream);
 
+// Where the host looks for the tokens of a step: in pinned memory, so that no copy has to follow.
+struct HostTokens {
+  int32_t* tokens;       // [N]; null: it does not
+  bool* bad;             // [N]
+  uint64_t* num_read;    // [1]; null: nobody asks
+  const uint64_t* read;  // [1] on the device: what goes to num_read
+};
+static_assert(sizeof(HostTokens) == 32);
+
 struct SampleParams {
   const void* logits;  // [N, V], rows `stride` apart; not changed
   DType dtype;
@@ -91,9 +100,10 @@ struct SampleParams {
   // No row changes: what each would sample goes to last_tokens, which is then another array than the
   // sampler's. REQUIRES: no drafts, so that no row is there twice
   bool guesses;
+  const HostTokens* told;  // on the device: get what tokens and bad get; null: nobody does
 };
 
-// Two launches, whatever the mixture of rows. Throws on a vocabulary above 416,000.
+// One launch for up to 16 rows, two for more, whatever their mixture. Throws on a vocabulary above 416,000.
 void sample(const SampleParams& p, Stream stream);
 
 }  // namespace bequest::cuda

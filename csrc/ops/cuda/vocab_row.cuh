@@ -14,7 +14,7 @@
 
 namespace bequest::cuda {
 
-inline constexpr int kClusterSize = 8;  // of rows that are staged
+inline constexpr int kClusterSize = 8;  // of rows that are staged; none is larger
 inline constexpr int kRowThreads = 512;
 inline constexpr int kRowWarps = kRowThreads / kWarp;
 inline constexpr int kUnit = 8;           // tokens that a thread handles at once: two philox blocks
@@ -154,9 +154,8 @@ class RowCluster {
   // f(x [kUnit], unit) over this thread's part of `row` in device memory, after_unit() by whole warps after
   // each unit. Several loads are on their way before the first is used: there are few threads for the
   // memory's latency.
-  template <class T, class F, class G>
+  template <int kLoads = 4, class T, class F, class G>
   __device__ __forceinline__ void for_each_loaded(const T* row, bool aligned, F&& f, G&& after_unit) const {
-    constexpr int kLoads = 4;
     for (unsigned base = threadIdx.x; base - threadIdx.x < units_; base += kLoads * blockDim.x) {
       float x[kLoads][kUnit];
 #pragma unroll
@@ -193,14 +192,21 @@ class RowCluster {
     __syncthreads();
     if (threadIdx.x < K) {
       V sum = parts[0][threadIdx.x];
-      for (unsigned warp = 1; warp < blockDim.x / kWarp; ++warp) sum = op(sum, parts[warp][threadIdx.x]);
+#pragma unroll
+      for (int warp = 1; warp < kRowWarps; ++warp) sum = op(sum, parts[warp][threadIdx.x]);
       block[turn_][threadIdx.x] = sum;
     }
     cluster_.sync();
     if (threadIdx.x < K) {
-      V* mine = &block[turn_][threadIdx.x];
-      V sum = *cluster_.map_shared_rank(mine, 0);
-      for (int rank = 1; rank < size_; ++rank) sum = op(sum, *cluster_.map_shared_rank(mine, rank));
+      // All are asked for at once: each takes a trip across the cluster.
+      V parts_of_ranks[kClusterSize];
+#pragma unroll
+      for (int rank = 0; rank < kClusterSize; ++rank)
+        parts_of_ranks[rank] = *cluster_.map_shared_rank(&block[turn_][threadIdx.x], min(rank, size_ - 1));
+      V sum = parts_of_ranks[0];
+#pragma unroll
+      for (int rank = 1; rank < kClusterSize; ++rank)
+        if (rank < size_) sum = op(sum, parts_of_ranks[rank]);
       total[threadIdx.x] = sum;
     }
     __syncthreads();
