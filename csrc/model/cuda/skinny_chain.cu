@@ -21,6 +21,7 @@
 #include "device/reductions.cuh"
 #include "device/shared_memory.cuh"
 #include "model/cuda/skinny_chain.cuh"
+#include "model/cuda/skinny_chain_bytes.cuh"
 #include "model/cuda/skinny_chain_choice.cuh"
 #include "model/cuda/skinny_chain_deltas.cuh"
 #include "model/cuda/skinny_chain_foresight.cuh"
@@ -48,7 +49,7 @@ __device__ __forceinline__ void in_turns(int count, const int& left, W& even, W&
   if (left > 0) even = odd;
 }
 
-// Where a lane finds its x of a phase, and the sums of its groups where those are needed.
+// Where a lane finds its x of a phase. In bytes: where its warp does, and the units of groups.
 template <Form kForm>
 struct XPlace {
   uint32_t begin, sums;
@@ -56,16 +57,15 @@ struct XPlace {
   template <int T>
   __device__ __forceinline__ static XPlace of(const Arguments& a, const Places& places, const uint8_t* shared,
                                               int chunks, int warp, int lane) {
+    if constexpr (kForm == Form::kInt4)
+      return {shared_address(shared + places.rows) + warp * (chunks * kStageBytesOfX<kForm>),
+              shared_address(shared + places.sums) + warp * chunks * kSumBytes};
     // Columns beyond the last row of x are the last; nobody stores what becomes of them.
     const uint32_t row = shared_address(shared + places.rows) + min(lane / 8, T - 1) * a.row_pitch;
-    return {row + lane_in_row<kForm>(lane) + warp * (chunks * kStageBytesOfX<kForm>),
-            shared_address(shared + places.sums) + warp * chunks * kSumBytes + lane % 4 * 16};
+    return {row + lane_in_row<kForm>(lane) + warp * (chunks * kStageBytesOfX<kForm>), 0};
   }
   __device__ __forceinline__ XPlace of_stage(int chunk) const {
     return {begin + chunk * kStageBytesOfX<kForm>, sums + chunk * kSumBytes};
-  }
-  __device__ __forceinline__ void prepare(int lane) const {
-    if constexpr (kForm == Form::kInt4) Row<kForm>::prepare(begin, sums, lane);
   }
 };
 
@@ -107,33 +107,35 @@ __device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, 
   in_turns(count * chunks, left, even, odd, step);
 }
 
-// The same of one stage along k of each tile, added to what is there if `adds`. A stage's weights are read
-// when the ones before are multiplied, so that the loop is short: instructions take longer to come than to
-// run.
-template <Form kForm>
-__device__ __forceinline__ void multiply_stages(RingEnd<kForm>& ring, int count, const XPlace<kForm>& place,
-                                                bool adds, bool has_token, float* to, int& left,
-                                                Weights<kForm>& w) {
-  Row<kForm> x;
-  x.load(place.begin, place.sums);
+// The same of one stage along k of each tile, in bytes, added to what is there if `adds`. A stage's weights
+// are read when the ones before are multiplied, so that the loop is short: instructions take longer to come
+// than to run. to: of the lane's row and first token
+template <int T>
+__device__ __forceinline__ void multiply_stages(RingEnd<Form::kInt4>& ring, int count, const ByteRow<T>& x,
+                                                bool adds, int lane, float* to, int& left,
+                                                Weights<Form::kInt4>& w) {
+  constexpr int kPair = 2 * kWarps * kPartPitch;
 #pragma unroll 1
   for (; count > 0; --count) {
-    float before = 0;  // read here, where nothing waits for it
-    if (adds && has_token) before = *to;
-    float sums[kSteps][4] = {};
-    TileSum::multiply_codes(w, x, sums);
+    float before[pairs_of(T)] = {};  // read here, where nothing waits for it
+    bool stores[pairs_of(T)];
+#pragma unroll
+    for (int pair = 0; pair < pairs_of(T); ++pair) {
+      stores[pair] = lane % 2 == 0 && 2 * pair + lane % 4 / 2 < T;
+      if (adds && stores[pair]) before[pair] = to[pair * kPair];
+    }
+    CodeSums<T> sums;
+    sums.add(w, x);
     uint32_t groups[kSteps];
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) groups[s] = w.groups[s];
     ring.give_back(w);
     if (--left > 0) ring.take(w);
-    // Not before the next weights are on their way.
 #pragma unroll
-    for (auto& of_group : sums) asm volatile("" : "+f"(of_group[0]), "+f"(of_group[3]));
-    TileSum sum;
-    sum.add_scaled(groups, x, sums);
-    const float total = before + sum.total();
-    if (has_token) *to = total;
+    for (int pair = 0; pair < pairs_of(T); ++pair) {
+      const float total = before[pair] + sums.scaled(pair, groups, x);
+      if (stores[pair]) to[pair * kPair] = total;
+    }
     to += kTile;
   }
 }
@@ -167,30 +169,26 @@ __device__ __forceinline__ void stage(const RowStager<T, kHasExperts, kForm>& ro
   else
     rows.stage_published(view, view.units, view.chunks, view.gain, launch, squares);
   if (view.gain >= 0) store_squares(squares, warp, lane, shared_squares);
-#pragma unroll 1
-  for (int chunk = 0; goes_by_stages(kForm) && chunk < view.chunks; ++chunk) x.of_stage(chunk).prepare(lane);
 }
 
-// The tiles of a round, stage by stage along k; x of the first round is staged on the way (stages_late).
-template <int T, class Rows, Form kForm>
-__device__ __forceinline__ void multiply_round(const Rows& rows, const View& view, LaunchNumber launch,
-                                               bool is_first, RingEnd<kForm>& ring, int count,
-                                               const XPlace<kForm>& x, int warp, int lane, float* to,
-                                               int& left, Weights<kForm>& w,
+// The tiles of a round, stage by stage along k; x of the first round is staged on the way. Of one row each
+// stage's part of it comes while the one before is multiplied: there are registers for that.
+template <int T>
+__device__ __forceinline__ void multiply_round(const ByteStager& rows, const View& view, LaunchNumber launch,
+                                               bool is_first, RingEnd<Form::kInt4>& ring, int count,
+                                               const XPlace<Form::kInt4>& place, int row_pitch, int warp,
+                                               int lane, float* to, int& left, Weights<Form::kInt4>& w,
                                                float (&shared_squares)[kMostChainedRows][kWarps]) {
-  const bool stages = stages_late<T>(kForm) && is_first && view.from != nullptr;
-  typename Rows::Words words;
-  float squares[T] = {};
-  if (stages) rows.ask(view, 0, words);
+  ByteStager::Words words;
+  if (T == 1 && is_first) rows.ask(view, 0, 0, words);
 #pragma unroll 1
   for (int chunk = 0; chunk < view.chunks; ++chunk) {
-    if (stages) {
-      rows.await(view, chunk, launch, words, squares, [&] { x.of_stage(chunk).prepare(lane); });
-      if (chunk + 1 < view.chunks) rows.ask(view, chunk + 1, words);
-    }
-    multiply_stages<kForm>(ring, count, x.of_stage(chunk), chunk > 0, lane % 4 < T, to, left, w);
+    const XPlace<Form::kInt4> at = place.of_stage(chunk);
+    if (is_first) stage_bytes<T>(rows, view, chunk, launch, at.sums, warp, lane, words, shared_squares);
+    ByteRow<T> x;
+    x.load(at.begin, at.sums, row_pitch, lane);
+    multiply_stages<T>(ring, count, x, chunk > 0, lane, to, left, w);
   }
-  if (stages && view.gain >= 0) store_squares(squares, warp, lane, shared_squares);
 }
 
 // Behind the first round of gate and up, which may be of experts that the router does not choose: how many of
@@ -205,12 +203,15 @@ __device__ __forceinline__ int settle(const Chosen& chosen, int tiles, int count
   return done;
 }
 
+template <int T, bool kHasExperts, Form kForm>
+using Stager = std::conditional_t<kForm == Form::kInt4, ByteStager, RowStager<T, kHasExperts, kForm>>;
+
 // A phase as a CTA multiplies it.
 template <int T, bool kHasExperts, Form kForm, class A>
 struct PhaseWork {
   const View& view;
   float (&squares)[kMostChainedRows][kWarps];
-  const RowStager<T, kHasExperts, kForm>& rows;
+  const Stager<T, kHasExperts, kForm>& rows;
   const PhaseDeltas<T, A>& deltas;
   const XPlace<kForm>& x;
   int chunks, first, end;  // of the view, which lies in shared memory: who reads it again waits for it
@@ -236,19 +237,19 @@ __device__ __forceinline__ void multiply_rounds(const A& a, Fixed& fixed,
   do {
     const int count = min(kRoundTiles, end - tile);
     const auto stage_first = [&] {
-      const bool is_staged_late = stages_late<T>(kForm) && view.from != nullptr;
-      if (tile == view.first && !phase.has_staged && !is_staged_late)
-        stage(phase.rows, view, x, launch, warp, lane, squares);
+      if constexpr (!goes_by_stages(kForm))
+        if (tile == view.first && !phase.has_staged) stage(phase.rows, view, x, launch, warp, lane, squares);
     };
     if constexpr (kHasExperts) stage_first();  // needs the registers that an element has
     Element<kForm, kIsAdapted<A>> element(view, T, tile, count, thread);
     phase.deltas.ask(element, view);
     if constexpr (!kHasExperts) stage_first();
     if constexpr (goes_by_stages(kForm)) {
-      multiply_round<T>(phase.rows, view, launch, tile == view.first, ring, count, x, warp, lane,
-                        sums.place(warp, lane), left, even, squares);
+      multiply_round<T>(phase.rows, view, launch, tile == view.first, ring, count, x, a.row_pitch, warp, lane,
+                        sums.place(lane % 4 / 2, warp, lane), left, even, squares);
     } else {
-      multiply_tiles<kForm>(ring, count, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
+      multiply_tiles<kForm>(ring, count, chunks, x, lane % 4 < T, sums.place(lane % 4, warp, lane), left,
+                            even, odd);
     }
     if (tile == view.first) phase.deltas.collect(launch, thread);
     sync_consumers();
@@ -272,7 +273,7 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
   const int lane = kept(threadIdx.x % kWarp), warp = kept(threadIdx.x / kWarp), thread = warp * kWarp + lane;
   constexpr bool kHasExperts = kPerLane > 0;
   using Order = Order<kHasExperts>;
-  const RowStager<T, kHasExperts, kForm> rows(a, shared + places.rows, shared + places.gains, warp, lane);
+  const Stager<T, kHasExperts, kForm> rows(a, shared + places.rows, shared + places.gains, warp, lane);
   RingEnd<kForm> ring(fixed.ring, shared_address(shared), warp, lane, a.stages);
   RoundSums<T> sums(shared + places.parts);
   // Loops stay loops: most of the time of so short a kernel can go into fetching its instructions.
@@ -300,7 +301,8 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
       if (deltas.has_tile()) {
         stage(rows, view, x, launch, warp, lane, squares);
         int left = chunks;
-        multiply_tiles<kForm>(ring, 1, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
+        multiply_tiles<kForm>(ring, 1, chunks, x, lane % 4 < T, sums.place(lane % 4, warp, lane), left, even,
+                              odd);
         sync_consumers();
         deltas.publish(sums.turn(), norm_scale(view, squares, deltas.token()), launch, thread);
         if (first == end) continue;
