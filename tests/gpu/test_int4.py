@@ -155,6 +155,30 @@ def test_every_code_with_every_zero(tiles: bool, request: pytest.FixtureRequest)
         assert torch.equal(of_five.float(), expected[:, at * 51].expand(5, -1))
 
 
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 4])
+def test_rows_of_any_size(num_tokens: int) -> None:
+    """Groups of x have units of their own: a power of two changes exponents alone."""
+    rows, values = draw(264, 5120, 3)
+    product, scratch = cuda_int4.product(rows), make_scratch()
+    x = randn(num_tokens, 5120, dtype=BF16, seed=5)
+    x[:, ::GROUP] *= 1000
+    plain = cuda_chain.linear(x, product, scratch)
+    assert_near(plain, (x.float() @ values.T).to(BF16))
+    for factor in (2.0**-40, 2.0**40):
+        assert torch.equal(cuda_chain.linear(x * factor, product, scratch), plain * factor)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_stays_none(value: float) -> None:
+    rows, _ = draw(264, 5120, 3)
+    product, scratch = cuda_int4.product(rows), make_scratch()
+    x = randn(3, 5120, dtype=BF16, seed=5)
+    plain = cuda_chain.linear(x, product, scratch)
+    x[1, 4567] = value
+    out = cuda_chain.linear(x, product, scratch)
+    assert out[1].isnan().all() and torch.equal(out[::2], plain[::2])
+
+
 def test_what_cannot_be_packed() -> None:
     assert cuda_int4.most_rows(1024) == cuda_int4.most_rows(14336) == 4 and cuda_int4.most_rows(1536) == 0
     assert cuda_chain.has_kernel(4096, 4096, 14336, bits=4)

@@ -171,20 +171,18 @@ __device__ __forceinline__ void stage(const RowStager<T, kHasExperts, kForm>& ro
   if (view.gain >= 0) store_squares(squares, warp, lane, shared_squares);
 }
 
-// The tiles of a round, stage by stage along k; x of the first round is staged on the way. Of one row each
-// stage's part of it comes while the one before is multiplied: there are registers for that.
+// The tiles of a round, stage by stage along k; x of the first round is staged on the way. words: as
+// stage_bytes has them
 template <int T>
-__device__ __forceinline__ void multiply_round(const ByteStager& rows, const View& view, LaunchNumber launch,
-                                               bool is_first, RingEnd<Form::kInt4>& ring, int count,
-                                               const XPlace<Form::kInt4>& place, int row_pitch, int warp,
-                                               int lane, float* to, int& left, Weights<Form::kInt4>& w,
-                                               float (&shared_squares)[kMostChainedRows][kWarps]) {
-  ByteStager::Words words;
-  if (T == 1 && is_first) rows.ask(view, 0, 0, words);
+__device__ __forceinline__ void multiply_round(const ByteStager& rows, int chunks, bool is_first,
+                                               RingEnd<Form::kInt4>& ring, int count,
+                                               const XPlace<Form::kInt4>& place, int row_pitch, int lane,
+                                               float* to, int& left, Weights<Form::kInt4>& w,
+                                               ByteStager::Words& words, float (&squares)[T]) {
 #pragma unroll 1
-  for (int chunk = 0; chunk < view.chunks; ++chunk) {
+  for (int chunk = 0; chunk < chunks; ++chunk) {
     const XPlace<Form::kInt4> at = place.of_stage(chunk);
-    if (is_first) stage_bytes<T>(rows, view, chunk, launch, at.sums, warp, lane, words, shared_squares);
+    if (is_first) stage_bytes<T>(rows, chunk, chunk + 1 == chunks, at.sums, words, squares);
     ByteRow<T> x;
     x.load(at.begin, at.sums, row_pitch, lane);
     multiply_stages<T>(ring, count, x, chunk > 0, lane, to, left, w);
@@ -206,6 +204,17 @@ __device__ __forceinline__ int settle(const Chosen& chosen, int tiles, int count
 template <int T, bool kHasExperts, Form kForm>
 using Stager = std::conditional_t<kForm == Form::kInt4, ByteStager, RowStager<T, kHasExperts, kForm>>;
 
+template <int T, bool kHasExperts, Form kForm>
+__device__ __forceinline__ Stager<T, kHasExperts, kForm> stager_of(const Arguments& a, const View& view,
+                                                                   const Places& places, uint8_t* shared,
+                                                                   LaunchNumber launch, int warp, int lane) {
+  uint8_t *const rows = shared + places.rows, *const gains = shared + places.gains;
+  if constexpr (kForm == Form::kInt4)
+    return {a, view, shared_address(rows), shared_address(gains), launch, warp, lane};
+  else
+    return {a, rows, gains, warp, lane};
+}
+
 // A phase as a CTA multiplies it.
 template <int T, bool kHasExperts, Form kForm, class A>
 struct PhaseWork {
@@ -216,7 +225,8 @@ struct PhaseWork {
   const XPlace<kForm>& x;
   int chunks, first, end;  // of the view, which lies in shared memory: who reads it again waits for it
   bool has_staged;
-  bool chooses;  // its first round is of experts that are foreseen
+  bool chooses;              // its first round is of experts that are foreseen
+  ByteStager::Words& words;  // of its first stage, in bytes
 };
 
 // All tiles of a phase, round by round. even: the first weights
@@ -245,8 +255,11 @@ __device__ __forceinline__ void multiply_rounds(const A& a, Fixed& fixed,
     phase.deltas.ask(element, view);
     if constexpr (!kHasExperts) stage_first();
     if constexpr (goes_by_stages(kForm)) {
-      multiply_round<T>(phase.rows, view, launch, tile == view.first, ring, count, x, a.row_pitch, warp, lane,
-                        sums.place(lane % 4 / 2, warp, lane), left, even, squares);
+      const bool is_first = tile == phase.first;
+      float of_lane[T] = {};
+      multiply_round<T>(phase.rows, chunks, is_first, ring, count, x, a.row_pitch, lane,
+                        sums.place(lane % 4 / 2, warp, lane), left, even, phase.words, of_lane);
+      if (is_first && view.gain >= 0) store_squares(of_lane, warp, lane, squares);
     } else {
       multiply_tiles<kForm>(ring, count, chunks, x, lane % 4 < T, sums.place(lane % 4, warp, lane), left,
                             even, odd);
@@ -273,7 +286,6 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
   const int lane = kept(threadIdx.x % kWarp), warp = kept(threadIdx.x / kWarp), thread = warp * kWarp + lane;
   constexpr bool kHasExperts = kPerLane > 0;
   using Order = Order<kHasExperts>;
-  const Stager<T, kHasExperts, kForm> rows(a, shared + places.rows, shared + places.gains, warp, lane);
   RingEnd<kForm> ring(fixed.ring, shared_address(shared), warp, lane, a.stages);
   RoundSums<T> sums(shared + places.parts);
   // Loops stay loops: most of the time of so short a kernel can go into fetching its instructions.
@@ -290,11 +302,15 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     const bool has_staged = is_router || chooses || foresees || deltas.has_tile();
     const int row_chunks = foresees ? a.foresight.row_chunks : chunks;
     const auto x = XPlace<kForm>::template of<T>(a, places, shared, row_chunks, warp, lane);
+    const auto rows = stager_of<T, kHasExperts, kForm>(a, view, places, shared, launch, warp, lane);
     if constexpr (kHasExperts) {
       if (foresees) multiply_foresight(a.foresight, rows, view, x.begin, ring, sums, launch);
       if (is_router) stage(rows, view, x, launch, warp, lane, squares);
     }
     if (first == end && !deltas.has_tile()) continue;
+    ByteStager::Words words;
+    if constexpr (goes_by_stages(kForm))
+      if (kAsksAhead<T>) rows.ask(0, 0, words);  // they come while weights are waited for
     Weights<kForm> even, odd;
     ring.take(even);  // the first ones, before x is there
     if constexpr (kIsAdapted<A>) {
@@ -309,8 +325,8 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
         ring.take(even);
       }
     }
-    const PhaseWork<T, kHasExperts, kForm, A> phase{view,   squares, rows, deltas,     x,
-                                                    chunks, first,   end,  has_staged, chooses};
+    const PhaseWork<T, kHasExperts, kForm, A> phase{view,  squares, rows,       deltas,  x,    chunks,
+                                                    first, end,     has_staged, chooses, words};
     multiply_rounds(a, fixed, phase, ring, sums, launch, warp, lane, even, odd);
   }
 }

@@ -117,68 +117,146 @@ struct FourBytes {
   }
 };
 
-// Rows of x on their way into a phase: a warp's 128 of each 1024, four of them to a lane.
+// Rows of x on their way into a phase: a warp's 128 of each 1024, four of them to a lane. What it needs of a
+// view is read once: views lie in shared memory, and who reads one again waits for it.
 class ByteStager {
  public:
   // rows: [T, row_pitch]; gains: [2, gain_bytes]
-  __device__ ByteStager(const Arguments& a, uint8_t* rows, const uint8_t* gains, int warp, int lane)
-      : a_(a), rows_(shared_address(rows)), gains_(gains), warp_(warp), lane_(lane) {}
+  __device__ __forceinline__ ByteStager(const Arguments& a, const View& view, uint32_t rows, uint32_t gains,
+                                        LaunchNumber launch, int warp, int lane)
+      : launch_(launch),
+        is_published_(view.from != nullptr),
+        has_gain_(view.gain >= 0),
+        is_odd_(lane % 2 != 0),
+        is_first_lane_(lane == 0),
+        units_(view.units),
+        row_pitch_(a.row_pitch) {
+    const int own = warp * 128 + lane * 4, at = warp * view.chunks * kStageBytesOfX<Form::kInt4>;
+    from_ = is_published_ ? reinterpret_cast<const uint8_t*>(view.from) + place_of_word(own / 2)
+                          : static_cast<const uint8_t*>(a.attended) + own * 2;
+    to_ = rows + at + lane % 2 * (2 * kColumnBytes) + lane / 2 * 4;
+    gains_ = gains + max(view.gain, 0) * a.gain_bytes + at + lane * 8;
+  }
 
   // A token's x of one stage, in two parts: asks for its words, and waits for them. Meanwhile they are on
   // their way. What the kernel before has stored is there at once.
   using Words = uint4[kSteps];
-  __device__ __forceinline__ void ask(const View& view, int chunk, int token, Words& words) const {
-    const int left = view.units - chunk * kStageUnits<Form::kInt4>;
-    const int first = token * view.units * kUnit + chunk * kStageValues + own();
+  __device__ __forceinline__ void ask(int chunk, int token, Words& words) const {
+    const int first = first_of(chunk, token), last = last_group(chunk);
+    if (is_published_) {
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      if (s * kSteps >= left) continue;
-      const int value = first + s * kGroupStride;
-      if (view.from != nullptr) {
-        words[s] = load_words(reinterpret_cast<const uint8_t*>(view.from) + place_of_word(value / 2));
-      } else {
+      for (int s = 0; s < kSteps; ++s) words[s] = load_words(word_at(first, min(s, last)));
+    } else {
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
         const uint2 pairs =
-            __ldcg(reinterpret_cast<const uint2*>(static_cast<const BFloat16*>(a_.attended) + value));
-        words[s].x = pairs.x;
-        words[s].z = pairs.y;
+            __ldcg(reinterpret_cast<const uint2*>(from_ + first + min(s, last) * kGroupPitch));
+        words[s] = {pairs.x, 0, pairs.y, 0};
       }
     }
   }
-  // Makes bytes of whatever is there until all of it is right: instructions that are needed in a hurry have
-  // come by then, which takes longer than to run them. units_to: of the warp's stage. Gives the lane's sum of
-  // x², where x is normed
-  __device__ __forceinline__ float await(const View& view, int chunk, int token, LaunchNumber number,
-                                         Words& words, uint32_t units_to) const {
-    const uint32_t launch = number.get();
-    const int left = view.units - chunk * kStageUnits<Form::kInt4>;
-    const int first = token * view.units * kUnit + chunk * kStageValues + own();
+
+  // What x of a stage is multiplied by.
+  using Gains = uint2[kSteps];
+  __device__ __forceinline__ void load_gains(int chunk, Gains& gains) const {
+    constexpr uint32_t kOnes = 0x3f803f80u;
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      if (s * kSteps >= left) words[s].x = words[s].z = 0;
-      if (s * kSteps >= left || view.from == nullptr) words[s].y = words[s].w = launch;
-    }
+    for (int s = 0; s < kSteps; ++s) gains[s] = {kOnes, kOnes};
+    if (!has_gain_) return;
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s)
+      gains[s] = load_8(gains_ + chunk * kStageBytesOfX<Form::kInt4> + s * kGroupOfBytes);
+  }
+
+  __device__ __forceinline__ bool are_there(const Words& words) const {
+    return !lacks_any(words, launch_.get());
+  }
+  // Until they are.
+  __device__ __forceinline__ void await(int chunk, int token, Words& words) const {
+    const uint32_t launch = launch_.get();
+    const int first = first_of(chunk, token), last = last_group(chunk);
     Patience patience;
-    bool lacks_any;
-    float square;
-    do {
-      square = place(view, chunk, token, words, units_to + token * (2 * kSteps * 4));
-      lacks_any = false;
+#pragma unroll 1
+    while (lacks_any(words, launch)) {
 #pragma unroll
       for (int s = 0; s < kSteps; ++s)
-        if (words[s].y != launch || words[s].w != launch) {
-          lacks_any = true;
-          words[s] = load_words(reinterpret_cast<const uint8_t*>(view.from) +
-                                place_of_word((first + s * kGroupStride) / 2));
-        }
+        if (lacks(words[s], launch)) words[s] = load_words(word_at(first, min(s, last)));
       patience.spend();
-    } while (__any_sync(kAllLanes, lacks_any));
-    return square;
+    }
+  }
+
+  // Leaves them as bytes in shared memory, with the units of groups: without branches, and each step of all
+  // groups at once, so that one need not wait for the other. units_to: of the warp's stage. Gives the lane's
+  // sum of x².
+  __device__ __forceinline__ float place(int chunk, int token, const Gains& gains, const Words& words,
+                                         uint32_t units_to) const {
+    const uint32_t to = to_ + token * row_pitch_ + chunk * kStageBytesOfX<Form::kInt4>;
+    const int last = last_group(chunk);
+    float x[kSteps][4], squares[kSteps];
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) squares[s] = weigh(s <= last ? words[s] : uint4{}, gains[s], x[s]);
+    uint32_t exponents[kSteps];
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) exponents[s] = exponent_of(x[s]);
+    uint32_t firsts[kSteps], seconds[kSteps], units[kSteps], sums[kSteps];
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      const FourBytes bytes(x[s], __uint_as_float((268 - exponents[s]) << 23));
+      units[s] = exponents[s] == 255 ? 0x7fc00000u : (exponents[s] - 14) << 23;
+      firsts[s] = bytes.first;
+      seconds[s] = bytes.second;
+      sums[s] = static_cast<uint32_t>(bytes.sum);
+    }
+    // The eight neighbours of two lanes meet a word of codes. The even lane leaves their first bytes, the odd
+    // one the second.
+    uint32_t others[kSteps];
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      others[s] = __shfl_xor_sync(kAllLanes, is_odd_ ? firsts[s] : seconds[s], 1);
+      sums[s] = static_cast<uint32_t>(__reduce_add_sync(kAllLanes, static_cast<int>(sums[s])));
+    }
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      const uint32_t low = is_odd_ ? others[s] : firsts[s], high = is_odd_ ? seconds[s] : others[s];
+      store_4(to + s * kGroupOfBytes, __byte_perm(low, high, 0x5140));
+      store_4(to + s * kGroupOfBytes + kColumnBytes, __byte_perm(low, high, 0x7362));
+      sums[s] = __float_as_uint(static_cast<float>(static_cast<int>(sums[s])) * __uint_as_float(units[s]));
+    }
+    if (is_first_lane_) {
+      store_16(units_to + token * (2 * kSteps * 4), units);
+      store_16(units_to + token * (2 * kSteps * 4) + kSteps * 4, sums);
+    }
+    __syncwarp();
+    return (squares[0] + squares[1]) + (squares[2] + squares[3]);
   }
 
  private:
-  static constexpr int kStageValues = kStageUnits<Form::kInt4> * kUnit, kGroupStride = kStageValues / kSteps;
+  static constexpr int kStageValues = kStageUnits<Form::kInt4> * kUnit;
+  static constexpr int kGroupPitch = kStageValues / kSteps * 2;  // bytes of attended rows
+  // What a published value takes, by what an attended one does.
+  static constexpr int kSpread = kSectorPitch / (kSectorWords * 2 * 2);
 
-  __device__ __forceinline__ int own() const { return warp_ * 128 + lane_ * 4; }
+  // Bytes of attended rows in front of it.
+  __device__ __forceinline__ int first_of(int chunk, int token) const {
+    return (token * units_ + chunk * kStageUnits<Form::kInt4>)*(kUnit * 2);
+  }
+  // Of those that a stage has; x behind it is zero.
+  __device__ __forceinline__ int last_group(int chunk) const {
+    return (units_ - chunk * kStageUnits<Form::kInt4> - 1) / kSteps;
+  }
+  __device__ __forceinline__ const uint8_t* word_at(int first, int group) const {
+    return from_ + (first + group * kGroupPitch) * kSpread;
+  }
+
+  __device__ __forceinline__ static bool lacks(const uint4& words, uint32_t launch) {
+    return words.y != launch || words.w != launch;
+  }
+  __device__ __forceinline__ bool lacks_any(const Words& words, uint32_t launch) const {
+    bool lacks_one = false;
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) lacks_one |= lacks(words[s], launch);
+    return __any_sync(kAllLanes, is_published_ && lacks_one);
+  }
 
   // The largest of a group, over all lanes, as a power of two: its exponent's bits.
   __device__ __forceinline__ static uint32_t exponent_of(const float (&x)[4]) {
@@ -188,87 +266,59 @@ class ByteStager {
     return max(__float_as_uint(__uint_as_float(most) * 1.004f) >> 23 & 255u, 15u);
   }
 
-  __device__ __forceinline__ float place(const View& view, int chunk, int token, const Words& words,
-                                         uint32_t units_to) const {
-    const int stage = (warp_ * view.chunks + chunk) * kStageBytesOfX<Form::kInt4>;
-    const uint8_t* const gains = gains_ + view.gain * a_.gain_bytes + stage + lane_ * 8;
-    const uint32_t to = rows_ + token * a_.row_pitch + stage + lane_ % 2 * (2 * kColumnBytes) + lane_ / 2 * 4;
-    uint32_t units[kSteps], sums[kSteps];
-    float square = 0;
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      float x[4];
-      widen_words(words[s], x);
-      if (view.gain >= 0) weigh(*reinterpret_cast<const uint2*>(gains + s * kGroupOfBytes), x, square);
-      const uint32_t exponent = exponent_of(x);
-      const FourBytes bytes(x, __uint_as_float((268 - exponent) << 23));
-      units[s] = exponent == 255 ? 0x7fc00000u : (exponent - 14) << 23;
-      sums[s] = __float_as_uint(static_cast<float>(__reduce_add_sync(kAllLanes, bytes.sum)) *
-                                __uint_as_float(units[s]));
-      store_bytes(to + s * kGroupOfBytes, bytes);
-    }
-    if (lane_ == 0) {
-      store_16(units_to, units);
-      store_16(units_to + kSteps * 4, sums);
-    }
-    __syncwarp();
-    return square;
-  }
-
-  __device__ __forceinline__ static void widen_words(const uint4& words, float (&x)[4]) {
+  // Two words of x, times the gain. Gives the sum of x².
+  __device__ __forceinline__ static float weigh(const uint4& words, const uint2& gain, float (&x)[4]) {
     x[0] = __uint_as_float(words.x << 16);
     x[1] = __uint_as_float(words.x & 0xffff0000u);
     x[2] = __uint_as_float(words.z << 16);
     x[3] = __uint_as_float(words.z & 0xffff0000u);
-  }
-  __device__ __forceinline__ static void weigh(const uint2& gain, float (&x)[4], float& square) {
-#pragma unroll
-    for (const float value : x) square += value * value;
+    const float square = (x[0] * x[0] + x[1] * x[1]) + (x[2] * x[2] + x[3] * x[3]);
     x[0] *= __uint_as_float(gain.x << 16);
     x[1] *= __uint_as_float(gain.x & 0xffff0000u);
     x[2] *= __uint_as_float(gain.y << 16);
     x[3] *= __uint_as_float(gain.y & 0xffff0000u);
-  }
-  // The eight neighbours of two lanes meet a word of codes. The even lane leaves their first bytes, the odd
-  // one the second.
-  __device__ __forceinline__ void store_bytes(uint32_t to, const FourBytes& own) const {
-    const bool odd = lane_ % 2 != 0;
-    const uint32_t other = __shfl_xor_sync(kAllLanes, odd ? own.first : own.second, 1);
-    const uint32_t low = odd ? other : own.first, high = odd ? own.second : other;
-    store_4(to, __byte_perm(low, high, 0x5140));
-    store_4(to + kColumnBytes, __byte_perm(low, high, 0x7362));
+    return square;
   }
 
-  const Arguments& a_;
-  const uint32_t rows_;
-  const uint8_t* const gains_;
-  const int warp_, lane_;
+  const LaunchNumber launch_;
+  const bool is_published_, has_gain_, is_odd_, is_first_lane_;
+  const int units_, row_pitch_;
+  const uint8_t* from_;  // the lane's first
+  uint32_t to_, gains_;  // the same
 };
 
-// x of a stage in bytes, token by token: the next one's words come meanwhile. words: the first one's; at the
-// end, of one row, those of the next stage
+// Whether a stage's first words are asked for while the stage before is multiplied: there are registers.
 template <int T>
-__device__ __forceinline__ void stage_bytes(const ByteStager& rows, const View& view, int chunk,
-                                            LaunchNumber launch, uint32_t units_to, int warp, int lane,
-                                            ByteStager::Words& words,
-                                            float (&shared_squares)[kMostChainedRows][kWarps]) {
-  if constexpr (T > 1) rows.ask(view, chunk, 0, words);
+inline constexpr bool kAsksAhead = pairs_of(T) == 1;
+
+// x of a stage in bytes, token by token: the next one's words come meanwhile. Makes bytes of whatever is
+// there first, because instructions that are needed in a hurry take longer to come than to run. words: if
+// kAsksAhead, the first ones of the stage, and at the end those of the next, unless this is the last.
+// squares: the lane's sums of x²
+template <int T>
+__device__ __forceinline__ void stage_bytes(const ByteStager& rows, int chunk, bool is_last,
+                                            uint32_t units_to, ByteStager::Words& words,
+                                            float (&squares)[T]) {
+  ByteStager::Gains gains;
+  rows.load_gains(chunk, gains);
+  if (!kAsksAhead<T>) rows.ask(chunk, 0, words);
+  bool is_real = rows.are_there(words);
 #pragma unroll 1
-  for (int token = 0; token < T; ++token) {
+  for (int token = 0;;) {
     ByteStager::Words next;
-    if (token + 1 < T) rows.ask(view, chunk, token + 1, next);
-    float square[1] = {rows.await(view, chunk, token, launch, words, units_to)};
-    if (view.gain >= 0) {
-      warp_sums(square);
-      float& sum = shared_squares[token][warp];
-      if (lane == 0) sum = chunk == 0 ? square[0] : sum + square[0];
-    }
-    if (token + 1 < T) {
+    if (T > 1 && is_real && token + 1 < T) rows.ask(chunk, token + 1, next);
+    const float square = rows.place(chunk, token, gains, words, units_to);
+    if (is_real) {
+#pragma unroll
+      for (int t = 0; t < T; ++t) squares[t] += t == token ? square : 0.0f;
+      if (++token == T) break;
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) words[s] = next[s];
     }
+    rows.await(chunk, token, words);
+    is_real = true;
   }
-  if (T == 1 && chunk + 1 < view.chunks) rows.ask(view, chunk + 1, 0, words);
+  if (kAsksAhead<T> && !is_last) rows.ask(chunk + 1, 0, words);
 }
 
 }  // namespace bequest::cuda::chain
