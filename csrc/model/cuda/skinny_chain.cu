@@ -171,6 +171,20 @@ __device__ __forceinline__ void stage(const RowStager<T, kHasExperts, kForm>& ro
   if (view.gain >= 0) store_squares(squares, warp, lane, shared_squares);
 }
 
+template <int T, bool kHasExperts, Form kForm>
+using Stager = std::conditional_t<kForm == Form::kInt4, ByteStager, RowStager<T, kHasExperts, kForm>>;
+
+template <int T, bool kHasExperts, Form kForm>
+__device__ __forceinline__ Stager<T, kHasExperts, kForm> stager_of(const Arguments& a, const View& view,
+                                                                   const Places& places, uint8_t* shared,
+                                                                   LaunchNumber launch, int warp, int lane) {
+  uint8_t *const rows = shared + places.rows, *const gains = shared + places.gains;
+  if constexpr (kForm == Form::kInt4)
+    return {a, view, shared_address(rows), shared_address(gains), launch, warp, lane};
+  else
+    return {a, rows, gains, warp, lane};
+}
+
 // The tiles of a round, stage by stage along k; x of the first round is staged on the way. words: as
 // stage_bytes has them
 template <int T>
@@ -199,20 +213,6 @@ __device__ __forceinline__ int settle(const Chosen& chosen, int tiles, int count
   left = (tiles - done) * chunks;
   if (left > 0) ring.take(first);
   return done;
-}
-
-template <int T, bool kHasExperts, Form kForm>
-using Stager = std::conditional_t<kForm == Form::kInt4, ByteStager, RowStager<T, kHasExperts, kForm>>;
-
-template <int T, bool kHasExperts, Form kForm>
-__device__ __forceinline__ Stager<T, kHasExperts, kForm> stager_of(const Arguments& a, const View& view,
-                                                                   const Places& places, uint8_t* shared,
-                                                                   LaunchNumber launch, int warp, int lane) {
-  uint8_t *const rows = shared + places.rows, *const gains = shared + places.gains;
-  if constexpr (kForm == Form::kInt4)
-    return {a, view, shared_address(rows), shared_address(gains), launch, warp, lane};
-  else
-    return {a, rows, gains, warp, lane};
 }
 
 // A phase as a CTA multiplies it.
@@ -261,8 +261,7 @@ __device__ __forceinline__ void multiply_rounds(const A& a, Fixed& fixed,
                         sums.place(lane % 4 / 2, warp, lane), left, even, phase.words, of_lane);
       if (is_first && view.gain >= 0) store_squares(of_lane, warp, lane, squares);
     } else {
-      multiply_tiles<kForm>(ring, count, chunks, x, lane % 4 < T, sums.place(lane % 4, warp, lane), left,
-                            even, odd);
+      multiply_tiles<kForm>(ring, count, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
     }
     if (tile == view.first) phase.deltas.collect(launch, thread);
     sync_consumers();
@@ -317,8 +316,7 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
       if (deltas.has_tile()) {
         stage(rows, view, x, launch, warp, lane, squares);
         int left = chunks;
-        multiply_tiles<kForm>(ring, 1, chunks, x, lane % 4 < T, sums.place(lane % 4, warp, lane), left, even,
-                              odd);
+        multiply_tiles<kForm>(ring, 1, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
         sync_consumers();
         deltas.publish(sums.turn(), norm_scale(view, squares, deltas.token()), launch, thread);
         if (first == end) continue;

@@ -41,7 +41,7 @@ __device__ __forceinline__ void multiply_pieces(const Foresight& f, RingEnd<Form
       sum.add(weights, x);
       ring.give_back(weights);
     }
-    if (lane % 4 == 0) *sums.place(0, warp, lane) = sum.total();
+    if (lane % 4 == 0) *sums.place(warp, lane) = sum.total();
     sync_consumers();
     const float* const parts = sums.turn();
     if (thread >= kTile) continue;

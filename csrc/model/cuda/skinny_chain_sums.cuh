@@ -36,7 +36,8 @@ class RoundSums {
   __device__ explicit RoundSums(uint8_t* parts) : of_round_(reinterpret_cast<float*>(parts)) {}
 
   __device__ __forceinline__ const float* get() const { return of_round_; }
-  // Of a lane's row and a token.
+  // Of a lane's row and token.
+  __device__ __forceinline__ float* place(int warp, int lane) const { return place(lane % 4, warp, lane); }
   __device__ __forceinline__ float* place(int token, int warp, int lane) const {
     return of_round_ + (token * kWarps + warp) * kPartPitch + row_of_lane(lane);
   }
