@@ -49,7 +49,7 @@ __device__ __forceinline__ void in_turns(int count, const int& left, W& even, W&
   if (left > 0) even = odd;
 }
 
-// Where a lane finds its x of a phase. In bytes: where its warp does, and the units of groups.
+// Where a lane finds its x of a phase, and the sums of its groups where those are needed.
 template <Form kForm>
 struct XPlace {
   uint32_t begin, sums;
@@ -57,15 +57,20 @@ struct XPlace {
   template <int T>
   __device__ __forceinline__ static XPlace of(const Arguments& a, const Places& places, const uint8_t* shared,
                                               int chunks, int warp, int lane) {
-    if constexpr (kForm == Form::kInt4)
-      return {shared_address(shared + places.rows) + warp * (chunks * kStageBytesOfX<kForm>),
-              shared_address(shared + places.sums) + warp * chunks * kSumBytes};
+    if constexpr (is_in_bytes<T>(kForm))
+      return {
+          shared_address(shared + places.rows) + warp * (chunks * kStageBytesOfX<kForm>)+lane_in_bytes(lane),
+          shared_address(shared + places.sums) + warp * chunks * kSumBytes};
     // Columns beyond the last row of x are the last; nobody stores what becomes of them.
     const uint32_t row = shared_address(shared + places.rows) + min(lane / 8, T - 1) * a.row_pitch;
-    return {row + lane_in_row<kForm>(lane) + warp * (chunks * kStageBytesOfX<kForm>), 0};
+    return {row + lane_in_row<kForm>(lane) + warp * (chunks * kStageBytesOfX<kForm>),
+            shared_address(shared + places.sums) + warp * chunks * kSumBytes + lane % 4 * 16};
   }
   __device__ __forceinline__ XPlace of_stage(int chunk) const {
     return {begin + chunk * kStageBytesOfX<kForm>, sums + chunk * kSumBytes};
+  }
+  __device__ __forceinline__ void prepare(int lane) const {
+    if constexpr (kForm == Form::kInt4) Row<kForm>::prepare(begin, sums, lane);
   }
 };
 
@@ -107,35 +112,33 @@ __device__ __forceinline__ void multiply_tiles(RingEnd<kForm>& ring, int count, 
   in_turns(count * chunks, left, even, odd, step);
 }
 
-// The same of one stage along k of each tile, in bytes, added to what is there if `adds`. A stage's weights
-// are read when the ones before are multiplied, so that the loop is short: instructions take longer to come
-// than to run. to: of the lane's row and first token
-template <int T>
-__device__ __forceinline__ void multiply_stages(RingEnd<Form::kInt4>& ring, int count, const ByteRow<T>& x,
-                                                bool adds, int lane, float* to, int& left,
-                                                Weights<Form::kInt4>& w) {
-  constexpr int kPair = 2 * kWarps * kPartPitch;
+// The same of one stage along k of each tile, added to what is there if `adds`. A stage's weights are read
+// when the ones before are multiplied, so that the loop is short: instructions take longer to come than to
+// run.
+template <Form kForm>
+__device__ __forceinline__ void multiply_stages(RingEnd<kForm>& ring, int count, const XPlace<kForm>& place,
+                                                bool adds, bool has_token, float* to, int& left,
+                                                Weights<kForm>& w) {
+  Row<kForm> x;
+  x.load(place.begin, place.sums);
 #pragma unroll 1
   for (; count > 0; --count) {
-    float before[pairs_of(T)] = {};  // read here, where nothing waits for it
-    bool stores[pairs_of(T)];
-#pragma unroll
-    for (int pair = 0; pair < pairs_of(T); ++pair) {
-      stores[pair] = lane % 2 == 0 && 2 * pair + lane % 4 / 2 < T;
-      if (adds && stores[pair]) before[pair] = to[pair * kPair];
-    }
-    CodeSums<T> sums;
-    sums.add(w, x);
+    float before = 0;  // read here, where nothing waits for it
+    if (adds && has_token) before = *to;
+    float sums[kSteps][4] = {};
+    TileSum::multiply_codes(w, x, sums);
     uint32_t groups[kSteps];
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) groups[s] = w.groups[s];
     ring.give_back(w);
     if (--left > 0) ring.take(w);
+    // Not before the next weights are on their way.
 #pragma unroll
-    for (int pair = 0; pair < pairs_of(T); ++pair) {
-      const float total = before[pair] + sums.scaled(pair, groups, x);
-      if (stores[pair]) to[pair * kPair] = total;
-    }
+    for (auto& of_group : sums) asm volatile("" : "+f"(of_group[0]), "+f"(of_group[3]));
+    TileSum sum;
+    sum.add_scaled(groups, x, sums);
+    const float total = before + sum.total();
+    if (has_token) *to = total;
     to += kTile;
   }
 }
@@ -169,38 +172,52 @@ __device__ __forceinline__ void stage(const RowStager<T, kHasExperts, kForm>& ro
   else
     rows.stage_published(view, view.units, view.chunks, view.gain, launch, squares);
   if (view.gain >= 0) store_squares(squares, warp, lane, shared_squares);
+#pragma unroll 1
+  for (int chunk = 0; goes_by_stages(kForm) && chunk < view.chunks; ++chunk) x.of_stage(chunk).prepare(lane);
+}
+
+// The tiles of a round, stage by stage along k.
+template <int T, Form kForm>
+__device__ __forceinline__ void multiply_round(RingEnd<kForm>& ring, int count, int chunks,
+                                               const XPlace<kForm>& x, int lane, float* to, int& left,
+                                               Weights<kForm>& w) {
+#pragma unroll 1
+  for (int chunk = 0; chunk < chunks; ++chunk)
+    multiply_stages<kForm>(ring, count, x.of_stage(chunk), chunk > 0, lane % 4 < T, to, left, w);
+}
+
+// The same in bytes; x of the first round is staged on the way. words: of the first stage. Gives the lane's
+// sum of x² then.
+template <Form kForm>
+__device__ __forceinline__ float multiply_byte_round(const ByteStager& rows, bool is_first,
+                                                     RingEnd<kForm>& ring, int count, int chunks,
+                                                     const XPlace<kForm>& x, bool has_token, float* to,
+                                                     int& left, Weights<kForm>& w, ByteStager::Words& words) {
+  float square = 0;
+#pragma unroll 1
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    const XPlace<kForm> at = x.of_stage(chunk);
+    if (is_first) {
+      square += stage_bytes(rows, chunk, at.sums, words);
+      if (chunk + 1 < chunks) rows.ask(chunk + 1, words);
+    }
+    multiply_byte_stages(ring, count, at.begin, at.sums, chunk > 0, has_token, to, left, w);
+  }
+  return square;
 }
 
 template <int T, bool kHasExperts, Form kForm>
-using Stager = std::conditional_t<kForm == Form::kInt4, ByteStager, RowStager<T, kHasExperts, kForm>>;
+using Stager = std::conditional_t<is_in_bytes<T>(kForm), ByteStager, RowStager<T, kHasExperts, kForm>>;
 
 template <int T, bool kHasExperts, Form kForm>
 __device__ __forceinline__ Stager<T, kHasExperts, kForm> stager_of(const Arguments& a, const View& view,
                                                                    const Places& places, uint8_t* shared,
                                                                    LaunchNumber launch, int warp, int lane) {
   uint8_t *const rows = shared + places.rows, *const gains = shared + places.gains;
-  if constexpr (kForm == Form::kInt4)
+  if constexpr (is_in_bytes<T>(kForm))
     return {a, view, shared_address(rows), shared_address(gains), launch, warp, lane};
   else
     return {a, rows, gains, warp, lane};
-}
-
-// The tiles of a round, stage by stage along k; x of the first round is staged on the way. words: as
-// stage_bytes has them
-template <int T>
-__device__ __forceinline__ void multiply_round(const ByteStager& rows, int chunks, bool is_first,
-                                               RingEnd<Form::kInt4>& ring, int count,
-                                               const XPlace<Form::kInt4>& place, int row_pitch, int lane,
-                                               float* to, int& left, Weights<Form::kInt4>& w,
-                                               ByteStager::Words& words, float (&squares)[T]) {
-#pragma unroll 1
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    const XPlace<Form::kInt4> at = place.of_stage(chunk);
-    if (is_first) stage_bytes<T>(rows, chunk, chunk + 1 == chunks, at.sums, words, squares);
-    ByteRow<T> x;
-    x.load(at.begin, at.sums, row_pitch, lane);
-    multiply_stages<T>(ring, count, x, chunk > 0, lane, to, left, w);
-  }
 }
 
 // Behind the first round of gate and up, which may be of experts that the router does not choose: how many of
@@ -226,7 +243,7 @@ struct PhaseWork {
   int chunks, first, end;  // of the view, which lies in shared memory: who reads it again waits for it
   bool has_staged;
   bool chooses;              // its first round is of experts that are foreseen
-  ByteStager::Words& words;  // of its first stage, in bytes
+  ByteStager::Words& words;  // of x in bytes: those of its first stage
 };
 
 // All tiles of a phase, round by round. even: the first weights
@@ -247,19 +264,20 @@ __device__ __forceinline__ void multiply_rounds(const A& a, Fixed& fixed,
   do {
     const int count = min(kRoundTiles, end - tile);
     const auto stage_first = [&] {
-      if constexpr (!goes_by_stages(kForm))
+      if constexpr (!is_in_bytes<T>(kForm))
         if (tile == view.first && !phase.has_staged) stage(phase.rows, view, x, launch, warp, lane, squares);
     };
     if constexpr (kHasExperts) stage_first();  // needs the registers that an element has
     Element<kForm, kIsAdapted<A>> element(view, T, tile, count, thread);
     phase.deltas.ask(element, view);
     if constexpr (!kHasExperts) stage_first();
-    if constexpr (goes_by_stages(kForm)) {
+    if constexpr (is_in_bytes<T>(kForm)) {
       const bool is_first = tile == phase.first;
-      float of_lane[T] = {};
-      multiply_round<T>(phase.rows, chunks, is_first, ring, count, x, a.row_pitch, lane,
-                        sums.place(lane % 4 / 2, warp, lane), left, even, phase.words, of_lane);
-      if (is_first && view.gain >= 0) store_squares(of_lane, warp, lane, squares);
+      float square[1] = {multiply_byte_round(phase.rows, is_first, ring, count, chunks, x, lane % 4 < T,
+                                             sums.place(warp, lane), left, even, phase.words)};
+      if (is_first && view.gain >= 0) store_squares(square, warp, lane, squares);
+    } else if constexpr (goes_by_stages(kForm)) {
+      multiply_round<T>(ring, count, chunks, x, lane, sums.place(warp, lane), left, even);
     } else {
       multiply_tiles<kForm>(ring, count, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
     }
@@ -308,8 +326,7 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     }
     if (first == end && !deltas.has_tile()) continue;
     ByteStager::Words words;
-    if constexpr (goes_by_stages(kForm))
-      if (kAsksAhead<T>) rows.ask(0, 0, words);  // they come while weights are waited for
+    if constexpr (is_in_bytes<T>(kForm)) rows.ask(0, words);  // they come while weights are waited for
     Weights<kForm> even, odd;
     ring.take(even);  // the first ones, before x is there
     if constexpr (kIsAdapted<A>) {

@@ -51,6 +51,11 @@ constexpr int ring_bytes(Form form) { return kStageBytes + group_lines(form) * k
 // values. So CTAs take tiles in turns, and what they make is complete from its first values on; and the tiles
 // of a round are multiplied stage by stage.
 constexpr bool goes_by_stages(Form form) { return form == Form::kInt4; }
+// One row of x is multiplied by them as bytes (skinny_chain_bytes.cuh), several rows as float16.
+template <int T>
+constexpr bool is_in_bytes(Form form) {
+  return goes_by_stages(form) && T == 1;
+}
 inline constexpr int kRoundTiles = 8;  // whose sums wait in shared memory for their end
 inline constexpr int kPlaces = kRoundTiles * kTile;
 inline constexpr int kPartPitch = kPlaces + 4;  // floats; warps that are read at once lie in different banks
@@ -278,9 +283,9 @@ struct Fixed {
   ChoiceView choice;
 };
 
-// Of the rows of x in bytes, of each group of a warp's stage: its unit, and the sum of x. So many bytes, and
-// a part of what x takes.
-inline constexpr int kSumBytes = kMostChainedRows * kSteps * 2 * 4;
+// Of the rows of x, over each group of 128 and stage of a warp: so many bytes, and a part of what x takes. In
+// bytes a row has units of groups behind its sums.
+inline constexpr int kSumBytes = kMostChainedRows * kSteps * 4;
 inline constexpr int kSumShare = stage_units(Form::kInt4) * kSliceBytes / kSumBytes;
 
 // Where things lie in dynamic shared memory.
@@ -294,7 +299,7 @@ struct Places {
     fixed = gains + 2 * gain_bytes;
     parts = fixed + static_cast<int>(sizeof(Fixed));
     deltas = parts + 2 * num_tokens * kWarps * kPartPitch * 4;  // [2, T, kWarps, kPartPitch]
-    sums = deltas + delta_bytes;  // [kWarps, chunks, kMostChainedRows, 2, kSteps] floats: of groups of x
+    sums = deltas + delta_bytes;  // [kWarps, chunks, kMostChainedRows, kSteps] floats: of groups of x
     total = sums + (form == Form::kInt4 ? row_pitch / kSumShare : 0);
   }
 };
@@ -313,10 +318,17 @@ __device__ __forceinline__ int slice_of(int unit, int warp) {
 constexpr int lane_bytes(Form form) { return is_fine(form) ? 16 : 16 * packed(form); }
 constexpr int access_bytes(Form form) { return is_fine(form) ? 64 : 16; }
 
+// Where the 16 bytes `piece` of a row lie. Of codes in groups of 128 a quad's lanes read pieces that are 64
+// bytes apart; those of the last two lanes change places with their neighbours, so that all are in different
+// banks.
+template <Form kForm>
+__device__ __forceinline__ int place_of_piece(int piece) {
+  return kForm == Form::kInt4 ? piece ^ (piece >> 3 & 1) : piece;
+}
 // The first of a lane's, and which half of it.
 template <Form kForm>
 __device__ __forceinline__ int lane_in_row(int lane) {
-  return lane % 4 * lane_bytes(kForm) + lane / 4 % 2 * 8;
+  return place_of_piece<kForm>(lane % 4 * (lane_bytes(kForm) / 16)) * 16 + lane / 4 % 2 * 8;
 }
 
 // Of weights in groups.

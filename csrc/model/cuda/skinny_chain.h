@@ -97,7 +97,8 @@ bool can_chain_experts(int64_t attended, int64_t hidden, int64_t inner, int64_t 
 // or codes.
 bool can_chain_deltas(int64_t attended, int64_t hidden, int64_t inner, int64_t most_rank);
 
-// A row's result depends on the row alone, and on whether there are slots. REQUIRES: 1 <= T <=
+// A row's result depends on the row alone, on whether there are slots, and, in codes of 4 bits in groups of
+// 128, on whether it is the only one. REQUIRES: 1 <= T <=
 // kMostChainedRows; can_chain; all weights are in one format; with experts T = 1,
 // can_chain_experts, and no codes; with slots can_chain_deltas, no experts and no codes.
 void skinny_chain(const SkinnyChainParams& p, Stream stream);

@@ -1,13 +1,15 @@
-// Codes of 4 bits in groups of 128, times rows of x, in skinny_chain.cu: sums of whole numbers, which are
+// Codes of 4 bits in groups of 128, times a row of x, in skinny_chain.cu: sums of whole numbers, which are
 // exact.
 //
 // A group's x become whole numbers of 16 bits in units of a power of two, so that the largest has all bits:
 // an error of 2^-16 of it at most. A number is two bytes, 256 * first + second, with signs. The tensor cores
 // multiply 16 rows of bytes by 8 columns; here both are two halves. The low nibbles of the 4 bytes of a word
 // of codes belong to the first half of the rows, the high ones, sixteenfold in their places, to the second:
-// one instruction for each. A token has four columns: its first bytes and its second ones, each with those
+// one instruction for each. A row of x has four columns: its first bytes and its second ones, each with those
 // that the low nibbles meet and those that the high ones do. So of a lane's four results the first and the
-// last are parts of the sum for one row of W, one token and one of its bytes, and nobody looks at the others.
+// last are parts of the sum for one row of W and one of the bytes, and nobody looks at the others.
+//
+// Of one row alone: making bytes of a row takes as long as multiplying a stage, and rows follow each other.
 #pragma once
 
 #include "device/exchange.cuh"
@@ -20,49 +22,41 @@
 
 namespace bequest::cuda::chain {
 
-// A warp's x of a stage and token: for each of kSteps groups four columns of bytes.
+// A warp's x of a stage: for each of kSteps groups four columns of bytes.
 inline constexpr int kColumnBytes = 64, kGroupOfBytes = 4 * kColumnBytes;
 static_assert(kSteps * kGroupOfBytes == kStageBytesOfX<Form::kInt4>);
-// Two tokens fill the columns of a product.
-constexpr int pairs_of(int num_tokens) { return (num_tokens + 1) / 2; }
+// A lane's column, and its part of it. The last four columns are the first again.
+__device__ __forceinline__ int lane_in_bytes(int lane) { return lane / 4 % 4 * kColumnBytes + lane % 4 * 16; }
 
 // A lane's x for a stage.
-template <int T>
 struct ByteRow {
-  uint4 of[pairs_of(T)][kSteps];
-  float units[pairs_of(T)][kSteps];  // of the lane's byte
-  float sums[pairs_of(T)][kSteps];   // of x over each group, where the lane's byte is the first; else 0
+  uint4 of[kSteps];
+  float units[kSteps];  // of the lane's byte
+  float sums[kSteps];   // of x over each group, where the lane's byte is the first; else 0
 
-  // from, units_from: of the warp's stage
-  __device__ __forceinline__ void load(uint32_t from, uint32_t units_from, int row_pitch, int lane) {
-    const int column = lane / 4, place = lane % 4;
-    const float byte = place % 2 == 0 ? 16.0f : 1.0f / 16;  // 256 or 1, over the sixteen of high nibbles
-    const float whole = place % 2 == 0 ? 1.0f : 0.0f;
+  // from: of the lane; units_from: of the warp's stage. In units that float16 beside codes has too.
+  __device__ __forceinline__ void load(uint32_t from, uint32_t units_from, bool is_first_byte) {
+    // 256 or 1, over the sixteen of high nibbles
+    const float byte = (is_first_byte ? 16.0f : 1.0f / 16) * kBesideCodes;
+    const float whole = is_first_byte ? kBesideCodes : 0.0f;
 #pragma unroll
-    for (int pair = 0; pair < pairs_of(T); ++pair) {
-      // Columns beyond the last token are the last one's; nobody stores what becomes of them.
-      const uint32_t row = from + min(2 * pair + column / 4, T - 1) * row_pitch + column % 4 * kColumnBytes;
+    for (int s = 0; s < kSteps; ++s) of[s] = load_16(from + s * kGroupOfBytes);
+    uint32_t own[2][kSteps];
+    load_16(own[0], units_from);
+    load_16(own[1], units_from + kSteps * 4);
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s) of[pair][s] = load_16(row + s * kGroupOfBytes + place * 16);
-      uint32_t own[2][kSteps];
-      const uint32_t units_at = units_from + min(2 * pair + place / 2, T - 1) * (2 * kSteps * 4);
-      load_16(own[0], units_at);
-      load_16(own[1], units_at + kSteps * 4);
-#pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        units[pair][s] = __uint_as_float(own[0][s]) * byte;
-        sums[pair][s] = __uint_as_float(own[1][s]) * whole;
-      }
+    for (int s = 0; s < kSteps; ++s) {
+      units[s] = __uint_as_float(own[0][s]) * byte;
+      sums[s] = __uint_as_float(own[1][s]) * whole;
     }
   }
 };
 
 // The sums of a stage's codes, of each group.
-template <int T>
 struct CodeSums {
-  int of[pairs_of(T)][kSteps][4] = {};
+  int of[kSteps][4] = {};
 
-  __device__ __forceinline__ void add(const Weights<Form::kInt4>& w, const ByteRow<T>& x) {
+  __device__ __forceinline__ void add(const Weights<Form::kInt4>& w, const ByteRow& x) {
     // Groups take turns, so that a product need not wait for the one before it.
 #pragma unroll
     for (int half = 0; half < 2; ++half)
@@ -70,24 +64,21 @@ struct CodeSums {
       for (int s = 0; s < kSteps; ++s) {
         const uint32_t first = half == 0 ? w.of[s].x : w.of[s].z, second = half == 0 ? w.of[s].y : w.of[s].w;
         const uint32_t a[4] = {first & kLow, first & kHigh, second & kLow, second & kHigh};
-#pragma unroll
-        for (int pair = 0; pair < pairs_of(T); ++pair) {
-          const uint4& b = x.of[pair][s];
-          multiply_accumulate_bytes(of[pair][s], a, half == 0 ? b.x : b.z, half == 0 ? b.y : b.w);
-        }
+        multiply_accumulate_bytes(of[s], a, half == 0 ? x.of[s].x : x.of[s].z,
+                                  half == 0 ? x.of[s].y : x.of[s].w);
       }
   }
 
-  // Of the lane's row and token, in all lanes of both. Zeros are multiplied with the sum of the group's x.
-  __device__ __forceinline__ float scaled(int pair, const uint32_t (&groups)[kSteps],
-                                          const ByteRow<T>& x) const {
+  // Of the lane's row, in the first two lanes that share it. Zeros are multiplied with the sum of the group's
+  // x.
+  __device__ __forceinline__ float scaled(const uint32_t (&groups)[kSteps], const ByteRow& x) const {
     float totals[2] = {};
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
       const float zero = static_cast<float>(groups[s] & 0xff);
       const float scale = __uint_as_float(groups[s] & 0xffffff00u);
-      const float both = static_cast<float>(16 * of[pair][s][0] + of[pair][s][3]);  // below 2^22: exact
-      totals[s % 2] += scale * (both * x.units[pair][s] - zero * x.sums[pair][s]);
+      const float both = static_cast<float>(16 * of[s][0] + of[s][3]);  // below 2^22: exact
+      totals[s % 2] += scale * (both * x.units[s] - zero * x.sums[s]);
     }
     const float total = totals[0] + totals[1];
     return total + __shfl_xor_sync(kAllLanes, total, 1);
@@ -96,6 +87,30 @@ struct CodeSums {
  private:
   static constexpr uint32_t kLow = 0x0f0f0f0fu, kHigh = 0xf0f0f0f0u;
 };
+
+// The sums of `count` tiles of one stage along k, as multiply_stages has them of float16. x_at: of the lane,
+// units_at: of the warp's stage
+__device__ __forceinline__ void multiply_byte_stages(RingEnd<Form::kInt4>& ring, int count, uint32_t x_at,
+                                                     uint32_t units_at, bool adds, bool has_token, float* to,
+                                                     int& left, Weights<Form::kInt4>& w) {
+  ByteRow x;
+  x.load(x_at, units_at, has_token);
+#pragma unroll 1
+  for (; count > 0; --count) {
+    float before = 0;  // read here, where nothing waits for it
+    if (adds && has_token) before = *to;
+    CodeSums sums;
+    sums.add(w, x);
+    uint32_t groups[kSteps];
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) groups[s] = w.groups[s];
+    ring.give_back(w);
+    if (--left > 0) ring.take(w);
+    const float total = before + sums.scaled(groups, x);
+    if (has_token) *to = total;
+    to += kTile;
+  }
+}
 
 // Four neighbours of x as two bytes each.
 struct FourBytes {
@@ -117,11 +132,11 @@ struct FourBytes {
   }
 };
 
-// Rows of x on their way into a phase: a warp's 128 of each 1024, four of them to a lane. What it needs of a
+// A row of x on its way into a phase: a warp's 128 of each 1024, four of them to a lane. What it needs of a
 // view is read once: views lie in shared memory, and who reads one again waits for it.
 class ByteStager {
  public:
-  // rows: [T, row_pitch]; gains: [2, gain_bytes]
+  // rows: [row_pitch]; gains: [2, gain_bytes]
   __device__ __forceinline__ ByteStager(const Arguments& a, const View& view, uint32_t rows, uint32_t gains,
                                         LaunchNumber launch, int warp, int lane)
       : launch_(launch),
@@ -129,8 +144,7 @@ class ByteStager {
         has_gain_(view.gain >= 0),
         is_odd_(lane % 2 != 0),
         is_first_lane_(lane == 0),
-        units_(view.units),
-        row_pitch_(a.row_pitch) {
+        units_(view.units) {
     const int own = warp * 128 + lane * 4, at = warp * view.chunks * kStageBytesOfX<Form::kInt4>;
     from_ = is_published_ ? reinterpret_cast<const uint8_t*>(view.from) + place_of_word(own / 2)
                           : static_cast<const uint8_t*>(a.attended) + own * 2;
@@ -138,11 +152,11 @@ class ByteStager {
     gains_ = gains + max(view.gain, 0) * a.gain_bytes + at + lane * 8;
   }
 
-  // A token's x of one stage, in two parts: asks for its words, and waits for them. Meanwhile they are on
+  // x of one stage, in two parts: asks for its words, and waits for them. Meanwhile they are on
   // their way. What the kernel before has stored is there at once.
   using Words = uint4[kSteps];
-  __device__ __forceinline__ void ask(int chunk, int token, Words& words) const {
-    const int first = first_of(chunk, token), last = last_group(chunk);
+  __device__ __forceinline__ void ask(int chunk, Words& words) const {
+    const int first = first_of(chunk), last = last_group(chunk);
     if (is_published_) {
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) words[s] = load_words(word_at(first, min(s, last)));
@@ -172,9 +186,9 @@ class ByteStager {
     return !lacks_any(words, launch_.get());
   }
   // Until they are.
-  __device__ __forceinline__ void await(int chunk, int token, Words& words) const {
+  __device__ __forceinline__ void await(int chunk, Words& words) const {
     const uint32_t launch = launch_.get();
-    const int first = first_of(chunk, token), last = last_group(chunk);
+    const int first = first_of(chunk), last = last_group(chunk);
     Patience patience;
 #pragma unroll 1
     while (lacks_any(words, launch)) {
@@ -188,9 +202,9 @@ class ByteStager {
   // Leaves them as bytes in shared memory, with the units of groups: without branches, and each step of all
   // groups at once, so that one need not wait for the other. units_to: of the warp's stage. Gives the lane's
   // sum of x².
-  __device__ __forceinline__ float place(int chunk, int token, const Gains& gains, const Words& words,
+  __device__ __forceinline__ float place(int chunk, const Gains& gains, const Words& words,
                                          uint32_t units_to) const {
-    const uint32_t to = to_ + token * row_pitch_ + chunk * kStageBytesOfX<Form::kInt4>;
+    const uint32_t to = to_ + chunk * kStageBytesOfX<Form::kInt4>;
     const int last = last_group(chunk);
     float x[kSteps][4], squares[kSteps];
 #pragma unroll
@@ -223,8 +237,8 @@ class ByteStager {
       sums[s] = __float_as_uint(static_cast<float>(static_cast<int>(sums[s])) * __uint_as_float(units[s]));
     }
     if (is_first_lane_) {
-      store_16(units_to + token * (2 * kSteps * 4), units);
-      store_16(units_to + token * (2 * kSteps * 4) + kSteps * 4, sums);
+      store_16(units_to, units);
+      store_16(units_to + kSteps * 4, sums);
     }
     __syncwarp();
     return (squares[0] + squares[1]) + (squares[2] + squares[3]);
@@ -237,8 +251,8 @@ class ByteStager {
   static constexpr int kSpread = kSectorPitch / (kSectorWords * 2 * 2);
 
   // Bytes of attended rows in front of it.
-  __device__ __forceinline__ int first_of(int chunk, int token) const {
-    return (token * units_ + chunk * kStageUnits<Form::kInt4>)*(kUnit * 2);
+  __device__ __forceinline__ int first_of(int chunk) const {
+    return chunk * kStageUnits<Form::kInt4> * kUnit * 2;
   }
   // Of those that a stage has; x behind it is zero.
   __device__ __forceinline__ int last_group(int chunk) const {
@@ -282,43 +296,25 @@ class ByteStager {
 
   const LaunchNumber launch_;
   const bool is_published_, has_gain_, is_odd_, is_first_lane_;
-  const int units_, row_pitch_;
+  const int units_;
   const uint8_t* from_;  // the lane's first
   uint32_t to_, gains_;  // the same
 };
 
-// Whether a stage's first words are asked for while the stage before is multiplied: there are registers.
-template <int T>
-inline constexpr bool kAsksAhead = pairs_of(T) == 1;
-
-// x of a stage in bytes, token by token: the next one's words come meanwhile. Makes bytes of whatever is
-// there first, because instructions that are needed in a hurry take longer to come than to run. words: if
-// kAsksAhead, the first ones of the stage, and at the end those of the next, unless this is the last.
-// squares: the lane's sums of x²
-template <int T>
-__device__ __forceinline__ void stage_bytes(const ByteStager& rows, int chunk, bool is_last,
-                                            uint32_t units_to, ByteStager::Words& words,
-                                            float (&squares)[T]) {
+// x of a stage in bytes, of these words. Makes them of whatever is there first, because instructions that are
+// needed in a hurry take longer to come than to run. Gives the lane's sum of x².
+__device__ __forceinline__ float stage_bytes(const ByteStager& rows, int chunk, uint32_t units_to,
+                                             ByteStager::Words& words) {
   ByteStager::Gains gains;
   rows.load_gains(chunk, gains);
-  if (!kAsksAhead<T>) rows.ask(chunk, 0, words);
   bool is_real = rows.are_there(words);
 #pragma unroll 1
-  for (int token = 0;;) {
-    ByteStager::Words next;
-    if (T > 1 && is_real && token + 1 < T) rows.ask(chunk, token + 1, next);
-    const float square = rows.place(chunk, token, gains, words, units_to);
-    if (is_real) {
-#pragma unroll
-      for (int t = 0; t < T; ++t) squares[t] += t == token ? square : 0.0f;
-      if (++token == T) break;
-#pragma unroll
-      for (int s = 0; s < kSteps; ++s) words[s] = next[s];
-    }
-    rows.await(chunk, token, words);
+  for (;;) {
+    const float square = rows.place(chunk, gains, words, units_to);
+    if (is_real) return square;
+    rows.await(chunk, words);
     is_real = true;
   }
-  if (kAsksAhead<T> && !is_last) rows.ask(chunk + 1, 0, words);
 }
 
 }  // namespace bequest::cuda::chain

@@ -58,6 +58,7 @@ class Element {
       bias_ = view.bias[output_];
       if (gated) other_ = view.bias[output_ + view.outputs];
     }
+    if constexpr (kForm == Form::kInt4) scale_ = other_scale_ = 1 / kBesideCodes;
     if constexpr (kForm == Form::kFloat8 || is_fine(kForm)) {
       scale_ = __ldg(view.scales + output_) / kBesideCodes;
       if (gated) other_scale_ = __ldg(view.scales + output_ + view.outputs) / kBesideCodes;

@@ -97,7 +97,7 @@ class RowStager {
     const int padded = chunks * kStageUnits<kForm>, row_bytes = units * kUnit * 2;
     const auto* from = static_cast<const uint8_t*>(a_.attended) +
                        slice_of<kForm>(lane_ / 4, warp_) * kSliceBytes + lane_ % 4 * 16;
-    uint8_t* to = rows_ + warp_ * padded * kSliceBytes + lane_ * 16;
+    uint8_t* to = rows_ + warp_ * padded * kSliceBytes + place_of_piece<kForm>(lane_) * 16;
 #pragma unroll 1
     for (int unit = lane_ / 4; unit < padded; unit += kAtOnce * kGroup) {
       uint4 x[kAtOnce][T] = {};
@@ -183,7 +183,7 @@ class RowStager {
              slice_of<kForm>(own, s.warp_) * (kUnitBytes / kWarps) + s.lane_ % 8 / 2 * kSectorPitch +
              s.lane_ % 2 * 16;
       // Of its 16 bytes an even lane has the first two words, an odd one the others.
-      to = s.rows_ + slice + s.lane_ / 2 * 16 + s.lane_ % 2 * 4;
+      to = s.rows_ + slice + place_of_piece<kForm>(s.lane_ / 2) * 16 + s.lane_ % 2 * 4;
       gains = s.gains_ + gain * s.a_.gain_bytes + slice + s.lane_ * 8;
       unit = first + own;
     }

@@ -26,6 +26,59 @@ struct Row {
   uint32_t half = kFirstTwice;  // of its quad's groups, the lane's
 };
 
+// Of codes whose groups have zeros. Pieces of 16 bytes lie by pairs, the second ones first for half of the
+// lanes (place_of_piece): those that are read at once are then in different banks.
+template <>
+struct Row<Form::kInt4> {
+  static constexpr int kUnits = kStageUnits<Form::kInt4>;
+  uint2 of[kUnits];
+  float sums[kSteps];  // of x, over each group: of the lane's token
+
+  __device__ __forceinline__ void load(uint32_t from, uint32_t sums_from) {
+    load(from);
+    const uint4 words = load_16(sums_from);
+    sums[0] = __uint_as_float(words.x);
+    sums[1] = __uint_as_float(words.y);
+    sums[2] = __uint_as_float(words.z);
+    sums[3] = __uint_as_float(words.w);
+  }
+
+  // Leaves the sums of a stage where load() finds them. By a warp, for its part of x.
+  __device__ __forceinline__ static void prepare(uint32_t from, uint32_t sums_to, int lane) {
+    Row row;
+    row.load(from);
+    row.add_up();
+    if (lane < kMostChainedRows)
+      store_16(sums_to, make_uint4(__float_as_uint(row.sums[0]), __float_as_uint(row.sums[1]),
+                                   __float_as_uint(row.sums[2]), __float_as_uint(row.sums[3])));
+    __syncwarp();
+  }
+
+ private:
+  static_assert(kSteps == 4);
+
+  __device__ __forceinline__ void load(uint32_t from) {
+    constexpr int kPacked = packed(Form::kInt4);
+    const uint32_t other = from ^ 16;
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i)
+      of[i] = load_8((i % 2 ? other : from) + i / kPacked * (kPacked * kSliceBytes) + i % kPacked / 2 * 32);
+  }
+
+  __device__ __forceinline__ void add_up() {
+    constexpr int kPacked = packed(Form::kInt4);
+    constexpr uint32_t kOnes[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
+    float both[kSteps][4] = {};
+#pragma unroll
+    for (int i = 0; i < kPacked; ++i)
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s)
+        multiply_accumulate_f16(both[s], kOnes, of[kPacked * s + i].x, of[kPacked * s + i].y);
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) sums[s] = both[s][0] + both[s][3];
+  }
+};
+
 // Of the warps that multiply.
 __device__ __forceinline__ void sync_consumers() { sync_threads<1, kConsumers>(); }
 
@@ -37,9 +90,8 @@ class RoundSums {
 
   __device__ __forceinline__ const float* get() const { return of_round_; }
   // Of a lane's row and token.
-  __device__ __forceinline__ float* place(int warp, int lane) const { return place(lane % 4, warp, lane); }
-  __device__ __forceinline__ float* place(int token, int warp, int lane) const {
-    return of_round_ + (token * kWarps + warp) * kPartPitch + row_of_lane(lane);
+  __device__ __forceinline__ float* place(int warp, int lane) const {
+    return of_round_ + (lane % 4 * kWarps + warp) * kPartPitch + row_of_lane(lane);
   }
   // The round has ended; gives its sums, which stay until the next but one.
   __device__ __forceinline__ const float* turn() {
@@ -80,6 +132,41 @@ struct TileSum {
         fp8_to_f16(codes[2 * half + 1], a[2], a[3]);
         multiply_accumulate_f16(of[half], a, x.of[2 * s + half].x, x.of[2 * s + half].y);
       }
+    }
+  }
+
+  // A lane's 32 codes of a step are of one group, and so are those of the lanes that share its row. A code in
+  // the last bits of a float16 is one of its smallest numbers: code · 2^-24, in the next four bits code ·
+  // 2^-20. The former meet the first column of a token, the latter the second, so sums make up for it. Zeros
+  // are multiplied with the sum of the group's x.
+  __device__ __forceinline__ void add(const Weights<Form::kInt4>& w, const Row<Form::kInt4>& x) {
+    float sums[kSteps][4] = {};
+    multiply_codes(w, x, sums);
+    add_scaled(w.groups, x, sums);
+  }
+  // The sums of each group's codes.
+  __device__ __forceinline__ static void multiply_codes(const Weights<Form::kInt4>& w,
+                                                        const Row<Form::kInt4>& x, float (&sums)[kSteps][4]) {
+    // Groups take turns, so that a product need not wait for the one before it.
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        const uint32_t code = i == 0 ? w.of[s].x : i == 1 ? w.of[s].y : i == 2 ? w.of[s].z : w.of[s].w;
+        const uint32_t later = code >> 8;
+        const uint32_t a[4] = {code & 0x000f000fu, code & 0x00f000f0u, later & 0x000f000fu,
+                               later & 0x00f000f0u};
+        multiply_accumulate_f16(sums[s], a, x.of[4 * s + i].x, x.of[4 * s + i].y);
+      }
+  }
+  __device__ __forceinline__ void add_scaled(const uint32_t (&groups)[kSteps], const Row<Form::kInt4>& x,
+                                             const float (&sums)[kSteps][4]) {
+    constexpr float kFirst = 1 << 24, kSecond = 1 << 20;
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      const float zero = static_cast<float>(groups[s] & 0xff);
+      const float scale = __uint_as_float(groups[s] & 0xffffff00u);
+      of[s % 2][0] += scale * (kFirst * sums[s][0] + (kSecond * sums[s][3] - zero * x.sums[s]));
     }
   }
 
