@@ -94,6 +94,13 @@ __device__ __forceinline__ void copy_box(const CUtensorMap& map, uint32_t destin
       : "memory");
 }
 
+// The same box into the L2 alone.
+__device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int4 at, int last) {
+  asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];" ::"l"(&map),
+               "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w), "r"(last)
+               : "memory");
+}
+
 // Bytes that lie side by side, a multiple of 16, to shared memory. By one thread.
 __device__ __forceinline__ void copy_run(uint32_t destination, const void* source, uint32_t bytes,
                                          const PhaseBarrier& barrier) {

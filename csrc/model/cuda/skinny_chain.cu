@@ -220,18 +220,6 @@ __device__ __forceinline__ Stager<T, kHasExperts, kForm> stager_of(const Argumen
     return {a, rows, gains, warp, lane};
 }
 
-// Behind the first round of gate and up, which may be of experts that the router does not choose: how many of
-// its tiles count. left: stages that are to be multiplied then, of which the first is taken
-template <Form kForm>
-__device__ __forceinline__ int settle(const Chosen& chosen, int tiles, int count, int chunks,
-                                      RingEnd<kForm>& ring, int& left, Weights<kForm>& first) {
-  chosen.counted.wait(0);
-  const int done = chosen.discards ? 0 : count;
-  left = (tiles - done) * chunks;
-  if (left > 0) ring.take(first);
-  return done;
-}
-
 // A phase as a CTA multiplies it.
 template <int T, bool kHasExperts, Form kForm, class A>
 struct PhaseWork {
@@ -246,7 +234,7 @@ struct PhaseWork {
   ByteStager::Words& words;  // of x in bytes: those of its first stage
 };
 
-// All tiles of a phase, round by round. even: the first weights
+// All tiles of a phase, round by round. even: the first weights; of experts none are taken yet
 template <int T, bool kHasExperts, Form kForm, class A>
 __device__ __forceinline__ void multiply_rounds(const A& a, Fixed& fixed,
                                                 const PhaseWork<T, kHasExperts, kForm, A>& phase,
@@ -259,18 +247,14 @@ __device__ __forceinline__ void multiply_rounds(const A& a, Fixed& fixed,
   const int chunks = phase.chunks, end = phase.end, thread = warp * kWarp + lane;
   int tile = phase.first;
   bool is_open = phase.chooses;
-  int left = (is_open ? min(kRoundTiles, end - tile) : end - tile) * chunks;  // stages
+  int left = (end - tile) * chunks;  // stages
 #pragma unroll 1
   do {
     const int count = min(kRoundTiles, end - tile);
-    const auto stage_first = [&] {
-      if constexpr (!is_in_bytes<T>(kForm))
-        if (tile == view.first && !phase.has_staged) stage(phase.rows, view, x, launch, warp, lane, squares);
-    };
-    if constexpr (kHasExperts) stage_first();  // needs the registers that an element has
-    Element<kForm, kIsAdapted<A>> element(view, T, tile, count, thread);
+    Element<kForm, kIsAdapted<A>> element(view, T, tile, count, thread, kHasExperts ? view.leading : -1);
     phase.deltas.ask(element, view);
-    if constexpr (!kHasExperts) stage_first();
+    if constexpr (!kHasExperts && !is_in_bytes<T>(kForm))
+      if (tile == view.first && !phase.has_staged) stage(phase.rows, view, x, launch, warp, lane, squares);
     if constexpr (is_in_bytes<T>(kForm)) {
       const bool is_first = tile == phase.first;
       float square[1] = {multiply_byte_round(phase.rows, is_first, ring, count, chunks, x, lane % 4 < T,
@@ -278,14 +262,17 @@ __device__ __forceinline__ void multiply_rounds(const A& a, Fixed& fixed,
       if (is_first && view.gain >= 0) store_squares(square, warp, lane, squares);
     } else if constexpr (goes_by_stages(kForm)) {
       multiply_round<T>(ring, count, chunks, x, lane, sums.place(warp, lane), left, even);
+    } else if constexpr (kHasExperts) {
+      multiply_pairs<kForm>(ring, count, chunks, x.begin, lane % 4 < T, sums.place(warp, lane));
     } else {
       multiply_tiles<kForm>(ring, count, chunks, x, lane % 4 < T, sums.place(warp, lane), left, even, odd);
     }
     if (tile == view.first) phase.deltas.collect(launch, thread);
     sync_consumers();
-    if (is_open) {
+    if (is_open) {  // the round may be of experts that the router does not choose
       is_open = false;
-      if (settle(fixed.chosen, end - tile, count, chunks, ring, left, even) == 0) continue;
+      fixed.chosen.counted.wait(0);
+      if (fixed.chosen.discards) continue;
     }
     if (warp < T * (kPlaces / kWarp))
       element.store(view, a.activation, sums.get(), squares, launch, a.tap,
@@ -312,7 +299,7 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     // The router's x is that of gate and up: all stage it there.
     const bool is_router = kHasExperts && i == Order::kRouter, chooses = kHasExperts && i == Order::kGate;
     const bool foresees = kHasExperts && i == 0 && a.foresight.pieces > 0;
-    auto& squares = fixed.squares[is_router ? Order::kGate : i];
+    auto& squares = fixed.squares[kHasExperts ? max(i, Order::kGate) : i];  // the router's are those of gate
     const int chunks = view.chunks, first = view.first, end = view.end;
     if (i == 1) await_gains();  // none is needed before
     const PhaseDeltas<T, A> deltas(a, *reinterpret_cast<SharedDeltas*>(shared + places.deltas), i);
@@ -322,13 +309,14 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     const auto rows = stager_of<T, kHasExperts, kForm>(a, view, places, shared, launch, warp, lane);
     if constexpr (kHasExperts) {
       if (foresees) multiply_foresight(a.foresight, rows, view, x.begin, ring, sums, launch);
-      if (is_router) stage(rows, view, x, launch, warp, lane, squares);
+      // Not among tiles: it needs the registers that they have.
+      if (is_router || (!has_staged && first < end)) stage(rows, view, x, launch, warp, lane, squares);
     }
     if (first == end && !deltas.has_tile()) continue;
     ByteStager::Words words;
     if constexpr (is_in_bytes<T>(kForm)) rows.ask(0, words);  // they come while weights are waited for
     Weights<kForm> even, odd;
-    ring.take(even);  // the first ones, before x is there
+    if constexpr (!kHasExperts) ring.take(even);  // the first ones, before x is there
     if constexpr (kIsAdapted<A>) {
       if (deltas.has_tile()) {
         stage(rows, view, x, launch, warp, lane, squares);
@@ -355,8 +343,10 @@ __device__ __forceinline__ void read_expert_weights(const Arguments& a, Fixed& f
   reader.read_pieces(a.foresight);
   reader.read(fixed.views[0], a.weights[0]);
   reader.read(fixed.views[Order::kRouter], a.weights[Order::kRouter]);
+  const int leading = ahead > 0 && gate.leading >= 0 ? gate.chunks : 0;
+  reader.read_gates(gate, fixed.foreseen.ids, 0, leading);  // of nobody who is foreseen
   if (ahead > 0) fixed.foreseen.there.wait(0);
-  reader.read_gates(gate, fixed.foreseen.ids, 0, ahead);
+  reader.read_gates(gate, fixed.foreseen.ids, leading, ahead);
   fixed.chosen.there.wait(0);
   reader.read_gates(gate, fixed.chosen.ids, fixed.chosen.discards ? 0 : ahead, all);
   reader.read_downs(fixed.views[Order::kDown], a.weights[Order::kDown], a.shared[1], fixed.chosen.ids);
@@ -412,12 +402,15 @@ __global__ __launch_bounds__(threads_of(kPerLane > 0),
   SharedDeltas& deltas = *reinterpret_cast<SharedDeltas*>(shared + places.deltas);
   if (a.lets_next_in_early) let_next_start();
   if (threadIdx.x == kConsumers) init_barriers<(kPerLane > 0)>(fixed, a.stages);
-  if (threadIdx.x < a.num_phases)
-    fixed.views[threadIdx.x] = View::of<kForm>(a.phases[threadIdx.x], threadIdx.x < Order::kNext ? 0 : 1,
+  if constexpr (kPerLane > 0) {
+    const int phase = static_cast<int>(threadIdx.x);
+    if (phase < a.num_phases) fixed.views[phase] = expert_view(a, phase);
+    if (phase == kConsumers + kWarp) fixed.choice = ChoiceView::of(a, expert_view(a, Order::kGate));
+  } else if (threadIdx.x < a.num_phases) {
+    fixed.views[threadIdx.x] = View::of<kForm>(a.phases[threadIdx.x], static_cast<int>(blockIdx.x),
+                                               threadIdx.x < Order::kNext ? 0 : 1,
                                                threadIdx.x == Order::kDown && a.tap.ring_rows != nullptr);
-  if constexpr (kPerLane > 0)
-    if (threadIdx.x == kConsumers + kWarp)
-      fixed.choice = ChoiceView::of(a, View::of<kForm>(a.phases[Order::kGate], 0, false));
+  }
   if constexpr (kIsAdapted<A>) {
     const unsigned phase = threadIdx.x - kWarp;
     if (phase < static_cast<unsigned>(a.num_phases)) deltas.tiles[phase] = tile_of(a, a.deltas[phase]);

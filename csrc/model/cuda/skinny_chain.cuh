@@ -65,7 +65,7 @@ inline constexpr int kMostRanks = 32;    // experts of a row
 inline constexpr int kMostRouted = 256;  // experts of a layer
 static_assert(kWarps == kStageWarps && kStepBytes == kUnit * kTile * 2 && kQuarterLines * kLine == kUnit);
 // Parts of sums that a lane with so many experts has registers for.
-constexpr int most_sum_parts(int per_lane) { return 16 / per_lane; }
+constexpr int most_sum_parts(int per_lane) { return 24 / per_lane; }
 static_assert(kForesightColumns == kStageDepth);
 static_assert(kPlaces * kMostChainedRows == kConsumers, "a thread has one result of a round");
 
@@ -127,16 +127,17 @@ struct Foresight {
   int span;        // stages of a piece
   int row_chunks;  // stages of [attended | residual]
   int rows;        // experts, filled up to whole tiles
-  Word* words;     // [parts, rows] in sectors: sums in float32
+  Word* words;     // [parts, rows / 2] in sectors: see pair_of_sums
 };
 
-// A CTA's pieces are its `first`, and each `gridDim.x` further on. The last CTAs have the fewest other tiles.
+// A CTA's pieces are its `first`, and each `gridDim.x` further on. The first CTAs have them, because they
+// begin first: the last ones may find another kernel in their place. Those have the router's tiles.
 struct Piece {
   int row;           // of F
   int begin, count;  // stages
   int part;
 
-  __device__ static int first() { return static_cast<int>(gridDim.x - 1 - blockIdx.x); }
+  __device__ static int first() { return static_cast<int>(blockIdx.x); }
   __device__ static Piece of(const Foresight& f, int index) {
     const int tile = index / f.parts, part = index - tile * f.parts, begin = part * f.span;
     return {tile * kTile, begin, min(f.span, f.row_chunks - begin), part};
@@ -147,7 +148,8 @@ struct Arguments {
   CUtensorMap weights[kMostPhases];  // see weight_map
   CUtensorMap shared[2];             // of the expert that every row takes: gate and up, down
   Phase phases[kMostPhases];
-  int num_phases, num_tokens, num_experts, num_chosen, stages, in_flight, in_stream, row_pitch;
+  int num_phases, num_tokens, num_experts, num_chosen, stages, row_pitch;
+  int in_advance, in_flight, in_stream;  // see Depth
   int gain_bytes;
   int delta_bytes;  // of shared memory for what adapters add
   bool lets_next_in_early, renormalises, has_shared;
@@ -177,11 +179,14 @@ struct alignas(16) View {
   // The tap looks at the results. Kept here because an argument that nobody has read in this launch comes
   // from the L2, and words would wait for it: 1,500 clocks.
   bool is_tapped;
+  int leading;  // a tile that is taken in place of the first one, -1: none
 
+  // shared: tiles of gate and up of the expert that every row takes, 0: there are none, or too many. They are
+  // the last ones. CTAs begin with them, one each, because they can be asked for before the choice.
   template <Form kForm>
-  __device__ static View of(const Phase& phase, int gain, bool is_tapped) {
-    const int block = static_cast<int>(blockIdx.x);
-    const int first = goes_by_stages(kForm) ? 0 : block * phase.tiles_each + min(block, phase.longer);
+  __device__ static View of(const Phase& phase, int block, int gain, bool is_tapped, int shared = 0) {
+    const int before = goes_by_stages(kForm) ? 0 : block * phase.tiles_each + min(block, phase.longer);
+    const int first = before - min(block + 1, shared);
     return {phase.units,
             phase.chunks,
             first,
@@ -197,7 +202,8 @@ struct alignas(16) View {
             phase.from,
             phase.to,
             phase.out,
-            is_tapped};
+            is_tapped,
+            block < shared ? phase.outputs / (kTile / 2) - shared + block : -1};
   }
 };
 
@@ -205,6 +211,11 @@ struct alignas(16) View {
 template <Form kForm>
 __device__ __forceinline__ int tile_at(int index) {
   return goes_by_stages(kForm) ? index * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x) : index;
+}
+
+// A tile of gate and up of experts.
+__device__ __forceinline__ int gate_tile_at(int index, int first, int leading) {
+  return index == first && leading >= 0 ? leading : index;
 }
 
 __device__ __forceinline__ int stages_of(const View& view) { return (view.end - view.first) * view.chunks; }
@@ -217,7 +228,7 @@ __device__ __forceinline__ int stages_ahead(const Foresight& f, const View& gate
 // The choice as one CTA sees it.
 struct alignas(16) ChoiceView {
   const Word* logits;  // [E / 2] in sectors: the router's
-  const Word* sums;    // [parts, E filled up to tiles] in sectors: what tells ahead who is best
+  const Word* sums;    // [parts, E filled up to tiles / 2] in sectors: what tells ahead who is best
   int parts;           // 0: nobody is foreseen
   int num_experts, num_chosen;
   int first_ahead, last_ahead;   // ranks of which stages are asked for ahead
@@ -227,13 +238,14 @@ struct alignas(16) ChoiceView {
 
   __device__ static ChoiceView of(const Arguments& a, const View& gate) {
     const int stages = stages_ahead(a.foresight, gate), tiles = gate.part / (kTile / 2);
+    const int first = gate.first + (gate.leading >= 0 ? 1 : 0);
     const int last = (gate.first + (stages - 1) / gate.chunks) / tiles;
     return {a.logits,
             a.foresight.words,
             a.foresight.parts,
             a.num_experts,
             a.num_chosen,
-            gate.first / tiles,
+            first / tiles,
             stages > 0 ? min(last, a.num_chosen - 1) : -1,
             blockIdx.x == 0 ? a.num_read : nullptr,
             a.factor,
@@ -337,6 +349,18 @@ struct GroupedArguments : Arguments {
 };
 
 struct AdaptedArguments;
+
+// A phase as this CTA sees it, where there are experts.
+__device__ __forceinline__ View expert_view(const Arguments& a, int phase) {
+  using Order = Order<true>;
+  const Phase& own = a.phases[phase];
+  const int block = static_cast<int>(blockIdx.x), last = static_cast<int>(gridDim.x) - 1;
+  const int tiles = own.part / (kTile / 2);  // of an expert
+  return View::of<Form::kNumbers>(own, phase == Order::kRouter ? last - block : block,
+                                  phase < Order::kNext ? 0 : 1,
+                                  phase == Order::kDown && a.tap.ring_rows != nullptr,
+                                  phase == Order::kGate && a.has_shared && tiles <= last + 1 ? tiles : 0);
+}
 
 // REQUIRES: as many CTAs as the chip has room for at once.
 void launch_chain(const Arguments& a, Form form, int grid, Stream stream);

@@ -28,22 +28,23 @@ constexpr int fewest_stages(Form form) { return packed(form) == 4 ? 3 : 4; }
 
 // How much of the weights is on its way, and how much waits in shared memory for its rows.
 struct Depth {
-  int stages, in_flight;
-  int in_stream;            // the same, where no rows of x are on their way
-  bool lets_next_in_early;  // or when all weights have been asked for, so that those of the next come behind
-                            // them
+  int stages;
+  int in_advance;            // of the first ring, while the kernel ahead still runs
+  int in_flight, in_stream;  // where rows of x may be on their way, and where none are
+  bool lets_next_in_early;   // or when all weights have been asked for, so that those of the next come behind
+                             // them
 };
 // Small layers are a chain of latencies: what is asked for early comes in the way of rows of x, and a ring
 // that is larger in that of attention, or of the next chain, which take their place beside it. Large ones are
 // a stream.
-constexpr Depth kSmallLayer{6, 2, 2, false}, kLargeLayer{10, 3, 3, true}, kExperts{11, 3, 3, true};
+constexpr Depth kSmallLayer{6, 2, 2, 2, false}, kLargeLayer{10, 3, 3, 3, true}, kExperts{11, 2, 3, 3, true};
 // A ring with less room than it could use is full sooner where rows of x are waited for.
-constexpr Depth kExpertsBesideAttention{11, 2, 4, true};
+constexpr Depth kExpertsBesideAttention{11, 2, 2, 4, true};
 constexpr int64_t kLargeShare = 64;  // stages that a CTA has of a layer
 // Codes are multiplied faster than they come, and wait for rows of x more than numbers do.
-constexpr Depth kLargeFloat8{10, 2, 3, true};
+constexpr Depth kLargeFloat8{10, 2, 2, 3, true};
 // Those of 4 bits in groups of 128 are a stream from fewer stages on, which have four times the values.
-constexpr Depth kLargeInt4{9, 2, 3, true};
+constexpr Depth kLargeInt4{9, 2, 2, 3, true};
 constexpr int64_t kLargeInt4Share = 32;
 
 Form form_of_codec(FineCodec codec) {
@@ -88,8 +89,8 @@ Depth depth_of(const Arguments& a, Form form, bool beside_attention) {
   const bool leaves_room = beside_attention && beside >= kFewestBesideAttention;
   const Depth wish = leaves_room ? kExpertsBesideAttention : wished_depth(a, form);
   const int stages = std::min(wish.stages, leaves_room ? beside : most);
-  return {stages, std::min(wish.in_flight, stages), std::min(wish.in_stream, stages),
-          wish.lets_next_in_early};
+  return {stages, std::min(wish.in_advance, stages), std::min(wish.in_flight, stages),
+          std::min(wish.in_stream, stages), wish.lets_next_in_early};
 }
 
 int64_t num_routed(const ChainExperts& experts) {
@@ -177,7 +178,7 @@ class Builder {
     f.parts = static_cast<int>(ceil_div(f.row_chunks, f.span));
     f.pieces = static_cast<int>(tiles) * f.parts;
     f.rows = static_cast<int>(tiles) * kTile;
-    f.words = rows_of_words(int64_t{f.parts} * f.rows / 2);
+    f.words = rows_of_words(int64_t{f.parts} * f.rows / kMostChainedRows);
   }
 
   Arguments a{};
@@ -279,6 +280,7 @@ void finish(Arguments& a, int num_tokens, Form form, int64_t normed, bool beside
   a.gain_bytes = padded_bytes(chunks_of(normed, form), form);
   const Depth depth = depth_of(a, form, beside_attention);
   a.stages = depth.stages;
+  a.in_advance = depth.in_advance;
   a.in_flight = depth.in_flight;
   a.in_stream = depth.in_stream;
   a.lets_next_in_early = depth.lets_next_in_early;
@@ -391,7 +393,7 @@ bool can_chain_experts(int64_t attended, int64_t hidden, int64_t inner, int64_t 
   if (num_experts > kMostRouted || num_experts % 4 != 0 || inner > kStageDepth) return false;
   const int64_t ranks = num_chosen + (has_shared ? 1 : 0), logits = num_experts + (has_shared ? 1 : 0);
   const int64_t row = foresight_chunks(attended, hidden) * int64_t{kStageDepth};
-  const int64_t foreseen = row / kStageDepth * round_up(num_experts, kTile) / 2;
+  const int64_t foreseen = row / kStageDepth * round_up(num_experts, kTile) / kMostChainedRows;
   return has_room({attended, hidden, inner}, {hidden, logits, foreseen, ranks * inner, hidden},
                   std::max(row, ranks * inner), hidden, 1, Form::kNumbers);
 }

@@ -27,9 +27,9 @@ __device__ __forceinline__ float logit_of_key(uint32_t key) {
   return __uint_as_float((ordered & 0x8000u ? ordered & 0x7fffu : ~ordered & 0xffffu) << 16);
 }
 
-// The router's logits, when they are there.
+// The router's logits, when they are there if it `waits`.
 template <int kPerLane>
-__device__ __forceinline__ void load_keys(const ChoiceView& view, uint32_t launch, int lane,
+__device__ __forceinline__ void load_keys(const ChoiceView& view, uint32_t launch, int lane, bool waits,
                                           uint32_t (&keys)[kPerLane]) {
   constexpr int kQuads = kPerLane / kQuad;
   uint4 words[kQuads] = {};
@@ -46,7 +46,7 @@ __device__ __forceinline__ void load_keys(const ChoiceView& view, uint32_t launc
       }
     }
     patience.spend();
-  } while (lacks_any);
+  } while (lacks_any && waits);
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const uint4& quad = words[i / kQuad];
@@ -88,17 +88,19 @@ __device__ __forceinline__ uint32_t draw_by_id(uint32_t (&keys)[kPerLane], int c
 }
 
 // As expert_route.cu chooses, by a softmax without bias or groups. foreseen: by bits, which of a lane's
-// experts are; 0 in all lanes: nobody is
+// experts are; 0 in all lanes: nobody is. rehearses: with whatever is there, and tells nobody, so that the
+// instructions have come when they are needed
 template <int kPerLane>
 __device__ __forceinline__ void choose(const ChoiceView& view, uint32_t launch, int lane, uint32_t foreseen,
-                                       Fixed& fixed) {
+                                       bool rehearses, Fixed& fixed) {
   Chosen& chosen = fixed.chosen;
   uint32_t keys[kPerLane];
-  load_keys<kPerLane>(view, launch, lane, keys);
+  load_keys<kPerLane>(view, launch, lane, !rehearses, keys);
   const float top = logit_of_key(best_of(keys)), total = view.renormalises ? 0.0f : total_of(keys, top);
   uint32_t mine;
   bool discards = false;
-  if (view.parts > 0 && are_best(foreseen, keys)) {  // nobody has to be drawn
+  const bool is_right = view.parts > 0 && are_best(foreseen, keys);
+  if (is_right || rehearses) {  // nobody has to be drawn
     mine = key_of(keys, fixed.foreseen.ids[min(lane, view.num_chosen - 1)]);
   } else {
     mine = draw_by_id(keys, view.num_chosen, lane, chosen.ids);
@@ -109,10 +111,12 @@ __device__ __forceinline__ void choose(const ChoiceView& view, uint32_t launch, 
   if (has_one) chosen.ids[lane] = expert_of_key(mine);
   if (lane == 0) chosen.discards = discards;
   __syncwarp();
-  if (lane == 0) chosen.there.arrive();  // weights are asked for while it is found out what they count
+  // Weights are asked for while it is found out what they count.
+  if (lane == 0 && !rehearses) chosen.there.arrive();
   float count = has_one ? __expf(logit_of_key(mine) - top) : 0.0f;
   count /= view.renormalises ? warp_sum(count) : total;
   if (has_one) chosen.counts[lane] = count * view.factor;
+  if (rehearses) return;
   if (lane == 0 && view.has_shared) chosen.counts[view.num_chosen] = count_of_shared(view, launch);
   __syncwarp();
   if (lane > 0) return;
@@ -128,7 +132,9 @@ __device__ __noinline__ void choose_experts(Fixed& fixed, const uint32_t* launch
   const uint32_t launch = __ldcg(launches) + 1;
   uint32_t foreseen = 0;
   if (fixed.choice.parts > 0) foreseen = foresee<kPerLane>(fixed.choice, launch, lane, fixed.foreseen);
-  choose<kPerLane>(fixed.choice, launch, lane, foreseen, fixed);
+#pragma unroll 1
+  for (int turn = fixed.choice.parts > 0 ? 0 : 1; turn < 2; ++turn)
+    choose<kPerLane>(fixed.choice, launch, lane, foreseen, turn == 0, fixed);
 }
 
 }  // namespace bequest::cuda::chain

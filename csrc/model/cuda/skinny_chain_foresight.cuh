@@ -24,30 +24,37 @@ namespace bequest::cuda::chain {
 
 // --- F [attended | residual] ----------------------------------------------------------------------------
 
+// Two sums of 24 bits each and 16 bits of the launch's number, so that who draws has half as much to read. No
+// result depends on them: a number that comes again can spoil a guess at most.
+__device__ __forceinline__ uint2 pair_of_sums(float first, float second, uint32_t launch) {
+  const uint32_t low = __float_as_uint(first), high = __float_as_uint(second);
+  return {low >> 8 | (high & 0xff00u) << 16, high >> 16 | launch << 16};
+}
+__device__ __forceinline__ float first_of_pair(uint32_t x) { return __uint_as_float(x << 8); }
+__device__ __forceinline__ float second_of_pair(uint32_t x, uint32_t y) {
+  return __uint_as_float(y << 16 | (x >> 16 & 0xff00u));
+}
+__device__ __forceinline__ bool is_of_launch(uint32_t y, uint32_t launch) {
+  return (y ^ launch << 16) < 0x10000u;
+}
+
 // By the warps that multiply, whose x is staged.
 __device__ __forceinline__ void multiply_pieces(const Foresight& f, RingEnd<Form::kNumbers>& ring,
                                                 uint32_t x_at, RoundSums<1>& sums, LaunchNumber launch) {
+  constexpr uint32_t kBytes = kStageBytesOfX<Form::kNumbers>;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp, lane = thread % kWarp;
 #pragma unroll 1
   for (int index = Piece::first(); index < f.pieces; index += static_cast<int>(gridDim.x)) {
     const Piece piece = Piece::of(f, index);
-    TileSum sum;
-#pragma unroll 1
-    for (int chunk = piece.begin; chunk < piece.begin + piece.count; ++chunk) {
-      Weights<Form::kNumbers> weights;
-      Row<Form::kNumbers> x;
-      ring.take(weights);
-      x.load(x_at + chunk * kStageBytesOfX<Form::kNumbers>);
-      sum.add(weights, x);
-      ring.give_back(weights);
-    }
-    if (lane % 4 == 0) *sums.place(warp, lane) = sum.total();
+    multiply_pairs(ring, 1, piece.count, x_at + piece.begin * kBytes, lane % 4 == 0, sums.place(warp, lane));
     sync_consumers();
     const float* const parts = sums.turn();
     if (thread >= kTile) continue;
     const float total = sum_of_warps([&](int of) { return parts[of * kPartPitch + thread]; });
-    store_word(word_at(f.words, piece.part * f.rows + piece.row + thread), __float_as_uint(total),
-               launch.get());
+    const float next = __shfl_down_sync((1u << kTile) - 1, total, 1);
+    if (thread % 2 != 0) continue;
+    const uint2 word = pair_of_sums(total, next, launch.get());
+    store_word(word_at(f.words, (piece.part * f.rows + piece.row + thread) / 2), word.x, word.y);
   }
 }
 
@@ -60,63 +67,97 @@ __device__ __forceinline__ uint32_t key_of_sum(float sum, int expert) {
   return (ordered & 0xffffff00u) | (255u - static_cast<uint32_t>(expert));
 }
 
-// Sums of all parts, when they are there: lane l has those of experts 4 l to 4 l + 3, and of 128 further on.
+// Sums of all parts, when they are there if it `waits`: lane l has those of experts 4 l to 4 l + 3, and of
+// 128 further on.
 template <int kPerLane>
-__device__ __forceinline__ void load_sums(const ChoiceView& view, uint32_t launch, int lane,
+__device__ __forceinline__ void load_sums(const ChoiceView& view, uint32_t launch, int lane, bool waits,
                                           float (&sums)[kPerLane]) {
   const int parts = view.parts, rows = (view.num_experts + kTile - 1) / kTile * kTile;
   const auto* const from = reinterpret_cast<const uint8_t*>(view.sums);
-  constexpr int kPairs = kPerLane / 2, kAtOnce = most_sum_parts(kPerLane);
+  constexpr int kQuads = kPerLane / kQuad, kAtOnce = most_sum_parts(kPerLane);
 #pragma unroll 1
   for (int part = 0; part < parts; part += kAtOnce) {  // once, but for long rows
-    uint4 words[kAtOnce][kPairs] = {};
-    bool lacks_any;
+    uint4 words[kAtOnce][kQuads] = {};
+    bool lacks[kAtOnce][kQuads], lacks_any;
+#pragma unroll
+    for (int p = 0; p < kAtOnce; ++p)
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) lacks[p][i] = part + p < parts && expert_at(kQuad * i, lane) < rows;
     Patience patience;
     do {
+#pragma unroll
+      for (int p = 0; p < kAtOnce; ++p)
+#pragma unroll
+        for (int i = 0; i < kQuads; ++i) {
+          const int word = ((part + p) * rows + expert_at(kQuad * i, lane)) / 2;
+          if (lacks[p][i]) words[p][i] = load_words(from + place_of_word(word));
+        }
       lacks_any = false;
 #pragma unroll
       for (int p = 0; p < kAtOnce; ++p)
 #pragma unroll
-        for (int i = 0; i < kPairs; ++i) {
-          const int expert = expert_at(2 * i, lane);
-          const bool exists = part + p < parts && expert < rows;
-          const uint8_t* at = from + place_of_word((part + p) * rows + expert);
-          if (exists && (words[p][i].y != launch || words[p][i].w != launch)) {
-            words[p][i] = load_words(at);
-            lacks_any = true;
-          }
+        for (int i = 0; i < kQuads; ++i) {
+          const bool is_there = is_of_launch(words[p][i].y, launch) && is_of_launch(words[p][i].w, launch);
+          lacks[p][i] = lacks[p][i] && !is_there;
+          lacks_any |= lacks[p][i];
         }
       patience.spend();
-    } while (lacks_any);
+    } while (lacks_any && waits);
 #pragma unroll
     for (int p = 0; p < kAtOnce; ++p)
 #pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        sums[2 * i] += __uint_as_float(words[p][i].x);
-        sums[2 * i + 1] += __uint_as_float(words[p][i].z);
+      for (int i = 0; i < kQuads; ++i) {
+        const uint4& own = words[p][i];
+        sums[kQuad * i] += first_of_pair(own.x);
+        sums[kQuad * i + 1] += second_of_pair(own.x, own.y);
+        sums[kQuad * i + 2] += first_of_pair(own.z);
+        sums[kQuad * i + 3] += second_of_pair(own.z, own.w);
       }
   }
 }
 
-// By the warp that chooses. Which of a lane's experts they are, by bits.
+// Experts of the mask, of all lanes, in the order of their ids. A lane has four of each 128, so that how many
+// come before them is found out by ballots.
+template <int kPerLane>
+__device__ __forceinline__ void store_by_id(uint32_t mask, int lane, int* ids) {
+  const uint32_t before = (1u << lane) - 1;
+  int begin = 0;
+#pragma unroll
+  for (int first = 0; first < kPerLane; first += kQuad) {
+    uint32_t own = mask >> first & ((1u << kQuad) - 1);
+    const int count = __popc(own);
+    const uint32_t ones = __ballot_sync(kAllLanes, count & 1), twos = __ballot_sync(kAllLanes, count & 2),
+                   fours = __ballot_sync(kAllLanes, count & 4);
+    int place = begin + __popc(ones & before) + 2 * __popc(twos & before) + 4 * __popc(fours & before);
+    begin += __popc(ones) + 2 * __popc(twos) + 4 * __popc(fours);
+#pragma unroll 1
+    for (; own != 0; own &= own - 1) ids[place++] = expert_at(first, lane) + __ffs(own) - 1;
+  }
+}
+
+// By the warp that chooses. Which of a lane's experts they are, by bits. It happens once to whatever is
+// there, and is no result then: when the sums are, the instructions have come, which takes longer than to run
+// them.
 template <int kPerLane>
 __device__ __forceinline__ uint32_t foresee(const ChoiceView& view, uint32_t launch, int lane,
                                             Foreseen& foreseen) {
-  float sums[kPerLane] = {};
-  load_sums<kPerLane>(view, launch, lane, sums);
-  uint32_t keys[kPerLane];
+  uint32_t mask;
+#pragma unroll 1
+  for (int turn = 0; turn < 2; ++turn) {
+    float sums[kPerLane] = {};
+    load_sums<kPerLane>(view, launch, lane, turn > 0, sums);
+    uint32_t keys[kPerLane];
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int expert = expert_at(i, lane);
-    keys[i] = expert < view.num_experts ? key_of_sum(sums[i], expert) : kNobody;
+    for (int i = 0; i < kPerLane; ++i) {
+      const int expert = expert_at(i, lane);
+      keys[i] = expert < view.num_experts ? key_of_sum(sums[i], expert) : kNobody;
+    }
+    mask = 0;
+    draw(keys, view.num_chosen, lane,
+         [&](uint32_t key) { mask |= 1u << index_of(static_cast<int>(255u - (key & 255u))); });
+    store_by_id<kPerLane>(mask, lane, foreseen.ids);
+    __syncwarp();
   }
-  const auto expert_of = [](uint32_t key) { return static_cast<int>(255u - (key & 255u)); };
-  uint32_t mask = 0;
-  const uint32_t mine =
-      draw(keys, view.num_chosen, lane, [&](uint32_t key) { mask |= 1u << index_of(expert_of(key)); });
-  const int id = expert_of(mine), place = place_by_id(id, view.num_chosen);
-  if (lane < view.num_chosen) foreseen.ids[place] = id;
-  __syncwarp();
   if (lane == 0) foreseen.there.arrive();
   return mask;
 }

@@ -41,13 +41,15 @@ __device__ __forceinline__ float norm_scale(const View& view, const float (*squa
 template <Form kForm, bool kDeltas>
 class Element {
  public:
-  // Asks for what is added. tile, count: of the round.
-  __device__ __forceinline__ Element(const View& view, int num_tokens, int tile, int count, int thread) {
+  // Asks for what is added. tile, count: of the round; leading: as the view has it
+  __device__ __forceinline__ Element(const View& view, int num_tokens, int tile, int count, int thread,
+                                     int leading) {
     token_ = thread / kPlaces;
     place_ = thread % kPlaces;
     const bool gated = view.kind == Kind::kGate;
     const int row = place_ % kTile;
-    output_ = tile_at<kForm>(tile + place_ / kTile) * (gated ? kTile / 2 : kTile) + row;
+    const int own = gate_tile_at(tile_at<kForm>(tile + place_ / kTile), view.first, leading);
+    output_ = own * (gated ? kTile / 2 : kTile) + row;
     exists_ = token_ < num_tokens && place_ < count * kTile && output_ < view.outputs &&
               !(gated && row >= kTile / 2);
     const int at = token_ * view.outputs + output_;

@@ -195,4 +195,37 @@ struct TileSum {
   __device__ __forceinline__ float total() const { return (of[0][0] + of[1][0]) + (of[0][3] + of[1][3]); }
 };
 
+// The sums of `count` tiles of the next stages, two stages at a time: what is in the ring already takes half
+// the waits. x_begin: where a lane's x begins. to: of the lane's row, and of its token if it has one
+template <Form kForm>
+__device__ __forceinline__ void multiply_pairs(RingEnd<kForm>& ring, int count, int chunks, uint32_t x_begin,
+                                               bool has_token, float* to) {
+  constexpr uint32_t kBytes = kStageBytesOfX<kForm>;
+  Row<kForm> x, x_second;
+#pragma unroll 1
+  for (; count > 0; --count) {
+    uint32_t x_at = x_begin;
+    TileSum sum;
+    Weights<kForm> w, second;
+#pragma unroll 1
+    for (int left = chunks; left > 1; left -= 2) {
+      x.load(x_at);
+      x_second.load(x_at + kBytes);
+      x_at += 2 * kBytes;
+      ring.take(w, second);
+      ring.give_back(w, second);
+      sum.add(w, x);
+      sum.add(second, x_second);
+    }
+    if (chunks % 2 != 0) {
+      x.load(x_at);
+      ring.take(w);
+      ring.give_back(w);
+      sum.add(w, x);
+    }
+    if (has_token) *to = sum.total();
+    to += kTile;
+  }
+}
+
 }  // namespace bequest::cuda::chain

@@ -76,7 +76,8 @@ class Reader {
 #pragma unroll 1
     for (int stage = begin; stage < end; ++stage) {
       const int done = stage / view.chunks, line = (stage - done * view.chunks) * kStageLines;
-      const int tile = view.first + done, rank = tile / tiles, row = (tile - rank * tiles) * (kTile / 2);
+      const int tile = gate_tile_at(view.first + done, view.first, view.leading);
+      const int rank = tile / tiles, row = (tile - rank * tiles) * (kTile / 2);
       make_room();
       if (rank < a_.num_chosen)
         copy_expert_stage(map, place(), ring_.full[at_.index], {row, line}, ids[rank], policy_);
@@ -91,6 +92,7 @@ class Reader {
   // quarters of a stage are is found out first, so that one need not wait for the other.
   __device__ void read_downs(const View& view, const CUtensorMap& map, const CUtensorMap& shared,
                              const int* ids) {
+    of_phase_ = 0;  // others still make x of it, and wait for their last weights
 #pragma unroll 1
     for (int tile = view.first; tile < view.end; ++tile) {
       int rank = 0, unit = 0, left = view.units;
@@ -108,6 +110,11 @@ class Reader {
             unit = 0;
             ++rank;
           }
+        }
+        // When the ring is full of down, x is not there yet: memory would idle.
+        if (of_phase_ == a_.stages) {
+#pragma unroll
+          for (int q = 0; q < kSteps; ++q) prefetch_box(*maps[q], {0, tile * kTile, 0, lines[q]}, experts[q]);
         }
         make_room();
         PhaseBarrier& full = ring_.full[at_.index];
@@ -133,7 +140,7 @@ class Reader {
 
   __device__ __forceinline__ void make_room() {
     // Behind so many stages of a phase its rows are there, and nothing waits behind weights.
-    const int most = of_phase_ < a_.stages ? a_.in_flight : a_.in_stream;
+    const int most = asked_ < a_.stages ? a_.in_advance : of_phase_ < a_.stages ? a_.in_flight : a_.in_stream;
 #pragma unroll 1
     while (under_way_ >= most) {
       ring_.full[arrived_.index].wait(arrived_.parity);
@@ -199,10 +206,39 @@ class RingEnd {
 
   // The next stage, when it is there.
   __device__ __forceinline__ void take(Weights<kForm>& w) {
-    w.stage = at_.index;
     ring_.full[at_.index].wait(at_.parity);
-    const uint32_t from = lane_at_ + at_.index * ring_bytes(kForm);
-    const uint32_t groups = groups_at_ + at_.index * ring_bytes(kForm);
+    load(w, at_.index);
+    at_.advance(stages_);
+  }
+
+  // The next two, when both are there.
+  __device__ __forceinline__ void take(Weights<kForm>& first, Weights<kForm>& second) {
+    const RingCursor one = at_;
+    at_.advance(stages_);
+    ring_.full[one.index].wait(one.parity);
+    ring_.full[at_.index].wait(at_.parity);
+    load(first, one.index);
+    load(second, at_.index);
+    at_.advance(stages_);
+  }
+
+  // They are in registers: their place can be filled again.
+  __device__ __forceinline__ void give_back(const Weights<kForm>& w) {
+    __syncwarp();
+    if (lane_ == 0) ring_.empty[w.stage].arrive();
+  }
+  __device__ __forceinline__ void give_back(const Weights<kForm>& first, const Weights<kForm>& second) {
+    __syncwarp();
+    if (lane_ > 0) return;
+    ring_.empty[first.stage].arrive();
+    ring_.empty[second.stage].arrive();
+  }
+
+ private:
+  __device__ __forceinline__ void load(Weights<kForm>& w, int stage) const {
+    w.stage = stage;
+    const uint32_t from = lane_at_ + stage * ring_bytes(kForm);
+    const uint32_t groups = groups_at_ + stage * ring_bytes(kForm);
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
       if constexpr (is_fine(kForm))
@@ -213,16 +249,8 @@ class RingEnd {
       if constexpr (kForm == Form::kFine4) load_16(w.groups[s], groups + s * kGroupBytes);
       if constexpr (is_fine_of_8(kForm)) load_8(w.groups[s], (groups ^ (s % 2 * 64)) + s / 2 * kGroupBytes);
     }
-    at_.advance(stages_);
   }
 
-  // They are in registers: their place can be filled again.
-  __device__ __forceinline__ void give_back(const Weights<kForm>& w) {
-    __syncwarp();
-    if (lane_ == 0) ring_.empty[w.stage].arrive();
-  }
-
- private:
   Ring& ring_;
   const uint32_t lane_at_, groups_at_;
   const int lane_, stages_;
