@@ -58,7 +58,7 @@ def make_layers(sizes: Sizes, *, with_bias: bool) -> tuple[Layers, Layers]:
         product(outputs, hidden, with_bias, 13),
     ]
     in_codes, in_numbers = (
-        Layers(Tail(output, norms[0], gate_up, "silu", down), Head(norms[1], qkv))
+        Layers(Tail(output, norms[0], gate_up, "silu", down), Head(norms[1], qkv, gate_up))
         for output, gate_up, down, qkv in zip(*made, strict=True)
     )
     return in_codes, in_numbers

@@ -186,26 +186,6 @@ __device__ __forceinline__ void multiply_round(RingEnd<kForm>& ring, int count, 
     multiply_stages<kForm>(ring, count, x.of_stage(chunk), chunk > 0, lane % 4 < T, to, left, w);
 }
 
-// The same in bytes; x of the first round is staged on the way. words: of the first stage. Gives the lane's
-// sum of x² then.
-template <Form kForm>
-__device__ __forceinline__ float multiply_byte_round(const ByteStager& rows, bool is_first,
-                                                     RingEnd<kForm>& ring, int count, int chunks,
-                                                     const XPlace<kForm>& x, bool has_token, float* to,
-                                                     int& left, Weights<kForm>& w, ByteStager::Words& words) {
-  float square = 0;
-#pragma unroll 1
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    const XPlace<kForm> at = x.of_stage(chunk);
-    if (is_first) {
-      square += stage_bytes(rows, chunk, at.sums, words);
-      if (chunk + 1 < chunks) rows.ask(chunk + 1, words);
-    }
-    multiply_byte_stages(ring, count, at.begin, at.sums, chunk > 0, has_token, to, left, w);
-  }
-  return square;
-}
-
 template <int T, bool kHasExperts, Form kForm>
 using Stager = std::conditional_t<is_in_bytes<T>(kForm), ByteStager, RowStager<T, kHasExperts, kForm>>;
 
@@ -257,8 +237,8 @@ __device__ __forceinline__ void multiply_rounds(const A& a, Fixed& fixed,
       if (tile == view.first && !phase.has_staged) stage(phase.rows, view, x, launch, warp, lane, squares);
     if constexpr (is_in_bytes<T>(kForm)) {
       const bool is_first = tile == phase.first;
-      float square[1] = {multiply_byte_round(phase.rows, is_first, ring, count, chunks, x, lane % 4 < T,
-                                             sums.place(warp, lane), left, even, phase.words)};
+      float square[1] = {multiply_byte_round(phase.rows, is_first, ring, count, chunks, x.begin, x.sums,
+                                             lane % 4 < T, sums.place(warp, lane), left, even, phase.words)};
       if (is_first && view.gain >= 0) store_squares(square, warp, lane, squares);
     } else if constexpr (goes_by_stages(kForm)) {
       multiply_round<T>(ring, count, chunks, x, lane, sums.place(warp, lane), left, even);
@@ -367,6 +347,7 @@ __device__ __forceinline__ void read_weights(const A& a, Fixed& fixed, const Sha
   } else if constexpr (is_grouped(kForm)) {
 #pragma unroll 1
     for (int i = 0; i < a.num_phases; ++i) reader.read(fixed.views[i], a.weights[i], a.groups[i]);
+    if (a.ahead.codes != nullptr) reader.read_ahead(fixed.views[0], fixed.views[1], a.ahead);
   } else {
 #pragma unroll 1
     for (int i = 0; i < a.num_phases; ++i) reader.read(fixed.views[i], a.weights[i]);

@@ -343,9 +343,16 @@ __device__ __forceinline__ int lane_in_row(int lane) {
   return place_of_piece<kForm>(lane % 4 * (lane_bytes(kForm) / 16)) * 16 + lane / 4 % 2 * 8;
 }
 
+// Gate and up of the next chain, of the sizes of this one's: codes of 4 bits and what groups of 128 are
+// scaled by, rows filled up to whole stages.
+struct Ahead {
+  const uint8_t *codes, *groups;  // null: nothing is asked for ahead
+};
+
 // Of weights in groups.
 struct GroupedArguments : Arguments {
   CUtensorMap groups[kMostPhases];  // see group_map
+  Ahead ahead;
 };
 
 struct AdaptedArguments;

@@ -317,4 +317,25 @@ __device__ __forceinline__ float stage_bytes(const ByteStager& rows, int chunk, 
   }
 }
 
+// The tiles of a round, stage by stage along k; x of the first round is staged on the way. words: of the
+// first stage. x_at: of the lane, units_at: of the warp. Gives the lane's sum of x² then.
+__device__ __forceinline__ float multiply_byte_round(const ByteStager& rows, bool is_first,
+                                                     RingEnd<Form::kInt4>& ring, int count, int chunks,
+                                                     uint32_t x_at, uint32_t units_at, bool has_token,
+                                                     float* to, int& left, Weights<Form::kInt4>& w,
+                                                     ByteStager::Words& words) {
+  float square = 0;
+#pragma unroll 1
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    if (is_first) {
+      square += stage_bytes(rows, chunk, units_at, words);
+      if (chunk + 1 < chunks) rows.ask(chunk + 1, words);
+    }
+    multiply_byte_stages(ring, count, x_at, units_at, chunk > 0, has_token, to, left, w);
+    x_at += kStageBytesOfX<Form::kInt4>;
+    units_at += kSumBytes;
+  }
+  return square;
+}
+
 }  // namespace bequest::cuda::chain
