@@ -182,10 +182,11 @@ struct ChainHead {
   float offset;  // of the norm's weight
   cuda::ChainProduct qkv;
   void* out;  // [T, Q]
+  std::optional<cuda::ChainProduct> gate_up;
 };
 template <>
 inline constexpr auto fields_of<ChainHead> =
-    std::tuple(&ChainHead::norm, &ChainHead::offset, &ChainHead::qkv, &ChainHead::out);
+    std::tuple(&ChainHead::norm, &ChainHead::offset, &ChainHead::qkv, &ChainHead::out, &ChainHead::gate_up);
 
 // What is sampled [N]: by which rows, for which positions, and what was drafted to follow.
 struct SampledRows {

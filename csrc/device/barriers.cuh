@@ -39,6 +39,18 @@ class PhaseBarrier {
         "r"(parity)
         : "memory");
   }
+  // Whether it has.
+  __device__ bool has_ended(uint32_t parity) const {
+    uint32_t has;
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, done;\n}\n"
+        : "=r"(has)
+        : "r"(address()), "r"(parity)
+        : "memory");
+    return has != 0;
+  }
   __device__ uint32_t address() const { return shared_address(&state_); }
 
  private:

@@ -47,6 +47,10 @@ __device__ inline void wait_copies() {
 
 // --- by the copy engine ---------------------------------------------------------------------------------
 
+// Asks the L2 for bytes that nobody needs yet; `from` and `bytes` are multiples of 16.
+__device__ __forceinline__ void prefetch_bytes(const void* from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 __device__ inline void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }

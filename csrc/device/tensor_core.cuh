@@ -52,6 +52,17 @@ __device__ inline void multiply_accumulate_f16(float (&c)[4], const uint32_t (&a
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// c[16, 8] += a[16, 32] · b[32, 8] of bytes, a without and b with signs, exactly. Lane l holds of c what it
+// does above.
+__device__ inline void multiply_accumulate_bytes(int (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                                 uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, "
+      "%1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // Byte offset of 16-byte chunk `chunk` of row `row` in a tile.
 template <int D>
 __device__ inline uint32_t tile_offset(int row, int chunk) {

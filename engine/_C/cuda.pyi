@@ -27,7 +27,8 @@ ChainExperts = tuple[Product, int, bool, float, Product, Product, int, int, bool
 ChainDeltas = tuple[int, CudaLoraSite | None, CudaLoraSite | None, CudaLoraSite | None, CudaLoraSite | None]
 # Output, norm, gate and up, activation, down; with experts gate and up and down are those of one of them.
 ChainTail = tuple[Product, tuple[int, float, float], Product, int, Product, ChainExperts | None, ChainDeltas | None]
-ChainHead = tuple[TappedNorm, float, Product, int]  # norm and its offset, what follows, where that goes
+# Norm and its offset, what follows, where that goes, gate and up of the layer.
+ChainHead = tuple[TappedNorm, float, Product, int, Product | None]
 ExpertSizes = tuple[int, int, int]  # T, K of E experts to each, E
 ExpertRouting = tuple[int, int, int, int, int, bool, float]  # csrc/ops/cuda/expert_route.h
 # weight [E, N, D], bias [E, N] or 0, N, D, dtype, whether the kernel ahead makes the weight

@@ -68,6 +68,7 @@ class Head:
 
     norm: RowNorm  # its tap sees the residual
     qkv: Product  # [Q, H]
+    gate_up: Product | None = None  # that of its tail, which memory may be asked for; no result depends on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,8 @@ def run(
         qkv = torch.empty(num_tokens, outputs, dtype=_BF16, device=residual.device)
         tap = tap_arguments(head.norm.tap, num_tokens, hidden, _BF16)
         weight, eps, offset = _norm_arguments(head.norm, hidden)
-        following = ((weight, eps, tap), offset, head.qkv.arguments(outputs, hidden), qkv.data_ptr())
+        up = None if head.gate_up is None else head.gate_up.arguments(head.gate_up.weight.shape[0], hidden)
+        following = ((weight, eps, tap), offset, head.qkv.arguments(outputs, hidden), qkv.data_ptr(), up)
     _C.cuda_skinny_chain(
         (cuda.address_of(attended, _BF16, num_tokens, depth), num_tokens, depth, _BF16_CODE),
         cuda.address_of(residual, _BF16, num_tokens, hidden),

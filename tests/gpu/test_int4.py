@@ -58,7 +58,7 @@ def make_layers(sizes: Sizes, *, with_bias: bool) -> tuple[Layers, Layers]:
         product(outputs, hidden, with_bias, 13),
     ]
     in_codes, in_numbers = (
-        Layers(Tail(output, norms[0], gate_up, "silu", down), Head(norms[1], qkv))
+        Layers(Tail(output, norms[0], gate_up, "silu", down), Head(norms[1], qkv, gate_up))
         for output, gate_up, down, qkv in zip(*made, strict=True)
     )
     return in_codes, in_numbers
@@ -82,11 +82,12 @@ def test_chain(sizes: Sizes, num_tokens: int, with_bias: bool) -> None:
 
 @pytest.mark.parametrize("sizes", SIZES)
 def test_rows_do_not_depend_on_the_batch(sizes: Sizes) -> None:
+    """One row alone is multiplied in another way (skinny_chain_bytes.cuh)."""
     layers, scratch = make_layers(sizes, with_bias=False)[0], make_scratch()
     attended, start = inputs(sizes, 4)
     whole = start.clone()
     whole_qkv = layers.run(attended, whole, scratch)
-    for count in (1, 2, 3):
+    for count in (2, 3):
         residual = start[-count:].clone()
         assert torch.equal(layers.run(attended[-count:], residual, scratch), whole_qkv[-count:])
         assert torch.equal(residual, whole[-count:])
@@ -153,6 +154,26 @@ def test_every_code_with_every_zero(tiles: bool, request: pytest.FixtureRequest)
         of_five = cuda_coded.linear(one.expand(5, -1).contiguous(), rows, None)
         assert torch.equal(of_chain[0].float(), expected[:, at * 51])
         assert torch.equal(of_five.float(), expected[:, at * 51].expand(5, -1))
+
+
+def test_one_row_of_any_size() -> None:
+    """Groups of x have units of their own: a power of two changes exponents alone."""
+    rows, values = draw(264, 5120, 3)
+    product, scratch = cuda_int4.product(rows), make_scratch()
+    x = randn(1, 5120, dtype=BF16, seed=5)
+    x[:, ::GROUP] *= 1000
+    plain = cuda_chain.linear(x, product, scratch)
+    assert_near(plain, (x.float() @ values.T).to(BF16))
+    for factor in (2.0**-40, 2.0**40):
+        assert torch.equal(cuda_chain.linear(x * factor, product, scratch), plain * factor)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_stays_none(value: float) -> None:
+    rows, _ = draw(264, 5120, 3)
+    x = randn(1, 5120, dtype=BF16, seed=5)
+    x[0, 4567] = value
+    assert cuda_chain.linear(x, cuda_int4.product(rows), make_scratch()).isnan().all()
 
 
 def test_what_cannot_be_packed() -> None:

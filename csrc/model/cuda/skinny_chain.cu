@@ -21,6 +21,7 @@
 #include "device/reductions.cuh"
 #include "device/shared_memory.cuh"
 #include "model/cuda/skinny_chain.cuh"
+#include "model/cuda/skinny_chain_bytes.cuh"
 #include "model/cuda/skinny_chain_choice.cuh"
 #include "model/cuda/skinny_chain_deltas.cuh"
 #include "model/cuda/skinny_chain_foresight.cuh"
@@ -56,6 +57,10 @@ struct XPlace {
   template <int T>
   __device__ __forceinline__ static XPlace of(const Arguments& a, const Places& places, const uint8_t* shared,
                                               int chunks, int warp, int lane) {
+    if constexpr (is_in_bytes<T>(kForm))
+      return {
+          shared_address(shared + places.rows) + warp * (chunks * kStageBytesOfX<kForm>)+lane_in_bytes(lane),
+          shared_address(shared + places.sums) + warp * chunks * kSumBytes};
     // Columns beyond the last row of x are the last; nobody stores what becomes of them.
     const uint32_t row = shared_address(shared + places.rows) + min(lane / 8, T - 1) * a.row_pitch;
     return {row + lane_in_row<kForm>(lane) + warp * (chunks * kStageBytesOfX<kForm>),
@@ -171,26 +176,28 @@ __device__ __forceinline__ void stage(const RowStager<T, kHasExperts, kForm>& ro
   for (int chunk = 0; goes_by_stages(kForm) && chunk < view.chunks; ++chunk) x.of_stage(chunk).prepare(lane);
 }
 
-// The tiles of a round, stage by stage along k; x of the first round is staged on the way (stages_late).
-template <int T, class Rows, Form kForm>
-__device__ __forceinline__ void multiply_round(const Rows& rows, const View& view, LaunchNumber launch,
-                                               bool is_first, RingEnd<kForm>& ring, int count,
-                                               const XPlace<kForm>& x, int warp, int lane, float* to,
-                                               int& left, Weights<kForm>& w,
-                                               float (&shared_squares)[kMostChainedRows][kWarps]) {
-  const bool stages = stages_late<T>(kForm) && is_first && view.from != nullptr;
-  typename Rows::Words words;
-  float squares[T] = {};
-  if (stages) rows.ask(view, 0, words);
+// The tiles of a round, stage by stage along k.
+template <int T, Form kForm>
+__device__ __forceinline__ void multiply_round(RingEnd<kForm>& ring, int count, int chunks,
+                                               const XPlace<kForm>& x, int lane, float* to, int& left,
+                                               Weights<kForm>& w) {
 #pragma unroll 1
-  for (int chunk = 0; chunk < view.chunks; ++chunk) {
-    if (stages) {
-      rows.await(view, chunk, launch, words, squares, [&] { x.of_stage(chunk).prepare(lane); });
-      if (chunk + 1 < view.chunks) rows.ask(view, chunk + 1, words);
-    }
+  for (int chunk = 0; chunk < chunks; ++chunk)
     multiply_stages<kForm>(ring, count, x.of_stage(chunk), chunk > 0, lane % 4 < T, to, left, w);
-  }
-  if (stages && view.gain >= 0) store_squares(squares, warp, lane, shared_squares);
+}
+
+template <int T, bool kHasExperts, Form kForm>
+using Stager = std::conditional_t<is_in_bytes<T>(kForm), ByteStager, RowStager<T, kHasExperts, kForm>>;
+
+template <int T, bool kHasExperts, Form kForm>
+__device__ __forceinline__ Stager<T, kHasExperts, kForm> stager_of(const Arguments& a, const View& view,
+                                                                   const Places& places, uint8_t* shared,
+                                                                   LaunchNumber launch, int warp, int lane) {
+  uint8_t *const rows = shared + places.rows, *const gains = shared + places.gains;
+  if constexpr (is_in_bytes<T>(kForm))
+    return {a, view, shared_address(rows), shared_address(gains), launch, warp, lane};
+  else
+    return {a, rows, gains, warp, lane};
 }
 
 // A phase as a CTA multiplies it.
@@ -198,12 +205,13 @@ template <int T, bool kHasExperts, Form kForm, class A>
 struct PhaseWork {
   const View& view;
   float (&squares)[kMostChainedRows][kWarps];
-  const RowStager<T, kHasExperts, kForm>& rows;
+  const Stager<T, kHasExperts, kForm>& rows;
   const PhaseDeltas<T, A>& deltas;
   const XPlace<kForm>& x;
   int chunks, first, end;  // of the view, which lies in shared memory: who reads it again waits for it
   bool has_staged;
-  bool chooses;  // its first round is of experts that are foreseen
+  bool chooses;              // its first round is of experts that are foreseen
+  ByteStager::Words& words;  // of x in bytes: those of its first stage
 };
 
 // All tiles of a phase, round by round. even: the first weights; of experts none are taken yet
@@ -225,14 +233,15 @@ __device__ __forceinline__ void multiply_rounds(const A& a, Fixed& fixed,
     const int count = min(kRoundTiles, end - tile);
     Element<kForm, kIsAdapted<A>> element(view, T, tile, count, thread, kHasExperts ? view.leading : -1);
     phase.deltas.ask(element, view);
-    if constexpr (!kHasExperts) {
-      const bool is_staged_late = stages_late<T>(kForm) && view.from != nullptr;
-      if (tile == view.first && !phase.has_staged && !is_staged_late)
-        stage(phase.rows, view, x, launch, warp, lane, squares);
-    }
-    if constexpr (goes_by_stages(kForm)) {
-      multiply_round<T>(phase.rows, view, launch, tile == view.first, ring, count, x, warp, lane,
-                        sums.place(warp, lane), left, even, squares);
+    if constexpr (!kHasExperts && !is_in_bytes<T>(kForm))
+      if (tile == view.first && !phase.has_staged) stage(phase.rows, view, x, launch, warp, lane, squares);
+    if constexpr (is_in_bytes<T>(kForm)) {
+      const bool is_first = tile == phase.first;
+      float square[1] = {multiply_byte_round(phase.rows, is_first, ring, count, chunks, x.begin, x.sums,
+                                             lane % 4 < T, sums.place(warp, lane), left, even, phase.words)};
+      if (is_first && view.gain >= 0) store_squares(square, warp, lane, squares);
+    } else if constexpr (goes_by_stages(kForm)) {
+      multiply_round<T>(ring, count, chunks, x, lane, sums.place(warp, lane), left, even);
     } else if constexpr (kHasExperts) {
       multiply_pairs<kForm>(ring, count, chunks, x.begin, lane % 4 < T, sums.place(warp, lane));
     } else {
@@ -261,7 +270,6 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
   const int lane = kept(threadIdx.x % kWarp), warp = kept(threadIdx.x / kWarp), thread = warp * kWarp + lane;
   constexpr bool kHasExperts = kPerLane > 0;
   using Order = Order<kHasExperts>;
-  const RowStager<T, kHasExperts, kForm> rows(a, shared + places.rows, shared + places.gains, warp, lane);
   RingEnd<kForm> ring(fixed.ring, shared_address(shared), warp, lane, a.stages);
   RoundSums<T> sums(shared + places.parts);
   // Loops stay loops: most of the time of so short a kernel can go into fetching its instructions.
@@ -278,12 +286,15 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     const bool has_staged = is_router || chooses || foresees || deltas.has_tile();
     const int row_chunks = foresees ? a.foresight.row_chunks : chunks;
     const auto x = XPlace<kForm>::template of<T>(a, places, shared, row_chunks, warp, lane);
+    const auto rows = stager_of<T, kHasExperts, kForm>(a, view, places, shared, launch, warp, lane);
     if constexpr (kHasExperts) {
       if (foresees) multiply_foresight(a.foresight, rows, view, x.begin, ring, sums, launch);
       // Not among tiles: it needs the registers that they have.
       if (is_router || (!has_staged && first < end)) stage(rows, view, x, launch, warp, lane, squares);
     }
     if (first == end && !deltas.has_tile()) continue;
+    ByteStager::Words words;
+    if constexpr (is_in_bytes<T>(kForm)) rows.ask(0, words);  // they come while weights are waited for
     Weights<kForm> even, odd;
     if constexpr (!kHasExperts) ring.take(even);  // the first ones, before x is there
     if constexpr (kIsAdapted<A>) {
@@ -297,8 +308,8 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
         ring.take(even);
       }
     }
-    const PhaseWork<T, kHasExperts, kForm, A> phase{view,   squares, rows, deltas,     x,
-                                                    chunks, first,   end,  has_staged, chooses};
+    const PhaseWork<T, kHasExperts, kForm, A> phase{view,  squares, rows,       deltas,  x,    chunks,
+                                                    first, end,     has_staged, chooses, words};
     multiply_rounds(a, fixed, phase, ring, sums, launch, warp, lane, even, odd);
   }
 }
@@ -336,6 +347,7 @@ __device__ __forceinline__ void read_weights(const A& a, Fixed& fixed, const Sha
   } else if constexpr (is_grouped(kForm)) {
 #pragma unroll 1
     for (int i = 0; i < a.num_phases; ++i) reader.read(fixed.views[i], a.weights[i], a.groups[i]);
+    if (a.ahead.codes != nullptr) reader.read_ahead(fixed.views[0], fixed.views[1], a.ahead);
   } else {
 #pragma unroll 1
     for (int i = 0; i < a.num_phases; ++i) reader.read(fixed.views[i], a.weights[i]);

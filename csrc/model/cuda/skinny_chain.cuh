@@ -51,9 +51,9 @@ constexpr int ring_bytes(Form form) { return kStageBytes + group_lines(form) * k
 // values. So CTAs take tiles in turns, and what they make is complete from its first values on; and the tiles
 // of a round are multiplied stage by stage.
 constexpr bool goes_by_stages(Form form) { return form == Form::kInt4; }
-// Each stage's part of x comes while the one before is multiplied, where there are registers for that.
+// One row of x is multiplied by them as bytes (skinny_chain_bytes.cuh), several rows as float16.
 template <int T>
-constexpr bool stages_late(Form form) {
+constexpr bool is_in_bytes(Form form) {
   return goes_by_stages(form) && T == 1;
 }
 inline constexpr int kRoundTiles = 8;  // whose sums wait in shared memory for their end
@@ -295,7 +295,8 @@ struct Fixed {
   ChoiceView choice;
 };
 
-// Of the rows of x, over each group of 128 and stage of a warp: so many bytes, and a part of what x takes.
+// Of the rows of x, over each group of 128 and stage of a warp: so many bytes, and a part of what x takes. In
+// bytes a row has units of groups behind its sums.
 inline constexpr int kSumBytes = kMostChainedRows * kSteps * 4;
 inline constexpr int kSumShare = stage_units(Form::kInt4) * kSliceBytes / kSumBytes;
 
@@ -342,9 +343,16 @@ __device__ __forceinline__ int lane_in_row(int lane) {
   return place_of_piece<kForm>(lane % 4 * (lane_bytes(kForm) / 16)) * 16 + lane / 4 % 2 * 8;
 }
 
+// Gate and up of the next chain, of the sizes of this one's: codes of 4 bits and what groups of 128 are
+// scaled by, rows filled up to whole stages.
+struct Ahead {
+  const uint8_t *codes, *groups;  // null: nothing is asked for ahead
+};
+
 // Of weights in groups.
 struct GroupedArguments : Arguments {
   CUtensorMap groups[kMostPhases];  // see group_map
+  Ahead ahead;
 };
 
 struct AdaptedArguments;

@@ -67,6 +67,15 @@ struct ChainDeltas {
   LoraSite output, gate_up, down, next_qkv;
 };
 
+// What of the next layer a chain does.
+struct ChainNext {
+  ChainNorm norm;
+  ChainProduct qkv;      // [Q, H]; weight null: no layer follows, and all else means nothing
+  void* out;             // [T, Q] bfloat16
+  HiddenTap tap;         // of the residual before the norm; not `store_output`
+  ChainProduct gate_up;  // that of its chain, which this one may ask memory for; weight null: it does not
+};
+
 struct SkinnyChainParams {
   int num_tokens;        // T
   const void* attended;  // [T, A] bfloat16, contiguous, aligned to 16 bytes
@@ -77,11 +86,8 @@ struct SkinnyChainParams {
   ChainProduct gate_up;  // [2 I, H], the gate's rows and then those of up
   Activation activation;
   ChainProduct down;  // [H, I]
-  ChainNorm next_norm;
-  ChainProduct next_qkv;  // [Q, H]; weight null: no layer follows, and next_norm, tap and qkv mean nothing
-  void* qkv;              // [T, Q] bfloat16
-  HiddenTap tap;          // of the residual before next_norm; not `store_output`
-  void* scratch;          // [kChainScratchBytes], zero before the first launch, of one stream at a time
+  ChainNext next;
+  void* scratch;  // [kChainScratchBytes], zero before the first launch, of one stream at a time
   ChainDeltas deltas;
 };
 
@@ -97,9 +103,10 @@ bool can_chain_experts(int64_t attended, int64_t hidden, int64_t inner, int64_t 
 // or codes.
 bool can_chain_deltas(int64_t attended, int64_t hidden, int64_t inner, int64_t most_rank);
 
-// A row's result depends on the row alone, and on whether there are slots. REQUIRES: 1 <= T <=
-// kMostChainedRows; can_chain; all weights are in one format; with experts T = 1,
-// can_chain_experts, and no codes; with slots can_chain_deltas, no experts and no codes.
+// A row's result depends on the row alone, on whether there are slots, and, in codes of 4 bits in groups of
+// 128, on whether it is the only one. REQUIRES: 1 <= T <= kMostChainedRows; can_chain; all weights are in one
+// format; with experts T = 1, can_chain_experts, and no codes; with slots can_chain_deltas, no experts and no
+// codes.
 void skinny_chain(const SkinnyChainParams& p, Stream stream);
 
 // One product by the kernel of the chain, without a norm: of codes in groups, which no other kernel

@@ -271,6 +271,18 @@ GroupedArguments grouped(const Arguments& plain, std::initializer_list<const Cha
   return a;
 }
 
+// Of one row: several keep memory busy until attention begins.
+Ahead ahead_of(const SkinnyChainParams& p, Form form) {
+  const ChainProduct& next = p.next.gate_up;
+  const bool is_same =
+      next.in_features == p.gate_up.in_features && next.out_features == p.gate_up.out_features;
+  if (p.num_tokens > 1 || form != Form::kInt4 || next.weight == nullptr || next.groups == nullptr || !is_same)
+    return {};
+  check(is_aligned(next.weight, 16) && is_aligned(next.groups, 16),
+        "skinny_chain: gate and up of the next layer are aligned to 16 bytes");
+  return {static_cast<const uint8_t*>(next.weight), reinterpret_cast<const uint8_t*>(next.groups)};
+}
+
 // What depends on all products together.
 void finish(Arguments& a, int num_tokens, Form form, int64_t normed, bool beside_attention = false) {
   a.num_tokens = num_tokens;
@@ -294,13 +306,13 @@ Arguments arguments_of(const SkinnyChainParams& p, Builder& builder) {
   output.out = static_cast<BFloat16*>(p.residual);
   output.to = builder.rows_of_words(hidden);
   add_feed_forward(builder, p, output.to);
-  if (p.next_qkv.weight != nullptr) {
+  if (p.next.qkv.weight != nullptr) {
     Phase& down = a.phases[a.num_phases - 1];
     down.to = builder.rows_of_words(hidden);
-    Phase& next = builder.add(p.next_qkv, Kind::kStore);
-    norm_from(next, p.next_norm, down.to);
-    next.out = static_cast<BFloat16*>(p.qkv);
-    a.tap = p.tap;
+    Phase& next = builder.add(p.next.qkv, Kind::kStore);
+    norm_from(next, p.next.norm, down.to);
+    next.out = static_cast<BFloat16*>(p.next.out);
+    a.tap = p.next.tap;
   }
   if (p.deltas.slots != nullptr) a.delta_bytes = delta_bytes(p.num_tokens);
   finish(a, p.num_tokens, form, hidden, p.experts.beside_attention);
@@ -330,21 +342,21 @@ void check_params(const SkinnyChainParams& p) {
   } else {
     check(p.num_tokens >= 1 && p.num_tokens <= kMostChainedRows, "skinny_chain: 1 to 4 rows");
     check(can_chain(attended, hidden, inner, bits_of(form), is_fine(form)), "skinny_chain: sizes");
-    check(p.mlp_norm.offset == 0 && p.next_norm.offset == 0, "skinny_chain: offsets of norms");
+    check(p.mlp_norm.offset == 0 && p.next.norm.offset == 0, "skinny_chain: offsets of norms");
   }
-  for (const ChainProduct* product : {&experts.router, &p.gate_up, &p.down, &p.next_qkv})
+  for (const ChainProduct* product : {&experts.router, &p.gate_up, &p.down, &p.next.qkv})
     check(product->weight == nullptr || form_of(*product) == form,
           "skinny_chain: some weights are in codes and some are not");
   check(p.gate_up.in_features == hidden && p.gate_up.out_features == 2 * inner &&
             p.down.out_features == hidden &&
-            (p.next_qkv.weight == nullptr || p.next_qkv.in_features == hidden),
+            (p.next.qkv.weight == nullptr || p.next.qkv.in_features == hidden),
         "skinny_chain: products that do not fit each other");
   for (const void* pointer :
-       {p.attended, p.output.weight, p.gate_up.weight, p.down.weight, p.next_qkv.weight, p.mlp_norm.weight,
-        p.next_norm.weight, experts.router.weight, experts.shared_up.weight, experts.shared_down.weight,
+       {p.attended, p.output.weight, p.gate_up.weight, p.down.weight, p.next.qkv.weight, p.mlp_norm.weight,
+        p.next.norm.weight, experts.router.weight, experts.shared_up.weight, experts.shared_down.weight,
         experts.foresight, static_cast<const void*>(p.scratch)})
     check(is_aligned(pointer, 16), "skinny_chain: rows and weights are aligned to 16 bytes");
-  check(in_range(p.tap) && !p.tap.store_output, "skinny_chain: tap");
+  check(in_range(p.next.tap) && !p.next.tap.store_output, "skinny_chain: tap");
   check(p.deltas.slots == nullptr || (experts.router.weight == nullptr && form == Form::kNumbers),
         "skinny_chain: adapters are chained beside weights in numbers, without experts");
 }
@@ -407,9 +419,11 @@ void skinny_chain(const SkinnyChainParams& p, Stream stream) {
   if (p.deltas.slots != nullptr)
     return launch_adapted_chain(adapted(a, p.deltas, builder.words_end(), grid), grid, stream);
   const Form form = form_of(p.output);
-  if (is_grouped(form))
-    return launch_grouped_chain(grouped(a, {&p.output, &p.gate_up, &p.down, &p.next_qkv}), form, grid,
-                                stream);
+  if (is_grouped(form)) {
+    GroupedArguments of_groups = grouped(a, {&p.output, &p.gate_up, &p.down, &p.next.qkv});
+    of_groups.ahead = ahead_of(p, form);
+    return launch_grouped_chain(of_groups, form, grid, stream);
+  }
   launch_chain(a, form, grid, stream);
 }
 

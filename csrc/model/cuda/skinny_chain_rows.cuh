@@ -160,62 +160,13 @@ class RowStager {
     stage_batches<kBatch>(view, units, chunks, gain, number, squares);
   }
 
-  // The same of one stage, in two parts: asks for its words, and waits for them. Meanwhile they are on their
-  // way.
-  static constexpr int kOfStage = kStageUnits<kForm> / kSteps;
-  using Words = uint4[kOfStage][T];
-  __device__ __forceinline__ void ask(const View& view, int chunk, Words& words) const {
-    const Lane at(*this, view, view.chunks, view.gain, chunk * kStageUnits<kForm>);
-#pragma unroll
-    for (int b = 0; b < kOfStage; ++b)
-#pragma unroll
-      for (int t = 0; t < T; ++t)
-        if (at.unit + b * kSteps < view.units) words[b][t] = load_words(at.word(view.units, b, t));
-  }
-  // finish: what else is made of it. Both happen to whatever is there, until all of it is right: instructions
-  // that are needed in a hurry have come by then, which takes longer than to run them.
-  template <class Finish>
-  __device__ __forceinline__ void await(const View& view, int chunk, LaunchNumber number, Words& words,
-                                        float (&squares)[T], const Finish& finish) const {
-    const Lane at(*this, view, view.chunks, view.gain, chunk * kStageUnits<kForm>);
-    const uint32_t launch = number.get();
-#pragma unroll
-    for (int b = 0; b < kOfStage; ++b)
-#pragma unroll
-      for (int t = 0; t < T; ++t)
-        if (at.unit + b * kSteps >= view.units) words[b][t] = {0, launch, 0, launch};
-    Patience patience;
-    bool lacks_any;
-    float own[T];
-    do {
-#pragma unroll
-      for (float& square : own) square = 0;
-      place<kOfStage, true>(at, view, view.gain, 0, words, own);
-      __syncwarp();
-      finish();
-      lacks_any = false;
-#pragma unroll
-      for (int b = 0; b < kOfStage; ++b)
-#pragma unroll
-        for (int t = 0; t < T; ++t)
-          if (words[b][t].y != launch || words[b][t].w != launch) {
-            lacks_any = true;
-            words[b][t] = load_words(at.word(view.units, b, t));
-          }
-      patience.spend();
-    } while (__any_sync(kAllLanes, lacks_any));
-#pragma unroll
-    for (int t = 0; t < T; ++t) squares[t] += own[t];
-  }
-
  private:
   static_assert(kForm == Form::kNumbers || (kSteps % packed(kForm) == 0 && !kHasExperts),
                 "units that are one are read at once");
   // Groups of kSteps units that are read at once. Beside codes there are registers for a long row, which
   // would else take one trip to the L2 behind another; of experts for what eight of 768 have made.
   static constexpr int kBatch = kHasExperts ? 6 : T == 1 ? 4 : T == 2 ? 2 : 1;
-  static constexpr int kMostBatch =
-      kForm == Form::kNumbers || stages_late<T>(kForm) ? kBatch : (is_fine(kForm) ? 2 : 4) * kBatch;
+  static constexpr int kMostBatch = kForm == Form::kNumbers ? kBatch : (is_fine(kForm) ? 2 : 4) * kBatch;
   static constexpr int kUnitBytes = place_of_word(kUnit / 2);
 
   // Where a lane has what of x, from a unit on.
@@ -257,19 +208,18 @@ class RowStager {
     for (; at.unit < padded; at.advance(kAtOnce * kSteps)) {
       uint4 words[kAtOnce][T] = {};
       read_until<kAtOnce>(at, units, launch, words);
-      place<kAtOnce, false>(at, view, gain, padded, words, squares);
+      place<kAtOnce>(at, view, gain, padded, words, squares);
     }
     __syncwarp();
   }
 
-  // Leaves them in shared memory, as they are multiplied. padded: units of a row; kOfStageAlone: all of these
-  // exist
-  template <int kAtOnce, bool kOfStageAlone>
+  // Leaves them in shared memory, as they are multiplied. padded: units of a row
+  template <int kAtOnce>
   __device__ __forceinline__ void place(const Lane& lane, const View& view, int gain, int padded,
                                         const uint4 (&words)[kAtOnce][T], float (&squares)[T]) const {
 #pragma unroll
     for (int b = 0; b < kAtOnce; ++b) {
-      if (!kOfStageAlone && lane.unit + b * kSteps >= padded) break;
+      if (lane.unit + b * kSteps >= padded) break;
       uint2 factor;
       if (gain >= 0) factor = *reinterpret_cast<const uint2*>(lane.gains + b * kSteps * kSliceBytes);
 #pragma unroll

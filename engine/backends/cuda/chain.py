@@ -213,7 +213,8 @@ def _head(link: Link, following: Link | None, step: LayerStep) -> cuda_chain.Hea
     if following is None or following.rows.format != link.rows.format:
         return None
     norm = row_norm(following.norm, step.tap_of_state(following.index))
-    return cuda_chain.Head(norm, _product(following.rows))
+    gate_up = following.tail.gate_up if following.tail.choice is None else None
+    return cuda_chain.Head(norm, _product(following.rows), gate_up)
 
 
 def _linked(layer: LayerSpec) -> Link:
