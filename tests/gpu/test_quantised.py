@@ -159,7 +159,7 @@ def test_products_of_few_rows(outputs: int, depth: int, num_tokens: int) -> None
 
 
 @pytest.mark.parametrize(("outputs", "depth"), PRODUCTS)
-@pytest.mark.parametrize("num_tokens", [65, 129])
+@pytest.mark.parametrize("num_tokens", [129, 200])
 def test_products_of_many_rows(outputs: int, depth: int, num_tokens: int) -> None:
     x, codes, matrix = made(outputs, depth, num_tokens)
     assert codes.bias is not None and not cuda_linear.is_fused(x, codes.weight)

@@ -23,7 +23,7 @@ BFLOAT16, FLOAT8, FLOAT8_ROWS, INT4 = TileFormat
 # (N, K): part of a tile, part of a unit of k, several units, few CTAs and many.
 SHAPES = [(8, 256), (1000, 640), (1024, 3072), (4096, 1024), (2052, 2048)]
 LARGE_SHAPES = [(6144, 4096), (28672, 512), (4096, 14336)]
-ROWS = {BFLOAT16: (9, 16, 32), FLOAT8: (5, 16, 31), FLOAT8_ROWS: (33, 50, 64), INT4: (5, 16, 33, 64, 65, 128)}
+ROWS = {BFLOAT16: (9, 16, 32), FLOAT8: (5, 16, 31), FLOAT8_ROWS: (33, 64, 65, 128), INT4: (5, 16, 33, 64, 65, 128)}
 
 
 def weight_of(outputs: int, depth: int, format: TileFormat) -> tuple[object, Tensor]:
@@ -79,7 +79,7 @@ def linear_into(x: Tensor, weight: object, bias: Tensor | None, residual: Tensor
         cuda_linear.linear_into(x, weight[0], bias, residual, weight[1])
 
 
-SMALL = [(BFLOAT16, 16), (BFLOAT16, 32), (FLOAT8, 16), (FLOAT8, 32), (FLOAT8_ROWS, 64)]
+SMALL = [(BFLOAT16, 16), (BFLOAT16, 32), (FLOAT8, 16), (FLOAT8, 32), (FLOAT8_ROWS, 64), (FLOAT8_ROWS, 128)]
 SMALL += [(INT4, 16), (INT4, 32), (INT4, 64), (INT4, 65)]
 
 
@@ -113,7 +113,13 @@ def test_products(format: TileFormat, num_tokens: int, outputs: int, depth: int)
 @pytest.mark.parametrize("rows", [64, 96, 128, 144, 192, 224])
 def test_waves_of_every_size(rows: int, splits: int) -> None:
     """Rows in float8, divided in every way: tiles that W ends in, and pieces of k of which some have nothing."""
-    for num_tokens, outputs, depth in ((64, 272, 1920), (33, 2052, 256), (5, 1000, 14336)):
+    for num_tokens, outputs, depth in (
+        (64, 272, 1920),
+        (33, 2052, 256),
+        (5, 1000, 14336),
+        (67, 1000, 1920),
+        (128, 272, 256),
+    ):
         x = randn(num_tokens, depth, dtype=BF16, seed=1)
         weight, values = weight_of(outputs, depth, FLOAT8_ROWS)
         assert isinstance(weight, tuple)
@@ -148,7 +154,7 @@ def test_normed_products(num_tokens: int, outputs: int, depth: int) -> None:
     [
         (BFLOAT16, (9, 16, 20, 32)),
         (FLOAT8, (5, 16, 17, 32)),
-        (FLOAT8_ROWS, (33, 64)),
+        (FLOAT8_ROWS, (33, 64, 100, 128)),
         (INT4, (5, 16, 31)),
         (INT4, (65, 99, 128)),
     ],
@@ -216,7 +222,7 @@ def test_a_slice_that_is_ahead_waits() -> None:
         (33, 1024, 1024, FLOAT8, False),
         (32, 1024, 1024, FLOAT8_ROWS, False),
         (64, 1024, 1088, FLOAT8_ROWS, False),
-        (65, 1024, 1024, FLOAT8_ROWS, False),
+        (129, 1024, 1024, FLOAT8_ROWS, False),
         (129, 1024, 1024, INT4, False),
         (257, 8192, 4096, INT4, False),
         (0, 1024, 1024, INT4, False),

@@ -54,7 +54,7 @@ bool has_rows(int64_t num_tokens, int64_t elements, TileFormat format) {
     case TileFormat::kFloat8:
       return num_tokens >= kFewestRows && num_tokens <= kFewRows;
     case TileFormat::kFloat8Rows:
-      return num_tokens > kFewRows && num_tokens <= kMoreRows;
+      return num_tokens > kFewRows && num_tokens <= kBlockRows;
     case TileFormat::kBFloat16:
       return small ? num_tokens > kRegisterRows && num_tokens <= kFewRows
                    : num_tokens >= kFewestRows && num_tokens <= kCheckedRows;

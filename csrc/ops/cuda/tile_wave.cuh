@@ -1,11 +1,11 @@
-// The kernel of tile_linear.h for up to 64 rows of x in e4m3.
+// The kernel of tile_linear.h for up to 128 rows of x in e4m3.
 //
 // All CTAs run at once, one on a multiprocessor, and have the same work: a tile has as many rows of W as that
 // takes, and where these are few, k is divided among the CTAs of a cluster. Tokens are the rows of the tensor
-// cores' products, so a tile may have any number of rows of W in steps of 16: half of them are the columns of
-// either warpgroup. Rows beyond the last token are whatever lies there, and nobody stores them. The ring has
-// all of the multiprocessor's memory: with half of it too few bytes are on their way. A warp of its own asks
-// for stages: the others are short of instructions.
+// cores' products, so a tile may have any number of rows of W in steps of 16. Up to 64 tokens are both
+// warpgroups', which have half of the rows of W each; of more each has 64. Rows beyond the last token are
+// whatever lies there, and nobody stores them. The ring has all of the multiprocessor's memory: with half of
+// it too few bytes are on their way. A warp of its own asks for stages: the others are short of instructions.
 #pragma once
 
 #include <algorithm>
@@ -95,7 +95,7 @@ class WaveRing {
 template <class Size>
 __device__ __forceinline__ void multiply_piece(float (&sums)[Size::kSums], const WaveRing<Size>& ring,
                                                WaveBarriers& barriers, int count, int stages) {
-  const uint32_t mine = threadIdx.x / kWarpgroup * (Size::kColumns * kLineBytes);
+  const uint32_t my_rows = Size::first_token() * kLineBytes, my_weights = Size::first_row() * kLineBytes;
   RingCursor now;
   int last = 0;
 #pragma unroll 1
@@ -104,8 +104,8 @@ __device__ __forceinline__ void multiply_piece(float (&sums)[Size::kSums], const
     begin_products();
 #pragma unroll
     for (int line = 0; line < Size::kLines; ++line) {
-      const uint64_t x = operand(ring.rows(now.index, line), kSwizzleBytes);
-      const uint64_t w = operand(ring.weights(now.index, line) + mine, kSwizzleBytes);
+      const uint64_t x = operand(ring.rows(now.index, line) + my_rows, kSwizzleBytes);
+      const uint64_t w = operand(ring.weights(now.index, line) + my_weights, kSwizzleBytes);
 #pragma unroll
       for (int step = 0; step < kBatchSteps; ++step)
         multiply<F8Operands>(sums, advance(x, step * 32), advance(w, step * 32), true);
@@ -218,11 +218,11 @@ template <class Size>
 void launch_wave(const SkinnyLinearParams& p, int splits, Stream stream) {
   constexpr int64_t kMostShared = 220 * 1024;
   const int tokens = static_cast<int>(round_up(p.num_tokens, kTile)), line_bytes = tokens * kLineBytes;
-  check(tokens <= kWaveTokens && tokens + Size::kRows >= kWaveTokens,
-        "tile_linear: up to 64 rows, and with those of W at least 64");
-  const int64_t units = ceil_div(p.in_features, kLineBytes * Size::kLines);
+  check(tokens <= Size::kTokens && tokens + Size::kRows >= Size::kTokens, "tile_linear: rows in e4m3");
+  const int64_t pairs = ceil_div(ceil_div(p.in_features, kPieceLines * kLineBytes), splits);
   const int64_t stage_bytes = Size::kLines * (Size::kWeightBytes + line_bytes);
-  const int64_t stages = std::min({int64_t{kMostStages}, ceil_div(units, splits), kMostShared / stage_bytes});
+  const int64_t stages =
+      std::min({int64_t{kMostStages}, pairs * kPieceLines / Size::kLines, kMostShared / stage_bytes});
   const int64_t parts = splits > 1 ? Size::kPartBytes : 0;
   launch(
       tile_wave_kernel<Size>,

@@ -11,35 +11,50 @@
 
 namespace bequest::cuda::tiles {
 
-inline constexpr int kWaveTokens = 64;
 inline constexpr int kWaveThreads = kThreads + kWarp;  // the last warp asks for stages
 inline constexpr int kMostWaveSplits = 4;
+// k is divided in twos of lines, so that results do not depend on how many a stage has.
+inline constexpr int kPieceLines = 2;
 
-// kTileRows rows of W; stages of kStageLines times 128 bytes of each.
-template <int kTileRows, int kStageLines>
+// kTileRows rows of W against up to kMostTokens, 64 or 128; stages of kStageLines times 128 bytes of each.
+template <int kTileRows, int kStageLines, int kMostTokens>
 struct WaveSizes {
-  static constexpr int kRows = kTileRows, kLines = kStageLines;
-  static constexpr int kColumns = kTileRows / kWarpgroups;  // of a warpgroup's product: rows of W
-  static constexpr int kSums = kColumns / 2;                // of a lane
-  static constexpr int kWeightBytes = kRows * kLineBytes;   // of a line
+  static constexpr int kRows = kTileRows, kLines = kStageLines, kTokens = kMostTokens;
+  // Warpgroups share 64 tokens and divide W, or have 64 tokens each.
+  static constexpr bool kDividesTokens = kTokens > 64;
+  static constexpr int kColumns = kDividesTokens ? kRows : kRows / kWarpgroups;  // of a product: rows of W
+  static constexpr int kSums = kColumns / 2;                                     // of a lane
+  static constexpr int kWeightBytes = kRows * kLineBytes;                        // of a line
   // Floats of a token's sums: those stored at once are in other banks.
   static constexpr int kPitch = kRows + 8;
-  static constexpr int kPartBytes = kWaveTokens * kPitch * 4;
-  static_assert(kRows % 16 == 0);
+  static constexpr int kPartBytes = kTokens * kPitch * 4;
+  static_assert(kRows % 16 == 0 && kPieceLines % kLines == 0);
+
+  // Of a warpgroup's product.
+  __device__ static __forceinline__ int first_token() {
+    return kDividesTokens ? static_cast<int>(threadIdx.x) / kWarpgroup * 64 : 0;
+  }
+  __device__ static __forceinline__ int first_row() {
+    return kDividesTokens ? 0 : static_cast<int>(threadIdx.x) / kWarpgroup * kColumns;
+  }
 };
 
 // What a CTA has.
 struct WaveTile {
   const int index, split, splits;
   const bool gated;
-  const Piece piece;  // in stages
+  Piece piece;  // in stages
 
+  // lines: of a stage
   __device__ WaveTile(const SkinnyLinearParams& p, int lines)
       : index(static_cast<int>(blockIdx.y)),
         split(static_cast<int>(blockIdx.x)),
         splits(static_cast<int>(gridDim.x)),
         gated(p.result == SkinnyResult::kGate),
-        piece((static_cast<int>(p.in_features) / kLineBytes + lines - 1) / lines, split, splits) {}
+        piece(static_cast<int>(ceil_div(p.in_features, kPieceLines * kLineBytes)), split, splits) {
+    piece.first *= kPieceLines / lines;
+    piece.count *= kPieceLines / lines;
+  }
 };
 
 __device__ __forceinline__ void arrive_at_parts() {
@@ -59,7 +74,7 @@ __device__ __forceinline__ float4 load_four_in_block(uint32_t address) {
 // What sums are multiplied by, and what is added to them.
 template <class Size>
 struct WaveFactors {
-  float of_tokens[kWaveTokens];
+  float of_tokens[Size::kTokens];
   float2 of_rows[Size::kRows / 2], biases[Size::kRows / 2];
 
   __device__ __forceinline__ void load_rows(const SkinnyLinearParams& p, const WaveTile& tile) {
@@ -102,8 +117,8 @@ struct WaveFactors {
 // Leaves what a warpgroup has summed where the cluster finds it.
 template <class Size>
 __device__ __forceinline__ void leave(const float (&sums)[Size::kSums], float* parts) {
-  const int lane = threadIdx.x % kWarp, token = threadIdx.x / kWarp % 4 * 16 + lane / 4;
-  float* part = parts + token * Size::kPitch + threadIdx.x / kWarpgroup * Size::kColumns + lane % 4 * 2;
+  const int lane = threadIdx.x % kWarp, token = Size::first_token() + threadIdx.x / kWarp % 4 * 16 + lane / 4;
+  float* part = parts + token * Size::kPitch + Size::first_row() + lane % 4 * 2;
 #pragma unroll
   for (int n = 0; n < Size::kColumns / kTile; ++n)
 #pragma unroll
@@ -156,7 +171,7 @@ class WaveResults {
   // has read all parts.
   __device__ __forceinline__ void store_parts(uint32_t parts, Residual& before) const {
     const int count =
-        (kWaveTokens * (Size::kRows / 4) + tile_.splits * kThreads - 1) / (tile_.splits * kThreads);
+        (Size::kTokens * (Size::kRows / 4) + tile_.splits * kThreads - 1) / (tile_.splits * kThreads);
 #pragma unroll 1
     for (int first = 0; first < count; first += kItems) {
       if (first > 0) load_residual(first, before);
@@ -190,8 +205,9 @@ class WaveResults {
   // store(values, token, row): of two rows of W from `row` on, of `token` and the one 8 further on
   template <class Store>
   __device__ __forceinline__ void store_each(const float (&sums)[Size::kSums], const Store& store) const {
-    const int lane = threadIdx.x % kWarp, token = threadIdx.x / kWarp % 4 * 16 + lane / 4;
-    const int first = threadIdx.x / kWarpgroup * Size::kColumns + lane % 4 * 2;
+    const int lane = threadIdx.x % kWarp,
+              token = Size::first_token() + threadIdx.x / kWarp % 4 * 16 + lane / 4;
+    const int first = Size::first_row() + lane % 4 * 2;
     const float low = factors_.of_tokens[token], high = factors_.of_tokens[token + 8];
 #pragma unroll
     for (int n = 0; n < Size::kColumns / kTile; ++n) {
@@ -242,7 +258,7 @@ class WaveResults {
 #pragma unroll
     for (int k = 0; k < kItems; ++k) {
       const Item item = item_of(first + k);
-      const uint32_t mine = parts + (min(item.token, kWaveTokens - 1) * Size::kPitch + item.row) * 4;
+      const uint32_t mine = parts + (min(item.token, Size::kTokens - 1) * Size::kPitch + item.row) * 4;
 #pragma unroll
       for (int split = 0; split < kMostWaveSplits; ++split)
         if (split < tile_.splits) part[split][k] = load_four_in_block(address_in_block(mine, split));
