@@ -319,7 +319,7 @@ __device__ __forceinline__ void read_expert_weights(const Arguments& a, Fixed& f
   using Order = Order<true>;
   const View& gate = fixed.views[Order::kGate];
   const int all = stages_of(gate), ahead = stages_ahead(a.foresight, gate);
-  Reader<Form::kNumbers> reader(a, fixed.ring, ring_at);
+  Reader<Form::kNumbers, true> reader(a, fixed.ring, ring_at);
   reader.read_pieces(a.foresight);
   reader.read(fixed.views[0], a.weights[0]);
   reader.read(fixed.views[Order::kRouter], a.weights[Order::kRouter]);

@@ -148,10 +148,10 @@ struct Arguments {
   CUtensorMap weights[kMostPhases];  // see weight_map
   CUtensorMap shared[2];             // of the expert that every row takes: gate and up, down
   Phase phases[kMostPhases];
-  int num_phases, num_tokens, num_experts, num_chosen, stages, row_pitch;
-  int in_advance, in_flight, in_stream;  // see Depth
+  int num_phases, num_tokens, num_experts, num_chosen, stages, in_flight, in_stream, row_pitch;
   int gain_bytes;
   int delta_bytes;  // of shared memory for what adapters add
+  int in_advance;   // as in_flight, of the first ring
   bool lets_next_in_early, renormalises, has_shared;
   float factor;
   const Word* logits;  // [E / 2] in sectors: the router's

@@ -29,7 +29,7 @@ constexpr int fewest_stages(Form form) { return packed(form) == 4 ? 3 : 4; }
 // How much of the weights is on its way, and how much waits in shared memory for its rows.
 struct Depth {
   int stages;
-  int in_advance;            // of the first ring, while the kernel ahead still runs
+  int in_advance;            // of the first ring, while the kernel ahead still runs; with experts
   int in_flight, in_stream;  // where rows of x may be on their way, and where none are
   bool lets_next_in_early;   // or when all weights have been asked for, so that those of the next come behind
                              // them

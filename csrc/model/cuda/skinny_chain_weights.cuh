@@ -10,8 +10,9 @@
 namespace bequest::cuda::chain {
 
 // Asks for all weights of a CTA in the order in which multiply() takes them. No more is asked for at once
-// than keeps the memory busy: rows of x would wait behind it. By one thread.
-template <Form kForm>
+// than keeps the memory busy: rows of x would wait behind it. By one thread. kOfExperts: the first ring has a
+// pace of its own
+template <Form kForm, bool kOfExperts = false>
 class Reader {
  public:
   __device__ Reader(const Arguments& a, Ring& ring, uint32_t ring_at)
@@ -166,7 +167,9 @@ class Reader {
 
   __device__ __forceinline__ void make_room() {
     // Behind so many stages of a phase its rows are there, and nothing waits behind weights.
-    const int most = asked_ < a_.stages ? a_.in_advance : of_phase_ < a_.stages ? a_.in_flight : a_.in_stream;
+    const int most = kOfExperts && asked_ < a_.stages ? a_.in_advance
+                     : of_phase_ < a_.stages          ? a_.in_flight
+                                                      : a_.in_stream;
 #pragma unroll 1
     while (under_way_ >= most) {
       ring_.full[arrived_.index].wait(arrived_.parity);
