@@ -107,8 +107,7 @@ def queue_times(built: Built, replays: int) -> None:
     size, captured = next(
         (size, graph) for size, graph in runner._graphs.items() if size.num_tokens == 1 and size.merges
     )
-    buffers = runner._buffers.of(size) if hasattr(runner._buffers, "of") else runner._small
-    staging, results = buffers.staging, runner._results
+    staging, results = runner._buffers.of(size).staging, runner._results
     inputs = staging.used_bytes("block_tables", 1)
     events = [torch.cuda.Event(enable_timing=timed) for timed in (True, False, True)]
     print(f"  inputs of one row: {inputs} bytes")

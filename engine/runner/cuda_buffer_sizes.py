@@ -1,6 +1,6 @@
 """Buffers for steps of all sizes. Arrays lie at fixed places, long enough for the largest step that they serve, and a
 step's copy is everything up to its last one. So steps of a few tokens, and small ones, have buffers of their own: those
-of one token are 10 KB, not 330."""
+of one token are 8 KB, not 330."""
 
 from __future__ import annotations
 
