@@ -25,14 +25,12 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_engine import run_requests
-from benchmarks.gpu_int4 import CodesBackend
-from benchmarks.model_shapes import SHAPES, write_model
-from bequest.engine.backends.cuda import backend
+from benchmarks.gpu_step import PROMPT, STEPS, engine_config
+from benchmarks.model_shapes import SHAPES
 from bequest.engine.build import Built, build_engine
 from bequest.engine.config import EngineConfig
 from bequest.engine.kernels.streams import copy_bytes, record
 
-PROMPT, STEPS = 512, 256
 _CHAIN, _ATTENTION = "skinny_chain_kernel", "single_token_kernel"
 _SHOWN = 34  # characters of a kernel's name
 
@@ -199,17 +197,8 @@ def main() -> None:
     parser.add_argument("--replays", type=int, default=200, help="of each way, four times; 0: none")
     options = parser.parse_args()
     logging.basicConfig(level="WARNING", format="%(message)s")
-    if options.weights == "int4":
-        CodesBackend.head = SHAPES[options.shape].config["vocab_size"]
-        backend.CudaBackend = CodesBackend  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as folder:
-        config = EngineConfig(
-            model=str(write_model(options.shape, Path(folder) / options.shape)),
-            load_format="dummy",
-            max_model_len=2560,
-            max_num_seqs=256,
-            device="cuda",
-        )
+        config = engine_config(Path(folder), options.shape, options.weights)
         print(f"{options.shape}, weights {options.weights}")
         asyncio.run(measure(config, options.replays))
 

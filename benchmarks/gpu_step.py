@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -98,6 +98,24 @@ def show(figures: dict[str, Any]) -> None:
         print(f"  {share['launches']:8.2f} {share['us']:9.2f} {share['idle_us']:8.2f}  {share['kernel'][:110]}")
 
 
+def engine_config(
+    folder: Path, shape: str, weights: str, kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+) -> EngineConfig:
+    """Of an engine with random weights of a shape, `auto`, in `fp8` or in `int4`."""
+    if weights == "int4":
+        CodesBackend.head = SHAPES[shape].config["vocab_size"]
+        backend.CudaBackend = CodesBackend  # type: ignore[misc]
+    return EngineConfig(
+        model=str(write_model(shape, folder / shape)),
+        load_format="dummy",
+        max_model_len=2560,
+        max_num_seqs=256,
+        device="cuda",
+        kv_cache_dtype=kv_cache_dtype,
+        quantization="fp8" if weights == "fp8" else "auto",
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="llama-3.1-8b", choices=list(SHAPES))
@@ -107,19 +125,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     logging.basicConfig(level="WARNING", format="%(message)s")
-    if options.weights == "int4":
-        CodesBackend.head = SHAPES[options.shape].config["vocab_size"]
-        backend.CudaBackend = CodesBackend  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as folder:
-        config = EngineConfig(
-            model=str(write_model(options.shape, Path(folder) / options.shape)),
-            load_format="dummy",
-            max_model_len=2560,
-            max_num_seqs=256,
-            device="cuda",
-            kv_cache_dtype=options.kv_cache_dtype,
-            quantization="fp8" if options.weights == "fp8" else "auto",
-        )
+        config = engine_config(Path(folder), options.shape, options.weights, options.kv_cache_dtype)
         results = asyncio.run(measure(config, options.streams))
     print(f"{options.shape}, weights {options.weights}, cache {options.kv_cache_dtype}")
     for figures in results:
