@@ -63,6 +63,7 @@ def crashes(kills: int, seed: int, folder: Path) -> dict[str, int]:
         figures |= json.loads(kept.read_text())
     for number in range(figures["kills"], kills + 1):
         draw = random.Random(seed + number)
+        _drop_torn_lines(folder)
         moment = None if number == kills else Moment(draw.randint(1, _MOST_LINES), draw.uniform(0.0, 0.3))
         told = _run(folder, seed + number, moment)
         figures["kills"] += number < kills
@@ -75,6 +76,13 @@ def crashes(kills: int, seed: int, folder: Path) -> dict[str, int]:
             print(f"run {number}: {line}", file=sys.stderr)
         kept.write_text(json.dumps(figures))
     return figures
+
+
+def _drop_torn_lines(folder: Path) -> None:
+    """A client that was killed while it wrote knows of no promise and has deleted nothing."""
+    for file in (folder / "promised", folder / "forgotten"):
+        if file.exists():
+            os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
 
 
 class Moment(NamedTuple):
@@ -129,7 +137,7 @@ async def _serve(path: Path, draw: random.Random, *, last: bool) -> None:
     engine, _ = make_engine(SETUP)
     await engine.open_files(Shelf(path / "estates"), 5.0)
     print("ready", flush=True)
-    promised = [json.loads(line) for line in (path / "promised").read_text().splitlines() if line.endswith("}")]
+    promised = [json.loads(line) for line in (path / "promised").read_text().splitlines()]
     known, gone = {one["id"]: one for one in promised}, _gone(path)
     earlier = [one for one in promised if one["id"] not in gone]
     some = earlier if last else draw.sample(earlier, min(_CHECKED, len(earlier)))
@@ -215,7 +223,7 @@ def _gone(path: Path) -> set[object]:
 
 
 def _write_down(file: Path, line: str) -> None:
-    """In one write, so that a kill leaves whole lines."""
+    """What a kill leaves is a line, or the beginning of one: a write may end between two pages of a file."""
     descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(descriptor, line.encode() + b"\n")
     os.close(descriptor)

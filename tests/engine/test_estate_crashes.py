@@ -13,6 +13,10 @@ import pytest
 @pytest.mark.timeout(300)
 def test_what_was_promised_outlives_kills(tmp_path: Path) -> None:
     _crashes(2, tmp_path)
+    # As a kill in the middle of a write leaves them.
+    for file, torn in (("promised", '{"id": "torn-id", "tokens": [1, 2'), ("forgotten", "run1-2")):
+        with (tmp_path / file).open("a") as lines:
+            lines.write(torn)
     figures = _crashes(4, tmp_path)
     assert figures["kills"] == 4 and figures["wrong"] == 0
     assert figures["promised"] > 0 and figures["continued"] > 0
