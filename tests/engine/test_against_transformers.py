@@ -118,7 +118,7 @@ def check_close(told: Sequence[object], expected: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "glm4", "granite"),
+        *("llama", "mistral", "ministral3", "qwen2", "qwen3", "smollm3", "phi3", "glm4", "granite"),
         *("olmo3", "gemma3", "cohere2", "qwen3.5", "qwen3-next"),
         *("mixtral", "qwen2-moe", "glm4-moe", "olmoe", "gpt-oss"),
         *("gemma4", "gemma4-keys", "gemma4-shared", "gemma4-experts"),

@@ -10,12 +10,21 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import (
+    Ministral3Config,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    MistralConfig,
+    PreTrainedConfig,
+)
 
 from bequest.engine.errors import ModelError
 from bequest.engine.models.load import load_model
 from tests.models.paged import PagedSequences
+from tests.tiny_models import TINY_MODELS, randomised
 
 TOKENS = [5, 9, 14, 3, 77, 31, 200, 8, 19]
+LONGER = [*TOKENS, *TOKENS[::-1], *TOKENS]
 # Names of the text model, before transformers 5 and since.
 SPELLINGS = {"old": "language_model.model.", "new": "model.language_model."}
 
@@ -39,6 +48,23 @@ def test_the_text_is_read_and_the_rest_left(spelling: str, tiny_model: Callable[
     one, other = (PagedSequences(loaded.model, 1, 16).run(0, TOKENS, chunk=16) for loaded in (whole, part))
     assert torch.equal(one, other)
     assert part.num_parameters == whole.num_parameters
+
+
+@pytest.mark.parametrize(("name", "text"), [("mistral", MistralConfig), ("ministral3", Ministral3Config)])
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_text_of_mistral_3(name: str, text: type[PreTrainedConfig], tied: bool, tmp_path: Path) -> None:
+    """Beside a tower: as transformers writes it, whose section says nothing of a head that is its embedding."""
+    fields = {**TINY_MODELS[name][1].to_dict(), "tie_word_embeddings": False}
+    eye = {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
+    config = Mistral3Config(
+        text_config=text(**fields), vision_config={**eye, "num_attention_heads": 4}, tie_word_embeddings=tied
+    )
+    reference = Mistral3ForConditionalGeneration(config).eval()
+    randomised(reference.model.language_model, name)
+    reference.save_pretrained(tmp_path)
+    logits = PagedSequences(load_model(tmp_path).model, 1, 32).run(0, LONGER, chunk=5)
+    with torch.inference_mode():
+        torch.testing.assert_close(logits, reference(torch.tensor([LONGER])).logits[0], rtol=1e-4, atol=1e-4)
 
 
 def test_a_tensor_of_no_part_is_named(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
