@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bequest.engine._C import GrammarTokens
 from bequest.engine.children import Children, TaskTooCostly, serve
-from bequest.engine.constraints.grammar import GrammarError, GrammarSource, compile_source, lark_of_any
+from bequest.engine.constraints.grammar import GrammarError, GrammarSource, compile_source, grammar_tokens, lark_of_any
 
 _MOST_BYTES = 2 << 30  # of the child's memory
 _END = 256  # the token behind those of the bytes
@@ -55,18 +56,10 @@ class GrammarCheck:
         self._children.close()
 
 
-class _Bytes:
-    """The smallest vocabulary, as llguidance wants it, or one of `size` tokens: the others stand for no text."""
-
-    eos_token_id = _END
-    bos_token_id = None
-    special_token_ids = (_END,)
-
-    def __init__(self, size: int) -> None:
-        self.tokens = (*(bytes([byte]) for byte in range(256)), b"<end>", *[b""] * (size - _END - 1))
-
-    def __call__(self, text: bytes) -> list[int]:
-        return list(text)
+def _byte_tokens(size: int) -> GrammarTokens:
+    """The smallest vocabulary, or one of `size` tokens: the others stand for no text."""
+    spelled = (*(bytes([byte]) for byte in range(256)), b"<end>", *[b""] * (size - _END - 1))
+    return grammar_tokens(spelled, {_END}, _END, lambda text: list(text.encode()))
 
 
 _MALLOC_FIELDS = (
@@ -98,16 +91,14 @@ def _memory_counter() -> Callable[[], int]:
 
 
 def _serve() -> None:
-    import llguidance
-
-    vocabularies: dict[int, llguidance.LLTokenizer] = {}
+    vocabularies: dict[int, GrammarTokens] = {}
     allocated = _memory_counter()
 
     def answer(task: list[Any]) -> dict[str, Any]:
         size, source = task[0], GrammarSource(*task[1:])
         vocabulary = vocabularies.get(size)
         if vocabulary is None:
-            vocabulary = vocabularies[size] = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes(size)))
+            vocabulary = vocabularies[size] = _byte_tokens(size)
         try:
             lark = None
             if source.kind == "any":
