@@ -4,9 +4,9 @@
 #include <array>
 #include <atomic>
 #include <bit>
-#include <thread>
 
 #include "core/check.h"
+#include "core/helpers.h"
 
 namespace bequest {
 
@@ -16,17 +16,18 @@ constexpr size_t kMostKnownBytes = 1 << 20;  // of texts and their tokens
 constexpr size_t kLongestKnown = 4096;       // bytes of a text
 constexpr int kMostForced = 64;              // tokens that a trial goes on by
 
-// f(i) for each i in [0, count). f must not throw. Threads are started anew: they are worth it for many rows
-// alone, which take many times as long.
+// f(i) for each i in [0, count), by the caller and by who helps in time. f must not throw.
 template <class F>
 void for_each(size_t count, int num_threads, F&& f) {
   std::atomic<size_t> next = 0;
-  const auto work = [&] {
+  const auto work = [&](int) {
     for (size_t i = next++; i < count; i = next++) f(i);
   };
-  std::vector<std::jthread> others;
-  for (int i = 1; i < num_threads; ++i) others.emplace_back(work);
-  work();
+  if (num_threads == 1) {
+    work(0);
+  } else {
+    run_parts(num_threads, work);
+  }
 }
 
 }  // namespace

@@ -35,8 +35,8 @@ _LARK = re.compile(r"(?m)^[^\S\n]*(%llguidance\b|start\s*:)")
 _LIMITS = MatcherLimits(
     step_lexer_fuel=150_000, step_max_items=50_000, max_lexer_states=50_000, max_grammar_size=200_000
 )
-# A thread has to be started, and then takes cores and memory from those that launch steps: for fewer rows it costs
-# more time than it saves.
+# A thread has to be woken, and then takes cores and memory from those that launch steps: for fewer rows it costs more
+# time than it saves.
 _ROWS_PER_THREAD = 64
 _MOST_THREADS = 4
 
