@@ -99,6 +99,13 @@ def grammar_tokens(
     return GrammarTokens(library, marked, end_token, encode)
 
 
+def byte_tokens(size: int) -> GrammarTokens:
+    """The smallest vocabulary, of bytes and an end token, or one of `size` tokens: the others stand for no text."""
+    end = 256
+    spelled = [*(bytes([byte]) for byte in range(end)), b"<end>", *[b""] * (size - end - 1)]
+    return grammar_tokens(spelled, {end}, end, lambda text: list(text.encode()))
+
+
 class _Encoder:
     """The tokens of a text that a grammar forces."""
 

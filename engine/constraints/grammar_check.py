@@ -11,15 +11,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bequest.engine._C import GrammarTokens
 from bequest.engine.children import Children, TaskTooCostly, serve
-from bequest.engine.constraints.grammar import GrammarError, GrammarSource, compile_source, grammar_tokens, lark_of_any
+from bequest.engine.constraints.grammar import GrammarError, GrammarSource, byte_tokens, compile_source, lark_of_any
 
 _MOST_BYTES = 2 << 30  # of the child's memory
-_END = 256  # the token behind those of the bytes
 _NAMED = "<["  # begins tokens that a grammar names by their ids
 
 
@@ -56,12 +55,6 @@ class GrammarCheck:
         self._children.close()
 
 
-def _byte_tokens(size: int) -> GrammarTokens:
-    """The smallest vocabulary, or one of `size` tokens: the others stand for no text."""
-    spelled = (*(bytes([byte]) for byte in range(256)), b"<end>", *[b""] * (size - _END - 1))
-    return grammar_tokens(spelled, {_END}, _END, lambda text: list(text.encode()))
-
-
 _MALLOC_FIELDS = (
     *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
     *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
@@ -91,21 +84,19 @@ def _memory_counter() -> Callable[[], int]:
 
 
 def _serve() -> None:
-    vocabularies: dict[int, GrammarTokens] = {}
+    tokens_of_size = cache(byte_tokens)
     allocated = _memory_counter()
 
     def answer(task: list[Any]) -> dict[str, Any]:
         size, source = task[0], GrammarSource(*task[1:])
-        vocabulary = vocabularies.get(size)
-        if vocabulary is None:
-            vocabulary = vocabularies[size] = _byte_tokens(size)
+        tokens = tokens_of_size(size)
         try:
             lark = None
             if source.kind == "any":
                 lark = lark_of_any(source.text)
                 source = replace(source, kind="lark", text=lark)
             before = allocated()
-            compiled = compile_source(source, vocabulary)
+            compiled = compile_source(source, tokens)
             num_bytes = max(0, allocated() - before)
             del compiled
         except GrammarError as error:

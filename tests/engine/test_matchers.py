@@ -18,6 +18,7 @@ from bequest.engine.constraints.grammar import (
     GrammarError,
     GrammarMasks,
     GrammarSource,
+    byte_tokens,
     compile_source,
     grammar_tokens,
 )
@@ -139,8 +140,7 @@ def test_a_tokenizer_that_fails_is_told_and_does_no_harm() -> None:
 
 
 def test_a_zero_byte_is_a_part_of_the_grammar() -> None:
-    tokens = grammar_tokens([*BYTES, b"<end>"], {256}, 256, lambda text: list(text.encode()))
-    start = compile_source(GrammarSource("regex", "a\x00b"), tokens)
+    start = compile_source(GrammarSource("regex", "a\x00b"), byte_tokens(0))
     assert start.count_valid(list(b"a\x00bc")) == 3
 
 
@@ -151,8 +151,7 @@ def test_another_library_is_refused() -> None:
 
 
 def test_a_mask_of_another_vocabulary_is_refused() -> None:
-    tokens = grammar_tokens([*BYTES, b"<end>"], {256}, 256, lambda text: list(text.encode()))
-    matcher = compile_source(GrammarSource("regex", "abc"), tokens)
+    matcher = compile_source(GrammarSource("regex", "abc"), byte_tokens(0))
     mask = np.zeros(100, np.int32)
     with pytest.raises(_C.Error, match="a bit for each token"):
         _C.fill_masks([], [(matcher, 0)], _C.address(mask), 100, 1)
