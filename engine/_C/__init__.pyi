@@ -1,6 +1,7 @@
 """The C++ core. Addresses are data pointers as integers, 0 for null; dtypes are the codes of csrc/core/dtype.h."""
 
 from .cache import *
+from .constraints import *
 from .core import *
 from .cuda import *
 from .experts import *
