@@ -319,7 +319,7 @@ async def test_leases_with_images_outlive_the_process(saved: tuple[str, Path], t
             await child_equals(eyes, "mine", *saved)
             assert eyes.engine.scheduler.images.num_runs == runs, "no tower looks again"
             eyes.engine.set_ttl("", "mine", 900.0)
-            await asyncio.sleep(0.2)
+            await eyes.engine.written()
 
 
 async def test_pixels_count_where_leases_are_kept(tmp_path: Path) -> None:
