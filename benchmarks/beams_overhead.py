@@ -19,6 +19,7 @@ import os
 import pstats
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.beams_http import Connection, make_parent
@@ -98,13 +99,19 @@ def compare(other: Path, rounds: int) -> None:
             process.terminate()
             process.wait()
     for crowd, pairs in spent.items():
-        before, now = (statistics.median(figures) for figures in zip(*pairs, strict=True))
-        ratios = sorted(b / a for a, b in pairs)
-        quarter = len(ratios) // 4
-        print(
-            f"{crowd:3} at once: {before:6.0f} µs of CPU a search before, {now:6.0f} now; median of {len(ratios)} "
-            f"ratios {statistics.median(ratios):.3f} (quartiles {ratios[quarter]:.3f} to {ratios[-1 - quarter]:.3f})"
-        )
+        ratio = statistics.median(now / before for before, now in pairs)
+        print(f"{crowd:3} at once: {_told(pairs, statistics.median)}; median ratio of {len(pairs)} pairs {ratio:.3f}")
+        print(f"{'the best eighth:':>16} {_told(pairs, _best)}")
+
+
+def _told(pairs: list[list[float]], middle: Callable[[list[float]], float]) -> str:
+    before, now = (middle(list(figures)) for figures in zip(*pairs, strict=True))
+    return f"{before:.0f} µs of CPU a search before, {now:.0f} now ({now / before:.3f})"
+
+
+def _best(figures: list[float]) -> float:
+    """Others take turns at the caches of a shared machine: what is least disturbed says most."""
+    return statistics.mean(sorted(figures)[: max(1, len(figures) // 8)])
 
 
 def main() -> None:
