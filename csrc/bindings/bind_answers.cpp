@@ -1,11 +1,7 @@
 // Answers that are told whole: the texts of several in one call, and rows of JSON that have them. A search
 // has as many choices as other requests have tokens. Owned by the thread of the event loop.
-#include <pybind11/stl.h>
-
+#include <algorithm>
 #include <array>
-#include <charconv>
-#include <cmath>
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -67,54 +63,81 @@ py::list spell_answers(const py::dict& bytes_by_id, const py::frozenset& hidden,
 void quote(std::string_view text, std::string& out) {
   constexpr std::string_view kDigits = "0123456789abcdef";
   out += '"';
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && c != '"' && c != '\\') {
-      out += c;
-    } else if (c == '"' || c == '\\') {
+  size_t written = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if (byte >= 0x20 && byte != '"' && byte != '\\') continue;
+    out += text.substr(written, i - written);
+    written = i + 1;
+    if (byte >= 0x20) {
       out += '\\';
-      out += c;
+      out += text[i];
     } else {
       out += "\\u00";
       out += kDigits[byte >> 4];
       out += kDigits[byte & 15];
     }
   }
+  out += text.substr(written);
   out += '"';
 }
 
-// The shortest digits that are read as the same number, and read as no integer.
-void put_number(double number, std::string& out) {
-  std::array<char, 32> digits;
-  const auto [last, error] = std::to_chars(digits.begin(), digits.end(), number);
-  const std::string_view written(digits.data(), last - digits.data());
-  out += written;
-  if (written.find_first_of(".e") == std::string_view::npos) out += ".0";
+std::string_view text_of(const py::list& texts, size_t i) {
+  Py_ssize_t size = 0;
+  const char* data = PyUnicode_AsUTF8AndSize(PyList_GET_ITEM(texts.ptr(), i), &size);
+  if (data == nullptr) throw py::error_already_set();
+  return {data, static_cast<size_t>(size)};
 }
 
+// The numbers of a list of JSON that has no white space, one after the other.
+class Numbers {
+ public:
+  explicit Numbers(const py::bytes& list) : rest_(list) {
+    check(rest_.starts_with('[') && rest_.ends_with(']'), "numbers are a list of JSON");
+    rest_ = rest_.substr(1, rest_.size() - 2);
+  }
+
+  std::string_view next() {
+    check(!rest_.empty(), "a text has two scores");
+    const size_t end = std::min(rest_.find(','), rest_.size());
+    const std::string_view number = rest_.substr(0, end);
+    rest_.remove_prefix(std::min(end + 1, rest_.size()));
+    return number;
+  }
+
+  bool done() const { return rest_.empty(); }
+
+ private:
+  std::string_view rest_;
+};
+
 // A list of JSON with a row for each text: parts[0], its number, parts[1], the text, parts[2], its score,
-// parts[3], its other score, parts[4]. Nothing if a score is not finite.
-std::optional<py::bytes> write_rows(const py::tuple& parts, int64_t first, const py::list& texts,
-                                    const py::list& scores, const py::list& others) {
+// parts[3], its other score, parts[4]. Scores are lists of JSON already.
+py::bytes write_rows(const py::tuple& parts, const py::list& texts, const py::bytes& scores,
+                     const py::bytes& others) {
   check(parts.size() == 5, "a row has five parts around what it tells");
-  check(scores.size() == texts.size() && others.size() == texts.size(), "a text has two scores");
+  Numbers first(scores), second(others);
   std::array<std::string_view, 5> around;
-  for (size_t i = 0; i < around.size(); ++i) around[i] = parts[i].cast<std::string_view>();
+  size_t usual = 64;  // bytes of a row, a short text among them
+  for (size_t i = 0; i < around.size(); ++i) {
+    around[i] = parts[i].cast<std::string_view>();
+    usual += around[i].size();
+  }
   std::string out = "[";
+  out.reserve(usual * texts.size() + 2);
   for (size_t i = 0; i < texts.size(); ++i) {
-    const auto score = scores[i].cast<double>(), other = others[i].cast<double>();
-    if (!std::isfinite(score) || !std::isfinite(other)) return std::nullopt;
     if (i > 0) out += ',';
     out += around[0];
-    out += std::to_string(first + static_cast<int64_t>(i));
+    out += std::to_string(i);
     out += around[1];
-    quote(texts[i].cast<std::string_view>(), out);
+    quote(text_of(texts, i), out);
     out += around[2];
-    put_number(score, out);
+    out += first.next();
     out += around[3];
-    put_number(other, out);
+    out += second.next();
     out += around[4];
   }
+  check(first.done() && second.done(), "a text has two scores");
   out += ']';
   return py::bytes(out);
 }
@@ -124,8 +147,7 @@ std::optional<py::bytes> write_rows(const py::tuple& parts, int64_t first, const
 void bind_answers(py::module_& m) {
   m.def("spell_answers", &spell_answers, py::arg("bytes_by_id"), py::arg("hidden"), py::arg("begun"),
         py::arg("answers"));
-  m.def("write_rows", &write_rows, py::arg("parts"), py::arg("first"), py::arg("texts"), py::arg("scores"),
-        py::arg("others"));
+  m.def("write_rows", &write_rows, py::arg("parts"), py::arg("texts"), py::arg("scores"), py::arg("others"));
 }
 
 }  // namespace bequest

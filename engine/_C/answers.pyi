@@ -8,8 +8,6 @@ def spell_answers(
     bytes_by_id: dict[int, bytes], hidden: frozenset[int], begun: bytes, answers: list[Sequence[int]]
 ) -> list[str]: ...
 
-# A list of JSON with a row for each text: parts[0], its number from `first` on, parts[1], the text, parts[2], its
-# score, parts[3], its other score, parts[4]. None: a score is not finite.
-def write_rows(
-    parts: tuple[str, str, str, str, str], first: int, texts: list[str], scores: list[float], others: list[float]
-) -> bytes | None: ...
+# A list of JSON with a row for each text: parts[0], its number, parts[1], the text, parts[2], its
+# score, parts[3], its other score, parts[4]. Scores are lists of JSON already, without white space.
+def write_rows(parts: tuple[str, str, str, str, str], texts: list[str], scores: bytes, others: bytes) -> bytes: ...

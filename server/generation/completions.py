@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from bequest.engine.text.whole_answers import write_rows
+from bequest.engine.text.whole_answers import json_rows
 from bequest.engine.types import ChoiceDelta, TokenLogprob
 from bequest.server.answers.chunks import Chunks, PromptLogprobs
 from bequest.server.answers.generated import Head, Shape, answer_of, answered, head_of
@@ -173,7 +173,7 @@ def _rows(body: CompletionBody, prompt: Prompt, result: Collector) -> bytes | No
         return None
     ends = f'"finish_reason":"{beams.finish_reason}","stop_reason":{orjson.dumps(beams.stop_reason).decode()}'
     parts = ('{"index":', ',"text":', f',"logprobs":null,{ends},"cumulative_logprob":', ',"beam_score":', "}")
-    return write_rows(parts, 0, beams.texts, beams.scores, beams.beam_scores)
+    return json_rows(parts, beams.texts, beams.scores, beams.beam_scores)
 
 
 def _all_finite(choices: Sequence[ChoiceDelta]) -> bool:
