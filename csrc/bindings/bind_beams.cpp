@@ -1,10 +1,8 @@
-// Catalogues, and the candidates and paths of beam search.
+// Catalogues, and the candidates of beam search.
 #include <pybind11/numpy.h>
-#include <pybind11/stl.h>
 
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "bindings/tensors.h"
 #include "core/check.h"
@@ -60,48 +58,6 @@ void bind_catalogue(py::module_& m) {
       });
 }
 
-using Ids = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
-
-// [B, L]: the tokens of beams, each with a last one behind it. Generation g has beams that continue beams
-// parents[g] of the one before it with tokens[g]; beams[i] is a number in the last of them.
-py::array_t<int32_t> trace_paths(const std::vector<Ids>& parents, const std::vector<Ids>& tokens,
-                                 const Ids& beams, const Ids& last) {
-  check(parents.size() == tokens.size() && beams.size() == last.size(),
-        "a beam has one parent and one token");
-  const auto length = static_cast<ssize_t>(tokens.size()) + 1;
-  py::array_t<int32_t> paths({last.size(), length});
-  int32_t* path = paths.mutable_data();
-  for (ssize_t i = 0; i < last.size(); ++i, path += length) {
-    path[length - 1] = last.data()[i];
-    int32_t beam = beams.data()[i];
-    for (ssize_t g = length - 2; g >= 0; --g) {
-      const Ids &of_parents = parents[g], &of_tokens = tokens[g];
-      check(0 <= beam && beam < of_tokens.size() && beam < of_parents.size(),
-            "a beam is not among the beams");
-      path[g] = of_tokens.data()[beam];
-      beam = of_parents.data()[beam];
-    }
-  }
-  return paths;
-}
-
-// The rows of [B, L]. Tuples: unlike lists, the collector of cycles looks at them once.
-py::list tuples_of(const Ids& rows) {
-  check(rows.ndim() == 2, "rows are [B, L]");
-  const int32_t* value = rows.data();
-  py::list tuples(rows.shape(0));
-  for (ssize_t i = 0; i < rows.shape(0); ++i) {
-    py::tuple tuple(rows.shape(1));
-    for (ssize_t k = 0; k < rows.shape(1); ++k, ++value) {
-      PyObject* number = PyLong_FromLong(*value);
-      if (number == nullptr) throw py::error_already_set();
-      PyTuple_SET_ITEM(tuple.ptr(), k, number);
-    }
-    PyList_SET_ITEM(tuples.ptr(), i, tuple.release().ptr());
-  }
-  return tuples;
-}
-
 // What a step says of its beams: ops/beam_candidates.h.
 struct BeamStep {
   const float* cumulative;     // [R]
@@ -124,9 +80,6 @@ inline constexpr auto fields_of<BeamOutput> =
 
 void bind_beams(py::module_& m) {
   bind_catalogue(m);
-  m.def("trace_paths", &trace_paths, py::arg("parents"), py::arg("tokens"), py::arg("beams"),
-        py::arg("last"));
-  m.def("tuples_of", &tuples_of, py::arg("rows"));
   m.attr("beam_group_bytes") = sizeof(BeamGroup);
   m.attr("max_beam_candidates") = kMaxBeamCandidates;
   m.def(

@@ -45,8 +45,3 @@ class Catalogue:
     terminal: Final[Ints]
 
 def beam_candidates(logits: Logits, step: BeamStep, out: BeamOutput) -> None: ...
-
-# [B, L]: the tokens of beams, each with a last one behind it. Generation g has beams that continue beams parents[g] of
-# the one before it with tokens[g]; `beams` are numbers in the last of them.
-def trace_paths(parents: list[Ints], tokens: list[Ints], beams: Ints, last: Ints) -> Ints: ...
-def tuples_of(rows: Ints) -> list[tuple[int, ...]]: ...  # of [B, L]

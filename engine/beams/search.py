@@ -18,11 +18,8 @@ from operator import attrgetter
 import msgspec
 import numpy as np
 
-from bequest.engine._C import trace_paths, tuples_of
 from bequest.engine.types import BeamCandidates, FloatArray, IntArray, SamplingParams, TokenLogprob
 from bequest.engine.types.catalogue import ROOT
-
-__all__ = ["NO_PLACE", "Alternatives", "BeamSearch", "Ending", "Finished", "Turn", "tuples_of"]
 
 NO_PLACE = -1  # blocks that are those of a running beam
 Alternatives = tuple[tuple[int, float], ...]  # (token, log-probability), best first
@@ -68,6 +65,11 @@ class Turn(msgspec.Struct, frozen=True):
     finished: tuple[Finished, ...]  # that joined the finished ones in this step
     dropped: tuple[Finished, ...]  # that had to leave them for better ones
     done: bool
+
+
+def tuples_of(paths: IntArray) -> list[tuple[int, ...]]:
+    """The rows of [B, L]. Tuples: unlike lists, the collector of cycles looks at them once."""
+    return list(zip(*paths.T.tolist(), strict=True))
 
 
 _NOTHING = np.empty(0, np.int32)
@@ -155,8 +157,14 @@ class BeamSearch:
 
     def _paths(self, beams: IntArray, last: IntArray, length: int) -> IntArray:
         """[B, length] of these beams, each with a last token behind it."""
-        before = self._generations[: length - 1]
-        return trace_paths([g.parents for g in before], [g.tokens for g in before], beams, last)
+        paths = np.empty((len(last), length), np.int32)
+        paths[:, length - 1] = last
+        for place in range(length - 2, -1, -1):
+            generation = self._generations[place]
+            paths[:, place] = generation.tokens.take(beams)
+            if place:
+                beams = generation.parents.take(beams)
+        return paths
 
     def logprobs_of(self, ended: Finished) -> list[TokenLogprob]:
         """Of its tokens; ranks are not known."""

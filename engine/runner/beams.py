@@ -73,21 +73,27 @@ def unpack(
     bad: npt.NDArray[np.uint8],
 ) -> tuple[BeamCandidates, ...]:
     """The candidates of each group from arrays of [G, K] in a row, which are padded with token -1; `bad` is [R]."""
-    first, num = specs[0].first_sample, len(specs)
+    first = specs[0].first_sample
     any_bad = b"\1" in bad.tobytes()
-    tables = [part[: num * columns].reshape(num, columns) for part in (score, row, token, logprob)]
-    # A narrower group than others, or one that ran out of candidates.
-    any_short = bool((tables[2][:, -1] < 0).any())
     parts = []
-    for spec, scores, rows, tokens, logprobs in zip(specs, *tables, strict=True):
-        if any_short and tokens[-1] < 0:
-            found = int(np.count_nonzero(tokens >= 0))
-            scores, rows, tokens, logprobs = scores[:found], rows[:found], tokens[:found], logprobs[:found]
+    for begin, spec in zip(range(0, len(specs) * columns, columns), specs, strict=True):
+        end = begin + columns
+        if token[end - 1] < 0:  # a narrower group than others, or one that ran out of candidates
+            end = begin + int(np.count_nonzero(token[begin:end] >= 0))
         spoilt = False
         if any_bad:
             beams = slice(spec.first_sample - first, spec.first_sample - first + len(spec.scores))
             spoilt = bool(bad[beams].any())
-        parts.append(BeamCandidates(scores=scores, rows=rows, tokens=tokens, logprobs=logprobs, bad=spoilt))
+        of_group = slice(begin, end)
+        parts.append(
+            BeamCandidates(
+                scores=score[of_group],
+                rows=row[of_group],
+                tokens=token[of_group],
+                logprobs=logprob[of_group],
+                bad=spoilt,
+            )
+        )
     return tuple(parts)
 
 
