@@ -1,5 +1,6 @@
 """The C++ core. Addresses are data pointers as integers, 0 for null; dtypes are the codes of csrc/core/dtype.h."""
 
+from .answers import *
 from .cache import *
 from .constraints import *
 from .core import *

@@ -38,7 +38,7 @@ from bequest.engine.state.record import Holding, Record, count_by_strip
 from bequest.engine.state.step import EncoderWish, Stretch
 from bequest.engine.types import NO_ROW, BeamSpec, ChoiceEntry, IntArray, LogprobArrays, Matcher, Request, StepResult
 from bequest.engine.types.adapter import NO_ADAPTER
-from bequest.engine.types.delta import ChoiceDelta, Sink
+from bequest.engine.types.delta import Choices, Sink
 
 Copies = list[tuple[int, int]] | IntArray  # (source, destination) blocks, of the latter [C, 2]
 
@@ -305,7 +305,7 @@ class Kind(Work):
         """Whether a choice of a finished group ended for its length."""
         return any(s.output.finish_reason == "length" for s in self.group.sequences)
 
-    def take_deltas(self, first: bool) -> tuple[ChoiceDelta, ...]:
+    def take_deltas(self, first: bool) -> Choices:
         """What its choices have to deliver now."""
         sequences = self.group.sequences
         if len(sequences) == 1:

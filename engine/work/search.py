@@ -32,7 +32,7 @@ from bequest.engine.types import (
     BeamParams,
     BeamSpec,
     CatalogueSpec,
-    ChoiceDelta,
+    Choices,
     LogprobArrays,
     ModelInfo,
     Request,
@@ -386,7 +386,7 @@ class Search(Kind):
     def cut_short(self) -> bool:
         return super().cut_short if self.answer is None else self.answer.cut_short
 
-    def take_deltas(self, first: bool) -> tuple[ChoiceDelta, ...]:
+    def take_deltas(self, first: bool) -> Choices:
         if self.answer is None:
             return super().take_deltas(first)
         return self.answer.deltas(self.group.sequences[0].output)
