@@ -159,7 +159,7 @@ class Simulation:
         self.now += self._host.step + self._host.token * len(before)
         for sequence, last in before.items():
             figures = self.figures[sequence.group.request.tenant]
-            if sequence.output.last_token_at == now:
+            if sequence.last_token_at == now:
                 if last:
                     figures.between.append(now - last)
                 else:
