@@ -20,18 +20,14 @@ namespace {
 
 // Those that need one token, those that need more, and those that are not plain, whose work has to be asked.
 py::tuple ready_streams(const py::dict& running) {
-  std::vector<PyObject*> keys;
-  keys.reserve(running.size());
-  Py_ssize_t place = 0;
-  for (PyObject* key; PyDict_Next(running.ptr(), &place, &key, nullptr);) keys.push_back(key);
-  const Sequences all(keys.data(), static_cast<ssize_t>(keys.size()));
   py::list decoding, prefilling, others;
-  for (ssize_t i = 0; i < all.size(); ++i) {
-    const auto [sequence, progress] = all[i];
+  Py_ssize_t place = 0;
+  for (PyObject* sequence; PyDict_Next(running.ptr(), &place, &sequence, nullptr);) {
+    const Progress& progress = progress_of(sequence);
     if (!progress.plain) {
-      others.append(sequence);
+      others.append(py::handle(sequence));
     } else if (const int64_t num = progress.num_ready(); num > 0) {
-      (num == 1 ? decoding : prefilling).append(sequence);
+      (num == 1 ? decoding : prefilling).append(py::handle(sequence));
     }
   }
   return py::make_tuple(decoding, prefilling, others);

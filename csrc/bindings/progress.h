@@ -53,42 +53,19 @@ inline bool is_set(const PyObject* member) { return member != nullptr && member 
 // Throws TypeError for anything else.
 Progress& progress_of(pybind11::handle sequence);
 
-// Sequences, one after the other. Between two steps the kernel has sent hundreds of
-// packets, and none of them is in a near cache: so they are asked for a few ahead.
+// Sequences of a list or a tuple. REQUIRES: it outlives this and does not change
 class Sequences {
  public:
-  // Of a list or a tuple. REQUIRES: it outlives this and does not change
   explicit Sequences(pybind11::handle container)
-      : Sequences(PySequence_Fast_ITEMS(container.ptr()), PySequence_Fast_GET_SIZE(container.ptr())) {}
-  // Borrowed.
-  Sequences(PyObject* const* items, ssize_t size) : items_(items), size_(size) {
-    for (ssize_t i = 0; i < kAhead; ++i) ask_for(i);
-  }
+      : items_(PySequence_Fast_ITEMS(container.ptr())), size_(PySequence_Fast_GET_SIZE(container.ptr())) {}
 
   ssize_t size() const { return size_; }
 
   std::pair<pybind11::handle, Progress&> operator[](ssize_t i) const {
-    ask_for(i + kAhead);
-    ask_for_parts(i + kAhead / 2);
     return {items_[i], progress_of(items_[i])};
   }
 
  private:
-  static constexpr ssize_t kAhead = 8, kLine = 64;
-
-  void ask_for(ssize_t i) const {
-    if (i >= size_) return;
-    const char* const bytes = reinterpret_cast<const char*>(items_[i]);
-    for (size_t line = 0; line < sizeof(Progress); line += kLine) __builtin_prefetch(bytes + line);
-  }
-
-  void ask_for_parts(ssize_t i) const {
-    if (i >= size_) return;
-    const Progress& progress = progress_of(items_[i]);
-    __builtin_prefetch(progress.tokens);
-    __builtin_prefetch(progress.table);
-  }
-
   PyObject* const* items_;
   ssize_t size_;
 };
