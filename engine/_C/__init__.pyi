@@ -9,6 +9,7 @@ from .experts import *
 from .model import *
 from .ops import *
 from .outlets import *
+from .progress import *
 from .sampling import *
 from .structs import *
 from .tensors import *
