@@ -38,7 +38,7 @@ from bequest.engine.state.record import Holding, Record, count_by_strip
 from bequest.engine.state.step import EncoderWish, Stretch
 from bequest.engine.types import BeamSpec, ChoiceEntry, IntArray, LogprobArrays, Request, StepResult
 from bequest.engine.types.adapter import NO_ADAPTER
-from bequest.engine.types.delta import Choices, Sink
+from bequest.engine.types.delta import ChoiceDelta, Choices, Sink
 
 Copies = list[tuple[int, int]] | IntArray  # (source, destination) blocks, of the latter [C, 2]
 

@@ -83,8 +83,8 @@ def _expert(name: str) -> tuple[str, int, str]:
 
 
 def fp8(rows: int | None, columns: int | None, scale_name: str = "weight_scale", *, extra: str = "") -> Any:
-    """With one scale for so many rows and columns each; None: for all. `extra`: what the scale of activations is called,
-    if there is one."""
+    """With one scale for so many rows and columns each; None: for all. `extra`: the name of a scale of activations, if
+    there is one."""
 
     def store(matrix: Tensor) -> Stored:
         down, across = rows or matrix.shape[0], columns or matrix.shape[1]
