@@ -48,7 +48,8 @@ PyObject* make(PyTypeObject* type, PyObject*, PyObject*) {
   return self;
 }
 
-// Objects of a heap type hold it.
+// The collector does not look into these members: none of them knows of a sequence, so no cycle leads through
+// them. Objects of a heap type hold it.
 void destroy(PyObject* self) {
   PyTypeObject* const type = Py_TYPE(self);
   auto& p = *reinterpret_cast<Progress*>(self);
