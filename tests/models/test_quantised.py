@@ -31,7 +31,8 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 BLOCKS = FP8 | {"weight_block_size": [48, 40]}  # which leave a shorter block at the end
 
 TOOLS = {
-    "fp8-tensor": tiny.Tool(
+    "fp8-tensor": tiny.Tool(FP8 | {"activation_scheme": "static"}, tiny.fp8(None, None, extra="input_scale")),
+    "fp8-transformers": tiny.Tool(
         FP8 | {"activation_scheme": "static"}, tiny.fp8(None, None, "weight_scale_inv", extra="activation_scale")
     ),
     "fp8-blocks": tiny.Tool(BLOCKS, tiny.fp8(48, 40, "weight_scale_inv")),
