@@ -27,6 +27,7 @@ torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 MOST_STREAMED_ROWS = 4  # csrc/ops/cuda/skinny_linear.h
 _CODES_UNIT = 512  # of K, the same
+_MOST_GATED = 32768  # csrc/ops/cuda/activation.h: columns that are gated and rounded at once
 _BF16 = torch.bfloat16
 _BF16_CODE, _FP8_CODE = 1, 2  # csrc/core/dtype.h
 _STORE, _ADD, _GATE = range(3)  # SkinnyResult
@@ -116,7 +117,8 @@ def _is_tiled(x: Float8Rows, weight: Tensor) -> bool:
     return cuda_tiles.is_tile_product(x.shape[0], outputs, depth, TileFormat.FLOAT8_ROWS)
 
 
-def _float8_like(x: Tensor) -> Float8Rows:
+def float8_like(x: Tensor) -> Float8Rows:
+    """Memory for x [T, K], rounded."""
     codes = torch.empty(x.shape, dtype=FP8, device=x.device)
     return Float8Rows(codes, torch.empty(len(x), dtype=torch.float32, device=x.device))
 
@@ -124,7 +126,7 @@ def _float8_like(x: Tensor) -> Float8Rows:
 def float8_rows(x: Tensor) -> Float8Rows:
     """x [T, K], rounded."""
     num_tokens, depth = x.shape
-    to = _float8_like(x)
+    to = float8_like(x)
     if num_tokens > 0:
         rows = (cuda.address_of(x, _BF16, num_tokens, depth), num_tokens, depth, _BF16_CODE)
         _C.cuda_float8_rows(rows, to.codes.data_ptr(), to.scales.data_ptr(), current_stream())
@@ -134,7 +136,7 @@ def float8_rows(x: Tensor) -> Float8Rows:
 def normed_float8_rows(x: Tensor, norm: RowNorm, residual: Tensor | None) -> Float8Rows:
     """norm(x [T, K]), rounded, in one launch; with a residual as `cuda.rms_norm`."""
     num_tokens, depth = x.shape
-    to = _float8_like(x)
+    to = float8_like(x)
     _C.cuda_rms_norm_float8(
         (cuda.address_of(x, _BF16, num_tokens, depth), num_tokens, depth, _BF16_CODE),
         (cuda.address_of(norm.weight, _BF16, depth), norm.eps, norm.offset),
@@ -143,6 +145,19 @@ def normed_float8_rows(x: Tensor, norm: RowNorm, residual: Tensor | None) -> Flo
         tap_arguments(norm.tap, num_tokens, depth, _BF16),
         current_stream(),
     )
+    return to
+
+
+def gated_float8_rows(gate_up: Tensor, activation: str) -> Float8Rows:
+    """f(gate) * up of gate_up [T, 2 K], rounded, in one launch unless a row is too long for it."""
+    num_tokens, doubled = gate_up.shape
+    depth = doubled // 2
+    if depth > _MOST_GATED:
+        return float8_rows(cuda.gated_activation(gate_up, activation))
+    to = float8_like(gate_up[:, :depth])
+    rows = (cuda.address_of(gate_up, _BF16, num_tokens, doubled), num_tokens, doubled, _BF16_CODE)
+    codes = (to.codes.data_ptr(), to.scales.data_ptr())
+    _C.cuda_gated_activation(rows, 0, codes, ACTIVATION_CODES[activation], current_stream())
     return to
 
 
