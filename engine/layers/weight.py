@@ -69,6 +69,15 @@ class Weight(Table):
         """[T, K] → [T, N / 2]: the activation of the product's first half times its second one."""
         return self.ops.gated_activation(self(x), activation)
 
+    def gates_apart(self, stream: Stream) -> bool:
+        """Whether `gated` of rows of the stream is a product, and then the activation: the weight behind it may take
+        that in (`gate_to`)."""
+        return False
+
+    def gate_to(self, stream: Stream, gate_up: Tensor, activation: Activation) -> None:
+        """The stream [T, N] gets the product of what is gated: gate_up [T, 2 K]."""
+        self.add_to(stream, self.ops.gated_activation(gate_up, activation))
+
     def normed(self, stream: Stream, norm: Norm, tap: LayerTap | None = None) -> Tensor:
         """The product of the normed stream, [T, N]. The tap sees the stream."""
         return self(stream.normed(norm, tap))
@@ -80,15 +89,6 @@ class Weight(Table):
     def add_to(self, stream: Stream, x: Tensor) -> None:
         """The stream [T, N] gets the product of x [T, K]."""
         stream.add(self(x))
-
-    def gates_apart(self, stream: Stream) -> bool:
-        """Whether `gated` of rows of the stream is a product, and then the activation: the weight behind it may take
-        that in (`gate_to`)."""
-        return False
-
-    def gate_to(self, stream: Stream, gate_up: Tensor, activation: Activation) -> None:
-        """The stream [T, N] gets the product of what is gated: gate_up [T, 2 K]."""
-        self.add_to(stream, self.ops.gated_activation(gate_up, activation))
 
     def can_add(self, x: Tensor) -> bool:
         """Whether `add_product` takes no longer than the product of x [T, K] alone."""

@@ -52,6 +52,18 @@ class DenseWeight(Weight):
             return cuda_linear.gated_linear(x, self.matrix, self.bias, activation, None, self.scales)
         return super().gated(x, activation)
 
+    def gates_apart(self, stream: Stream) -> bool:
+        return not cuda_linear.is_fused(stream.total, self.matrix)
+
+    def gate_to(self, stream: Stream, gate_up: Tensor, activation: Activation) -> None:
+        """Where the product takes rows in float8 and is not our own, the activation rounds them."""
+        if cuda_linear.is_rounded(gate_up, self.matrix) and not cuda_linear.is_fused(gate_up, self.matrix):
+            assert self.scales is not None
+            rows = cuda_linear.gated_float8_rows(gate_up, activation)
+            stream.add(cuda_linear.rounded_linear(rows, self.matrix, self.bias, self.scales))
+        else:
+            super().gate_to(stream, gate_up, activation)
+
     def normed(self, stream: Stream, norm: Norm, tap: LayerTap | None = None) -> Tensor:
         if self._takes_norm(stream, norm):
             return cuda_linear.normed_linear(stream.total, row_norm(norm, tap), self.matrix, self.bias, self.scales)
@@ -84,18 +96,6 @@ class DenseWeight(Weight):
             cuda_linear.linear_into(x, self.matrix, self.bias, stream.state(), self.scales)
         else:
             super().add_to(stream, x)
-
-    def gates_apart(self, stream: Stream) -> bool:
-        return not cuda_linear.is_fused(stream.total, self.matrix)
-
-    def gate_to(self, stream: Stream, gate_up: Tensor, activation: Activation) -> None:
-        """Where the product takes rows in float8 and is not our own, the activation rounds them."""
-        if cuda_linear.is_rounded(gate_up, self.matrix) and not cuda_linear.is_fused(gate_up, self.matrix):
-            assert self.scales is not None
-            rows = cuda_linear.gated_float8_rows(gate_up, activation)
-            stream.add(cuda_linear.rounded_linear(rows, self.matrix, self.bias, self.scales))
-        else:
-            super().gate_to(stream, gate_up, activation)
 
     def can_add(self, x: Tensor) -> bool:
         if cuda_linear.is_fused(x, self.matrix):
