@@ -19,7 +19,7 @@ struct Float8RowsParams {
   int64_t width;  // K
 };
 
-// A row depends on the row alone. REQUIRES: 8 divides K.
+// A row depends on the row alone. Throws on K > 65536. REQUIRES: 8 divides K.
 void float8_rows(const Float8RowsParams& p, Stream stream);
 
 }  // namespace bequest::cuda
