@@ -13,6 +13,7 @@ from bequest.engine import _C
 from bequest.engine.backends.cuda.uploads import Uploads
 from bequest.engine.kernels import cuda as ops
 from bequest.engine.kernels.hidden_tap import HiddenTap, LayerTap
+from bequest.engine.kernels.kv_format import FP8
 
 pytestmark = pytest.mark.gpu
 
@@ -250,6 +251,29 @@ def test_prepare_qkv(
     untouched = torch.ones(num_blocks * block_size, dtype=torch.bool, device=DEVICE)
     untouched[slots[stored]] = False
     assert (keys_values[untouched] == CANARY).all() and (cache[:, [0, 2]] == CANARY).all()
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, FP8], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256, 512])
+@pytest.mark.parametrize("heads,kv_heads", [(32, 8), (5, 1)])
+def test_many_tokens_have_the_bits_of_few(heads: int, kv_heads: int, head_dim: int, stored: torch.dtype) -> None:
+    """Without norms heads of many tokens are turned by a kernel of their own."""
+    num_tokens = 300
+    qkv = randn(num_tokens, (heads + 2 * kv_heads) * head_dim, dtype=torch.bfloat16)
+    slots = torch.randperm(320, generator=torch.Generator().manual_seed(3))[:num_tokens].to(DEVICE)
+    slots[::7] = -1
+    positions = torch.randint(0, 100, (num_tokens,), dtype=torch.int32, device=DEVICE)
+    cos_sin = randn(100, head_dim)
+
+    def prepared(size: int) -> tuple[Tensor, Tensor]:
+        rows, cache = qkv.clone(), torch.zeros(20, 2, 2, kv_heads, 16, head_dim, device=DEVICE).to(stored)
+        for i in range(0, num_tokens, size):
+            part = slice(i, i + size)
+            ops.prepare_qkv(rows[part], heads, cache, 1, slots[part], positions[part], cos_sin)
+        return rows.view(torch.int16), cache.view(torch.uint8)
+
+    for found, expected in zip(prepared(num_tokens), prepared(100), strict=True):
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -118,6 +118,24 @@ __device__ __forceinline__ void rotate(const Angles<E>& angles, int half, bool h
   for (int i = 0; i < E; ++i) x[i] = x[i] * angles.cosine[i] + partner[i] * (angles.sign * angles.sine[i]);
 }
 
+template <int W>
+__device__ __forceinline__ void load_angles(const float* from, float (&to)[W]) {
+#pragma unroll
+  for (int i = 0; i < W; i += 4) load_constant<float, 4>(from + i, reinterpret_cast<float (&)[4]>(to[i]));
+}
+
+// The same of x, and of its partners y.
+template <int W>
+__device__ __forceinline__ void turn(const float (&cosine)[W], const float (&sine)[W], float (&x)[W],
+                                     float (&y)[W]) {
+#pragma unroll
+  for (int i = 0; i < W; ++i) {
+    const float turned = x[i] * cosine[i] + y[i] * -sine[i];
+    y[i] = y[i] * cosine[i] + x[i] * sine[i];
+    x[i] = turned;
+  }
+}
+
 // Where a head is read.
 template <class T>
 __device__ __forceinline__ T* source_of(const QkvParams& p, int64_t token, const Head& head) {
@@ -136,19 +154,28 @@ __device__ __forceinline__ int64_t first_key(const QkvParams& p, int64_t slot) {
   return block * p.layout.block_stride() + p.layout.keys(p.layer, 0) + offset * p.head_dim;
 }
 
-// A key or value head to its place in the cache; `key` is that of the token's head 0.
+// Where the cache has a key or value head; `key` is that of the token's head 0.
+template <class C>
+__device__ __forceinline__ C* cached(const QkvParams& p, const Head& head, int64_t key) {
+  C* const to = static_cast<C*>(p.kv_cache) + key + p.layout.keys(0, head.index);
+  return head.kind == HeadKind::kValue ? to + p.layout.values_after_keys() : to;
+}
+
+template <class C, int W>
+__device__ __forceinline__ void scale_for_cache(const QkvParams& p, const Head& head, float (&x)[W]) {
+  if constexpr (std::is_same_v<C, Float8>) {
+    const float factor = head.kind == HeadKind::kValue ? p.value_factor : p.key_factor;
+#pragma unroll
+    for (int i = 0; i < W; ++i) x[i] *= factor;
+  }
+}
+
+// A key or value head to its place in the cache.
 template <class C, int E, bool kFull>
 __device__ __forceinline__ void store_cached(const QkvParams& p, const Head& head, int64_t key, int lane,
                                              float (&x)[E]) {
-  const bool is_value = head.kind == HeadKind::kValue;
-  C* to = static_cast<C*>(p.kv_cache) + key + p.layout.keys(0, head.index);
-  if (is_value) to += p.layout.values_after_keys();
-  if constexpr (std::is_same_v<C, Float8>) {
-    const float factor = is_value ? p.value_factor : p.key_factor;
-#pragma unroll
-    for (int i = 0; i < E; ++i) x[i] *= factor;
-  }
-  store_head<C, E, kFull>(to, lane, p.head_dim, x);
+  scale_for_cache<C>(p, head, x);
+  store_head<C, E, kFull>(cached<C>(p, head, key), lane, p.head_dim, x);
 }
 
 }  // namespace bequest::cuda

@@ -10,6 +10,8 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kMaxHeadDim = 512;
+constexpr int kTurnThreads = 192;
+constexpr int64_t kManyTokens = 128;
 
 // A warp has kHeads consecutive heads of a token, all of them loaded before the first is worked on. The cache
 // is of type C.
@@ -63,52 +65,78 @@ __global__ void prepare_qkv_kernel(const QkvParams p) {
   }
 }
 
-// Rotation alone, of heads of any size: a thread has W elements of the first half of a head and those that
-// they turn with. Lanes that a head of 80, say, leaves idle above are none here.
-template <class T, int W>
-__global__ void rotate_kernel(const QkvParams p) {
+// Rotation of whole heads without a norm, of any size: a thread has W elements of the first half of a head
+// and those that they turn with, so nothing crosses lanes, and the same part of kHeads heads, whose angles
+// are loaded once.
+template <class T, class C, int W, int kHeads>
+__global__ void __launch_bounds__(kTurnThreads) turn_kernel(const QkvParams p) {
   let_next_start();
   const int half = static_cast<int>(p.head_dim) / 2;
   const int parts = half / W;
+  const int step = static_cast<int>(blockDim.x) / parts;  // heads of the block at once
+  const int at = static_cast<int>(threadIdx.x) % parts * W;
+  const int first = static_cast<int>(blockIdx.y) * step * kHeads + static_cast<int>(threadIdx.x) / parts;
+  const int end = static_cast<int>(p.q_heads + (p.kv_cache ? 2 : 1) * p.k_heads);
   const int64_t token = blockIdx.x;
-  const float* const cosines = p.cos_sin + p.positions[token] * p.rotary_dim;
-  const int count = static_cast<int>(p.q_heads + p.k_heads) * parts;
+  const int64_t slot = p.kv_cache ? p.slots[token] : -1;
+  const float* const angles = p.cos_sin + p.positions[token] * p.rotary_dim + at;
+  float cosine[W], sine[W];
+  load_angles<W>(angles, cosine);
+  load_angles<W>(angles + half, sine);
+  const int64_t key = slot >= 0 ? first_key(p, slot) : 0;
   wait_for_previous();
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
-    const int head = i / parts;
-    const int at = (i - head * parts) * W;
-    T* const x = source_of<T>(p, token, head_of(p, head)) + at;
-    float first[W], second[W];
-    load_vector<T, W>(x, first);
-    load_vector<T, W>(x + half, second);
+  Packed<T, W> low[kHeads], high[kHeads];
 #pragma unroll
-    for (int j = 0; j < W; ++j) {
-      const float cosine = __ldg(cosines + at + j), sine = __ldg(cosines + half + at + j);
-      const float turned = first[j] * cosine + second[j] * -sine;
-      second[j] = second[j] * cosine + first[j] * sine;
-      first[j] = turned;
+  for (int h = 0; h < kHeads; ++h)
+    if (first + h * step < end) {
+      const T* const from = source_of<T>(p, token, head_of(p, first + h * step)) + at;
+      low[h] = load_packed<T, W>(from);
+      high[h] = load_packed<T, W>(from + half);
     }
-    store_vector<T, W>(x, first);
-    store_vector<T, W>(x + half, second);
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    if (first + h * step >= end) return;
+    const Head head = head_of(p, first + h * step);
+    const bool is_stored = p.kv_cache && head.kind != HeadKind::kQuery;
+    if (is_stored && slot < 0) return;  // keys and values come last
+    float x[W], y[W];
+    unpack<T, W>(low[h], x);
+    unpack<T, W>(high[h], y);
+    if (head.kind != HeadKind::kValue) turn<W>(cosine, sine, x, y);
+    if (is_stored) {
+      C* const to = cached<C>(p, head, key) + at;
+      scale_for_cache<C>(p, head, x);
+      scale_for_cache<C>(p, head, y);
+      store_vector<C, W>(to, x);
+      store_vector<C, W>(to + half, y);
+    } else {
+      T* const to = source_of<T>(p, token, head) + at;
+      store_vector<T, W>(to, x);
+      store_vector<T, W>(to + half, y);
+    }
   }
 }
 
 // Whether nothing is to be done but a rotation of whole heads, in vectors of W.
-template <class T, int W>
-bool only_rotates(const QkvParams& p) {
+template <class T, class C, int W>
+bool only_turns(const QkvParams& p) {
   constexpr size_t kBytes = W * sizeof(T);
-  return p.cos_sin && !p.q_weight && !p.kv_cache && p.rotary_dim == p.head_dim && p.head_dim % (2 * W) == 0 &&
-         is_aligned(p.q, kBytes) && is_aligned(p.k, kBytes) && p.q_stride % W == 0 && p.k_stride % W == 0;
+  return p.cos_sin && !p.q_weight && p.rotary_dim == p.head_dim && p.head_dim % (2 * W) == 0 &&
+         is_aligned(p.q, kBytes) && is_aligned(p.k, kBytes) && is_aligned(p.v, kBytes) &&
+         is_aligned(p.cos_sin, 16) && is_aligned(p.kv_cache, W * sizeof(C)) && p.q_stride % W == 0 &&
+         p.k_stride % W == 0 && p.v_stride % W == 0;
 }
 
-template <class T, int W>
-void launch_rotation(const QkvParams& p, Stream stream) {
-  constexpr int64_t kMostThreads = 256;
-  const int64_t count = (p.q_heads + p.k_heads) * (p.head_dim / (2 * W));
-  const auto threads = static_cast<unsigned>(std::min(kMostThreads, round_up(count, kWarp)));
-  const LaunchShape shape{
-      .grid = static_cast<unsigned>(p.num_tokens), .block = threads, .overlaps_previous = true};
-  launch(rotate_kernel<T, W>, shape, stream, p);
+template <class T, class C, int W>
+void launch_turns(const QkvParams& p, Stream stream) {
+  constexpr int kHeads = 2;
+  const int64_t parts = p.head_dim / (2 * W), step = kTurnThreads / parts;
+  const int64_t num_heads = p.q_heads + (p.kv_cache ? 2 : 1) * p.k_heads;
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(p.num_tokens),
+                                       static_cast<unsigned>(ceil_div(num_heads, step * kHeads))),
+                          .block = static_cast<unsigned>(step * parts),
+                          .overlaps_previous = true};
+  launch(turn_kernel<T, C, W, kHeads>, shape, stream, p);
 }
 
 template <class T, class C, int E, int kHeads>
@@ -131,13 +159,16 @@ void launch_heads(const QkvParams& p, Stream stream) {
 // same.
 template <class T, class C, int E>
 void launch_elements(const QkvParams& p, Stream stream) {
-  constexpr int64_t kManyTokens = 128;
   if (p.num_tokens < kManyTokens) return launch_heads<T, C, E, 1>(p, stream);
   launch_heads<T, C, E, 4>(p, stream);
 }
 
 template <class T, class C>
 void launch_head_dim(const QkvParams& p, Stream stream) {
+  constexpr int kWide = kVectorWidth<T>;
+  const bool leaves_lanes_idle = p.head_dim % kWarp != 0 && !p.kv_cache;
+  if ((leaves_lanes_idle || p.num_tokens >= kManyTokens) && only_turns<T, C, kWide>(p))
+    return launch_turns<T, C, kWide>(p, stream);
   if (p.head_dim <= 32) return launch_elements<T, C, 1>(p, stream);
   if (p.head_dim <= 64) return launch_elements<T, C, 2>(p, stream);
   if (p.head_dim <= 128) return launch_elements<T, C, 4>(p, stream);
@@ -160,8 +191,6 @@ void prepare_qkv(const QkvParams& p, Stream stream) {
   check(p.layout.num_slots() <= INT32_MAX, "prepare_qkv: more slots than 32 bits count");
   if (p.num_tokens == 0 || p.q_heads + p.k_heads == 0) return;
   dispatch(p.dtype, [&]<class T>() {
-    constexpr int kWide = kVectorWidth<T>;
-    if (p.head_dim % kWarp != 0 && only_rotates<T, kWide>(p)) return launch_rotation<T, kWide>(p, stream);
     if (p.kv_cache && p.kv_dtype == DType::kF8E4M3) return launch_head_dim<T, Float8>(p, stream);
     launch_head_dim<T, T>(p, stream);
   });
