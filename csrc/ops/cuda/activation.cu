@@ -28,22 +28,23 @@ __global__ void gated_kernel(const T* gate_up, T* out, int64_t intermediate) {
   store_vector<T, W>(out + blockIdx.x * intermediate + i, a);
 }
 
-constexpr int kMostRowThreads = 512;
+constexpr int kMostRowThreads = 1024;
 
-// N vectors of gate and of up per thread, all of them asked for before the first is used.
+// N vectors of gate and of up per thread, all of them asked for before the first is used. Rows begin with the
+// last one, which the product ahead has written last and the L2 still has.
 template <int N, Activation kActivation>
-__global__ void __launch_bounds__(kMostRowThreads)
+__global__ void __launch_bounds__(kMostRowThreads, 4 / N)
     gated_float8_kernel(const BFloat16* gate_up, const Float8Rows to, int64_t intermediate) {
   constexpr int W = kVectorWidth<BFloat16>;
   __shared__ float shared[kMostRowThreads / kWarp];
   let_next_start();
-  const RowPlace<W, N, false> place(intermediate);
+  const RowPlace<W, N, false> place(intermediate, gridDim.x - 1 - blockIdx.x);
   const BFloat16* const gate = gate_up + place.row() * 2 * intermediate;
   wait_for_previous();
   Packed<BFloat16, W> row[N], up[N];
   place.for_each_vector([&](int n, int at) {
-    row[n] = load_packed<BFloat16, W>(gate + at);
-    up[n] = load_packed<BFloat16, W>(gate + intermediate + at);
+    row[n] = load_packed_last<BFloat16, W>(gate + at);
+    up[n] = load_packed_last<BFloat16, W>(gate + intermediate + at);
   });
   place.for_each_vector([&](int n, int) {
     float a[W], b[W];
@@ -115,8 +116,8 @@ void gated_codes(const GatedParams& p, Stream stream) {
             is_aligned(p.codes.codes, 8),
         "gated_activation: codes are of aligned rows in bfloat16");
   check(p.intermediate <= kMostGatedCodes, "gated_activation: the rows are too long");
-  if (p.intermediate <= 4 * W * kMostRowThreads) return launch_float8<4>(p, stream);
-  launch_float8<8>(p, stream);
+  if (p.intermediate <= 2 * W * kMostRowThreads) return launch_float8<2>(p, stream);
+  launch_float8<4>(p, stream);
 }
 
 template <class T, int W>

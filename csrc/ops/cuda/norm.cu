@@ -27,30 +27,47 @@ __host__ __device__ __forceinline__ int64_t row_stride(const LayerNormParams& p)
 template <class Params, class T, int W>
 inline constexpr bool kMakesCodes = !kCentres<Params> && std::is_same_v<T, BFloat16> && W > 1;
 
+// The row as it is here, if its token asked for it. When the row has been asked for: the tap is in memory,
+// too.
 template <class Params, class T, int W, int N, bool kWarpPerRow>
-__global__ void norm_kernel(const Params p) {
+__device__ __forceinline__ void tap(const RowPlace<W, N, kWarpPerRow>& place, const Params& p,
+                                    const Packed<T, W> (&row)[N]) {
+  T* const to = tap_row<T>(p.tap, place.row(), p.hidden);
+  if (to != nullptr) place.for_each_vector([&](int n, int at) { store_packed<T, W>(to + at, row[n]); });
+}
+
+template <int W, int N, bool kWarpPerRow>
+inline constexpr int kMostThreads = kWarpPerRow       ? kRowWarpsPerBlock * kWarp
+                                    : W == 1 && N > 2 ? kNormMaxThreads
+                                                      : 512;
+// Of two vectors per thread as many rows are on the chip as 40 registers allow.
+template <int N, bool kWarpPerRow>
+inline constexpr int kLeastBlocks = N == 2 && !kWarpPerRow ? 3 : 1;
+
+template <class Params, class T, int W, int N, bool kWarpPerRow>
+__global__ void __launch_bounds__(kMostThreads<W, N, kWarpPerRow>, kLeastBlocks<N, kWarpPerRow>)
+    norm_kernel(const Params p) {
   constexpr bool kCentred = kCentres<Params>;
   __shared__ float shared[2][kNormMaxThreads / kWarp];
   let_next_start();
-  wait_for_previous();
   const RowPlace<W, N, kWarpPerRow> place(p.hidden);
   const int64_t at_row = place.row();
-  if (kWarpPerRow && at_row >= p.num_tokens) return;
+  if (kWarpPerRow && at_row >= p.num_tokens) return wait_for_previous();
   const T* const weights = static_cast<const T*>(p.weight);
 
-  // All loads before the first store: the compiler cannot tell that the residual and x are apart.
-  Packed<T, W> row[N], added[N], weight[N];
+  const T* const x = static_cast<const T*>(p.x) + at_row * row_stride(p);
   T* const residual = static_cast<T*>(p.residual) + at_row * p.hidden;
-  load_row(place, static_cast<const T*>(p.x) + at_row * row_stride(p), row);
-  if (p.residual != nullptr) load_row(place, residual, added);
-  // The weight is asked for now too, so that its latency is not added to the reduction's. With a bias beside
-  // it there would be too few registers.
+
+  Packed<T, W> row[N], added[N], weight[N];
+  // No kernel in flight writes the weight. With a bias beside it there would be too few registers.
   if constexpr (!kCentred)
     place.for_each_vector([&](int n, int at) { weight[n] = load_packed_constant<T, W>(weights + at); });
-  T* tapped = tap_row<T>(p.tap, at_row, p.hidden);
+  wait_for_previous();
+  // All loads before the first store: the compiler cannot tell that the residual and x are apart.
+  load_row(place, x, row);
+  if (p.residual != nullptr) load_row(place, residual, added);
   if (p.residual != nullptr) add_residual(place, added, residual, row);
-  if (tapped != nullptr && !p.tap.store_output)
-    place.for_each_vector([&](int n, int at) { store_packed<T, W>(tapped + at, row[n]); });
+  if (!p.tap.store_output) tap(place, p, row);
 
   const auto hidden = static_cast<float>(p.hidden);
   float mean = 0;
@@ -76,9 +93,9 @@ __global__ void norm_kernel(const Params p) {
       if constexpr (kCentred) values[i] += bias[i];
     }
     row[n] = pack<T, W>(values);
-    if (tapped != nullptr && p.tap.store_output) store_packed<T, W>(tapped + at, row[n]);
     if (p.out != nullptr) store_packed<T, W>(out + at, row[n]);
   });
+  if (p.tap.store_output) tap(place, p, row);
   if constexpr (kMakesCodes<Params, T, W>)
     if (p.codes.codes != nullptr) store_float8(place, p.codes, p.hidden, row, shared[1]);
 }

@@ -12,7 +12,8 @@ inline constexpr int kRowWarpsPerBlock = 4;  // where a warp has a row
 template <int W, int N, bool kWarpPerRow>
 class RowPlace {
  public:
-  __device__ explicit RowPlace(int64_t width) : num_vectors_(static_cast<int>(width / W)) {}
+  __device__ explicit RowPlace(int64_t width) : RowPlace(width, row_of_block()) {}
+  __device__ RowPlace(int64_t width, int64_t row) : row_(row), num_vectors_(static_cast<int>(width / W)) {}
 
   __device__ int64_t row() const { return row_; }
   __device__ bool is_first() const { return first_ == 0; }  // of the row's threads
@@ -36,8 +37,11 @@ class RowPlace {
   }
 
  private:
-  const int64_t row_ =
-      kWarpPerRow ? int64_t{blockIdx.x} * kRowWarpsPerBlock + threadIdx.x / kWarp : blockIdx.x;
+  __device__ static int64_t row_of_block() {
+    return kWarpPerRow ? int64_t{blockIdx.x} * kRowWarpsPerBlock + threadIdx.x / kWarp : blockIdx.x;
+  }
+
+  const int64_t row_;
   const int first_ = kWarpPerRow ? threadIdx.x % kWarp : threadIdx.x;
   const int step_ = kWarpPerRow ? kWarp : blockDim.x;
   const int num_vectors_;
