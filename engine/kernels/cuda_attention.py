@@ -298,6 +298,7 @@ def attend_token(
     norm: QkNorm | None = None,
     scales: KvScales = UNSCALED,
     sinks: Tensor | None = None,
+    query_scales: Tensor | None = None,
 ) -> Tensor:
     """`prepare_qkv` and `paged_attention` of a step's only token in one launch, [1, NQ, D]; qkv stays as it is.
 
@@ -312,7 +313,7 @@ def attend_token(
     out = torch.empty(1, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     preparation = (
         head_norm(norm, torch.bfloat16, head_dim),
-        rotation(positions, cos_sin, 1),
+        rotation(positions, cos_sin, 1, query_scales),
         address_of(slot_mapping, torch.int64, 1),
         (view.bound, layer, scales.key, scales.value),
     )

@@ -118,6 +118,12 @@ __device__ __forceinline__ void rotate(const Angles<E>& angles, int half, bool h
   for (int i = 0; i < E; ++i) x[i] = x[i] * angles.cosine[i] + partner[i] * (angles.sign * angles.sine[i]);
 }
 
+template <int E>
+__device__ __forceinline__ void scale_head(float scale, float (&x)[E]) {
+#pragma unroll
+  for (float& each : x) each *= scale;
+}
+
 // Where a head is read.
 template <class T>
 __device__ __forceinline__ T* source_of(const QkvParams& p, int64_t token, const Head& head) {

@@ -34,6 +34,7 @@ __global__ void prepare_qkv_kernel(const QkvParams p) {
   const bool whole = kFull && p.rotary_dim == p.head_dim;
   const Angles<E> angles(p, token, lane, whole);
   const int64_t key = slot >= 0 ? first_key(p, slot) : 0;
+  const float query_scale = p.query_scales ? __ldg(p.query_scales + p.positions[token]) : 1.0f;
 
   wait_for_previous();
   float x[kHeads][E];
@@ -56,6 +57,7 @@ __global__ void prepare_qkv_kernel(const QkvParams p) {
       }
       if (p.cos_sin) rotate<E>(angles, static_cast<int>(p.rotary_dim) / 2, whole, lane, staged[warp], x[h]);
     }
+    if (is_query && p.query_scales) scale_head(query_scale, x[h]);
     if (is_query || !p.kv_cache)
       store_head<T, E, kFull>(source_of<T>(p, token, head), lane, p.head_dim, x[h]);
     else
@@ -97,8 +99,9 @@ __global__ void rotate_kernel(const QkvParams p) {
 template <class T, int W>
 bool only_rotates(const QkvParams& p) {
   constexpr size_t kBytes = W * sizeof(T);
-  return p.cos_sin && !p.q_weight && !p.kv_cache && p.rotary_dim == p.head_dim && p.head_dim % (2 * W) == 0 &&
-         is_aligned(p.q, kBytes) && is_aligned(p.k, kBytes) && p.q_stride % W == 0 && p.k_stride % W == 0;
+  return p.cos_sin && !p.q_weight && !p.query_scales && !p.kv_cache && p.rotary_dim == p.head_dim &&
+         p.head_dim % (2 * W) == 0 && is_aligned(p.q, kBytes) && is_aligned(p.k, kBytes) &&
+         p.q_stride % W == 0 && p.k_stride % W == 0;
 }
 
 template <class T, int W>
