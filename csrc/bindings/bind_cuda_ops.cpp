@@ -134,12 +134,14 @@ void bind_values(py::module_& m) {
       py::arg("ids"), py::arg("weight"), py::arg("out"), py::arg("stream"));
   m.def(
       "cuda_gated_activation",
-      [](const Matrix& gate_up, Address out, int activation, Address stream) {
+      [](const Matrix& gate_up, Address out, const std::pair<Address, Address>& codes, int activation,
+         Address stream) {
+        const cuda::Float8Rows to{pointer<void>(codes.first), pointer<float>(codes.second)};
         cuda::gated_activation({gate_up.data, pointer<void>(out), gate_up.dtype, gate_up.rows,
-                                gate_up.columns / 2, Activation(activation)},
+                                gate_up.columns / 2, Activation(activation), to},
                                stream_of(stream));
       },
-      py::arg("gate_up"), py::arg("out"), py::arg("activation"), py::arg("stream"));
+      py::arg("gate_up"), py::arg("out"), py::arg("codes"), py::arg("activation"), py::arg("stream"));
   m.def(
       "cuda_activate",
       [](Address x, int dtype, int64_t count, int activation, Address stream) {

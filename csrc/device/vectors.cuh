@@ -51,9 +51,12 @@ template <> struct Access<4> { using Type = uint32_t; };
 template <> struct Access<2> { using Type = uint16_t; };
 // clang-format on
 
+}  // namespace detail
+
+// W elements as memory has them: a row that waits in registers takes half as many of them in bfloat16.
 template <class T, int W>
 union Packed {
-  using Raw = typename Access<sizeof(T) * W>::Type;
+  using Raw = typename detail::Access<sizeof(T) * W>::Type;
   static constexpr int kWords = sizeof(T) * W / 4 > 0 ? sizeof(T) * W / 4 : 1;
   Raw raw;
   uint32_t word[kWords];
@@ -73,7 +76,47 @@ __device__ __forceinline__ void unpack(const Packed<T, W>& packed, float (&x)[W]
   }
 }
 
-}  // namespace detail
+template <class T, int W>
+__device__ __forceinline__ Packed<T, W> pack(const float (&x)[W]) {
+  Packed<T, W> packed;
+  if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (int i = 0; i < W; ++i) packed.word[i] = __float_as_uint(x[i]);
+  } else if constexpr (W == 1) {
+    packed.word[0] = narrow<T>(x[0]).bits;
+  } else if constexpr (sizeof(T) == 1) {
+#pragma unroll
+    for (int i = 0; i < W; i += 2)
+      packed.pair[i / 2] = __nv_cvt_float2_to_fp8x2({x[i], x[i + 1]}, __NV_SATFINITE, __NV_E4M3);
+  } else {
+#pragma unroll
+    for (int i = 0; i < W; i += 2) {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(x[i], x[i + 1]);
+      packed.word[i / 2] = *reinterpret_cast<const uint32_t*>(&pair);
+    }
+  }
+  return packed;
+}
+
+template <class T, int W>
+__device__ __forceinline__ Packed<T, W> load_packed(const T* p) {
+  Packed<T, W> packed;
+  packed.raw = *reinterpret_cast<const typename Packed<T, W>::Raw*>(p);
+  return packed;
+}
+
+// The same for what no kernel in flight writes (weights).
+template <class T, int W>
+__device__ __forceinline__ Packed<T, W> load_packed_constant(const T* p) {
+  Packed<T, W> packed;
+  packed.raw = __ldg(reinterpret_cast<const typename Packed<T, W>::Raw*>(p));
+  return packed;
+}
+
+template <class T, int W>
+__device__ __forceinline__ void store_packed(T* p, const Packed<T, W>& packed) {
+  *reinterpret_cast<typename Packed<T, W>::Raw*>(p) = packed.raw;
+}
 
 // W elements as float32 in one access. REQUIRES: p is aligned to W elements; W elements are 2 to 16 bytes.
 template <class T, int W>
@@ -81,9 +124,7 @@ __device__ __forceinline__ void load_vector(const T* p, float (&x)[W]) {
   if constexpr (W == 1) {
     x[0] = widen(*p);
   } else {
-    detail::Packed<T, W> packed;
-    packed.raw = *reinterpret_cast<const typename detail::Packed<T, W>::Raw*>(p);
-    detail::unpack<T, W>(packed, x);
+    unpack<T, W>(load_packed<T, W>(p), x);
   }
 }
 
@@ -93,9 +134,7 @@ __device__ __forceinline__ void load_constant(const T* p, float (&x)[W]) {
   if constexpr (W == 1) {
     x[0] = widen(*p);
   } else {
-    detail::Packed<T, W> packed;
-    packed.raw = __ldg(reinterpret_cast<const typename detail::Packed<T, W>::Raw*>(p));
-    detail::unpack<T, W>(packed, x);
+    unpack<T, W>(load_packed_constant<T, W>(p), x);
   }
 }
 
@@ -104,22 +143,7 @@ __device__ __forceinline__ void store_vector(T* p, const float (&x)[W]) {
   if constexpr (W == 1) {
     *p = narrow<T>(x[0]);
   } else {
-    detail::Packed<T, W> packed;
-    if constexpr (sizeof(T) == 4) {
-#pragma unroll
-      for (int i = 0; i < W; ++i) packed.word[i] = __float_as_uint(x[i]);
-    } else if constexpr (sizeof(T) == 1) {
-#pragma unroll
-      for (int i = 0; i < W; i += 2)
-        packed.pair[i / 2] = __nv_cvt_float2_to_fp8x2({x[i], x[i + 1]}, __NV_SATFINITE, __NV_E4M3);
-    } else {
-#pragma unroll
-      for (int i = 0; i < W; i += 2) {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(x[i], x[i + 1]);
-        packed.word[i / 2] = *reinterpret_cast<const uint32_t*>(&pair);
-      }
-    }
-    *reinterpret_cast<typename detail::Packed<T, W>::Raw*>(p) = packed.raw;
+    store_packed<T, W>(p, pack<T, W>(x));
   }
 }
 

@@ -163,7 +163,7 @@ def gated_activation(gate_up: Tensor, activation: str, out: Tensor | None = None
     assert doubled % 2 == 0, doubled
     out = _result(out, gate_up, num_tokens, doubled // 2)
     rows = (address_of(gate_up, gate_up.dtype, num_tokens, doubled), num_tokens, doubled, DTYPE_CODES[gate_up.dtype])
-    _C.cuda_gated_activation(rows, out.data_ptr(), ACTIVATION_CODES[activation], _stream())
+    _C.cuda_gated_activation(rows, out.data_ptr(), (0, 0), ACTIVATION_CODES[activation], _stream())
     return out
 
 

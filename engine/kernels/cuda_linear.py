@@ -27,6 +27,7 @@ torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 MOST_STREAMED_ROWS = 4  # csrc/ops/cuda/skinny_linear.h
 _CODES_UNIT = 512  # of K, the same
+_MOST_GATED = 32768  # csrc/ops/cuda/activation.h: columns that are gated and rounded at once
 _BF16 = torch.bfloat16
 _BF16_CODE, _FP8_CODE = 1, 2  # csrc/core/dtype.h
 _STORE, _ADD, _GATE = range(3)  # SkinnyResult
@@ -149,6 +150,19 @@ def normed_float8_rows(x: Tensor, norm: RowNorm, residual: Tensor | None) -> Flo
         tap_arguments(norm.tap, num_tokens, depth, _BF16),
         current_stream(),
     )
+    return to
+
+
+def gated_float8_rows(gate_up: Tensor, activation: str) -> Float8Rows:
+    """f(gate) * up of gate_up [T, 2 K], rounded, in one launch unless a row is too long for it."""
+    num_tokens, doubled = gate_up.shape
+    depth = doubled // 2
+    if depth > _MOST_GATED:
+        return float8_rows(cuda.gated_activation(gate_up, activation))
+    to = float8_like(gate_up[:, :depth])
+    rows = (cuda.address_of(gate_up, _BF16, num_tokens, doubled), num_tokens, doubled, _BF16_CODE)
+    codes = (to.codes.data_ptr(), to.scales.data_ptr())
+    _C.cuda_gated_activation(rows, 0, codes, ACTIVATION_CODES[activation], current_stream())
     return to
 
 

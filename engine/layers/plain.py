@@ -95,9 +95,12 @@ def apply(sublayer: Sublayer, source: Source, stream: Stream, step: LayerStep, *
             gathered = ops.delta_net(source.product(adapted(mixer.rows, adapters)), rule, step)
             _add(sublayer, adapted(mixer.output, adapters), stream, gathered)
         case FeedForward():
-            inner = source.gated if mixer.gated else source.activated
-            result = inner(adapted(mixer.up, adapters), mixer.activation)
-            _add(sublayer, adapted(mixer.down, adapters), stream, result)
+            up, down = adapted(mixer.up, adapters), adapted(mixer.down, adapters)
+            if mixer.gated and up.gates_apart(stream) and _is_added_plainly(sublayer):
+                down.gate_to(stream, source.product(up), mixer.activation)
+            else:
+                inner = source.gated if mixer.gated else source.activated
+                _add(sublayer, down, stream, inner(up, mixer.activation))
         case Experts():
             rows = source.rows()
             _add_given(sublayer, stream, _of_experts(mixer, rows, rows, ops, adapters))

@@ -86,6 +86,15 @@ class Weight(Table):
         """The stream [T, N] gets the product of what queries gather (`Ops.attend`)."""
         self.add_to(stream, self.ops.attend(qkv, heads, step))
 
+    def gates_apart(self, stream: Stream) -> bool:
+        """Whether `gated` of rows of the stream is a product, and then the activation: the weight behind it may take
+        that in (`gate_to`)."""
+        return False
+
+    def gate_to(self, stream: Stream, gate_up: Tensor, activation: Activation) -> None:
+        """The stream [T, N] gets the product of what is gated: gate_up [T, 2 K]."""
+        self.add_to(stream, self.ops.gated_activation(gate_up, activation))
+
     def can_add(self, x: Tensor) -> bool:
         """Whether `add_product` takes no longer than the product of x [T, K] alone."""
         return False

@@ -17,7 +17,12 @@ from bequest.engine.kernels.cuda_chain import Head, Product, Tail
 from bequest.engine.kernels.cuda_linear import RowNorm
 from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.layers.parts import Norm
+from bequest.engine.layers.plain import apply
+from bequest.engine.layers.source import NormedStream
+from bequest.engine.layers.spec import FeedForward, Sublayer
+from bequest.engine.layers.step import LayerStep
 from bequest.engine.layers.stream import Stream
+from bequest.engine.layers.weight import Weight
 from tests.engine.direct import LLM
 from tests.engine.test_against_transformers import PARAMS, Judge, prompts
 from tests.gpu.test_engine import BF16_GAP, config
@@ -203,6 +208,61 @@ def test_products_of_normed_rows(outputs: int, depth: int, num_tokens: int) -> N
         assert torch.equal(one.state(), other.state())
         if outputs % 4 == 0:
             assert torch.equal(weight.normed_gated(one, norm, "silu"), weight.gated(other.normed(norm), "silu"))
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu", "clamped_swish"])
+@pytest.mark.parametrize("inner", [8, 264, 1024, 14336, 16392, 32768, 32776])
+@pytest.mark.parametrize("num_tokens", [0, 1, 140])
+def test_gates_that_round(inner: int, num_tokens: int, activation: str) -> None:
+    """The bits of an activation and of rounding its result, one behind the other; the last size in two launches."""
+    gate_up = randn(num_tokens, 2 * inner, dtype=BF16, seed=1, scale=4.0)
+    gate_up[num_tokens // 2 :][:1] = 0
+    gate_up[-1:, -1] = torch.nan
+    gate_up[-1:, 0] = torch.inf
+    expected = cuda_linear.float8_rows(cuda.gated_activation(gate_up, activation))
+    found = cuda_linear.gated_float8_rows(gate_up, activation)
+    assert torch.equal(found.codes.view(torch.uint8), expected.codes.view(torch.uint8))
+    assert torch.equal(found.scales.view(torch.int32), expected.scales.view(torch.int32))
+
+
+@pytest.mark.parametrize("in_float8", [(True, True), (True, False), (False, True)], ids=str)
+@pytest.mark.parametrize("num_tokens", [3, 40, 129, 300])
+def test_feed_forwards_that_round(
+    num_tokens: int, in_float8: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The activation rounds for the product behind it, or a kernel of its own does: the same bits."""
+    hidden, inner = 512, 1536
+    weights = []
+    for (outputs, depth), is_coded in zip([(2 * inner, hidden), (hidden, inner)], in_float8, strict=True):
+        codes = product(outputs, depth, True, outputs)
+        plain = DenseWeight(in_numbers(codes).weight.to(BF16), codes.bias, CudaOps())
+        weights.append(DenseWeight(codes.weight, codes.bias, CudaOps(), codes.scales) if is_coded else plain)
+    up, down = weights
+    sublayer = Sublayer(mixer=FeedForward(up, "silu", down, gated=True))
+    norm = Norm(randn(hidden, dtype=BF16, seed=4), 1e-5)
+    total, added = (randn(num_tokens, hidden, dtype=BF16, seed=seed) for seed in (5, 6))
+    step = LayerStep(positions=added, slot_mapping=(), kv_cache=added, attention=())  # a feed-forward reads none
+
+    def ran() -> Tensor:
+        stream = Stream(up.ops, total.clone(), added.clone())
+        apply(sublayer, NormedStream(stream, norm, None), stream, step)
+        return stream.state()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DenseWeight, "gates_apart", Weight.gates_apart)
+        expected = ran()
+    rounds = 0
+
+    def counted(gate_up: Tensor, activation: str) -> cuda_linear.Float8Rows:
+        nonlocal rounds
+        rounds += 1
+        return gated(gate_up, activation)
+
+    gated = cuda_linear.gated_float8_rows
+    monkeypatch.setattr(cuda_linear, "gated_float8_rows", counted)
+    assert torch.equal(ran(), expected)
+    assert rounds == (in_float8[1] and num_tokens > 128 and up.gates_apart(Stream(up.ops, total)))
+    assert rounds == 1 or num_tokens <= 128 or in_float8 != (True, True)
 
 
 @pytest.mark.parametrize("num_tokens", [6, 40, 65])

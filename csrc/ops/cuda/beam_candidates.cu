@@ -99,7 +99,7 @@ class Tile {
   // REQUIRES: i is known when this is compiled.
   __device__ __forceinline__ float operator[](int i) const {
     float x[kWide];
-    detail::unpack<T, kWide>(raw_[i / kWide], x);
+    unpack<T, kWide>(raw_[i / kWide], x);
     return x[i % kWide];
   }
 
@@ -124,7 +124,7 @@ class Tile {
  private:
   static constexpr int kWide = kVectorWidth<T>;
   static constexpr int kVectors = kSize / kWide;
-  using Vector = detail::Packed<T, kWide>;
+  using Vector = Packed<T, kWide>;
   using Raw = typename Vector::Raw;
 
   __device__ static void set(Vector& vector, int i, float x) {

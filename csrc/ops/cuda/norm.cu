@@ -27,81 +27,60 @@ __host__ __device__ __forceinline__ int64_t row_stride(const LayerNormParams& p)
 template <class Params, class T, int W>
 inline constexpr bool kMakesCodes = !kCentres<Params> && std::is_same_v<T, BFloat16> && W > 1;
 
-// The same bits as float8_rows gives of what would be stored.
-template <int W, int N, bool kWarpPerRow>
-__device__ __forceinline__ void store_codes(const NormPlace<W, N, kWarpPerRow>& place, const Float8Rows& to,
-                                            int64_t hidden, float (&values)[N][W], float* shared) {
-  const auto larger = [](float a, float b) { return fmaxf(a, b); };
-  float largest = 0;
-  place.for_each_vector([&](int n, int) {
-#pragma unroll
-    for (float& value : values[n]) {
-      value = rounded<BFloat16>(value);
-      largest = fmaxf(largest, fabsf(value));
-    }
-  });
-  largest = kWarpPerRow ? warp_reduce(largest, larger) : block_reduce(largest, shared, larger);
-  const float scale = float8_scale(largest), factor = 1.0f / scale;
-  if (place.is_first()) to.scales[place.row()] = scale;
-  Float8* codes = static_cast<Float8*>(to.codes) + place.row() * hidden;
-  place.for_each_vector([&](int n, int at) {
-#pragma unroll
-    for (float& value : values[n]) value *= factor;
-    store_vector<Float8, W>(codes + at, values[n]);
-  });
-}
-
 template <class Params, class T, int W, int N, bool kWarpPerRow>
 __global__ void norm_kernel(const Params p) {
   constexpr bool kCentred = kCentres<Params>;
   __shared__ float shared[2][kNormMaxThreads / kWarp];
   let_next_start();
   wait_for_previous();
-  const NormPlace<W, N, kWarpPerRow> place(p.hidden);
-  const int64_t row = place.row();
-  if (kWarpPerRow && row >= p.num_tokens) return;
-  T* tapped = tap_row<T>(p.tap, row, p.hidden);
-  const auto load_constants = [&](const void* from, int at, float (&to)[W]) {
-    load_constant<T, W>(static_cast<const T*>(from) + at, to);
-  };
+  const RowPlace<W, N, kWarpPerRow> place(p.hidden);
+  const int64_t at_row = place.row();
+  if (kWarpPerRow && at_row >= p.num_tokens) return;
+  const T* const weights = static_cast<const T*>(p.weight);
 
-  float values[N][W];
-  load_row(place, static_cast<const T*>(p.x) + row * row_stride(p), values);
+  // All loads before the first store: the compiler cannot tell that the residual and x are apart.
+  Packed<T, W> row[N], added[N], weight[N];
+  T* const residual = static_cast<T*>(p.residual) + at_row * p.hidden;
+  load_row(place, static_cast<const T*>(p.x) + at_row * row_stride(p), row);
+  if (p.residual != nullptr) load_row(place, residual, added);
   // The weight is asked for now too, so that its latency is not added to the reduction's. With a bias beside
   // it there would be too few registers.
-  float weight[N][W];
   if constexpr (!kCentred)
-    place.for_each_vector([&](int n, int at) {
-      load_constants(p.weight, at, weight[n]);
-#pragma unroll
-      for (int i = 0; i < W; ++i) weight[n][i] += p.offset;
-    });
-  if (p.residual != nullptr) add_residual(place, static_cast<T*>(p.residual) + row * p.hidden, values);
-  if (tapped != nullptr && !p.tap.store_output) store_row(place, tapped, values);
+    place.for_each_vector([&](int n, int at) { weight[n] = load_packed_constant<T, W>(weights + at); });
+  T* tapped = tap_row<T>(p.tap, at_row, p.hidden);
+  if (p.residual != nullptr) add_residual(place, added, residual, row);
+  if (tapped != nullptr && !p.tap.store_output)
+    place.for_each_vector([&](int n, int at) { store_packed<T, W>(tapped + at, row[n]); });
 
   const auto hidden = static_cast<float>(p.hidden);
   float mean = 0;
-  if constexpr (kCentred) mean = sum_row(place, values, shared[1], [](float x) { return x; }) / hidden;
-  const float squares =
-      sum_row(place, values, shared[0], [mean](float x) { return (x - mean) * (x - mean); });
+  if constexpr (kCentred) mean = sum_row(place, row, shared[1], [](float x) { return x; }) / hidden;
+  const float squares = sum_row(place, row, shared[0], [mean](float x) { return (x - mean) * (x - mean); });
   const float scale = rsqrtf(squares / hidden + p.eps);
 
+  T* const out = static_cast<T*>(p.out) + at_row * row_stride(p);
   place.for_each_vector([&](int n, int at) {
-    float bias[W];
+    float values[W], factors[W], bias[W];
+    unpack<T, W>(row[n], values);
     if constexpr (kCentred) {
-      load_constants(p.weight, at, weight[n]);
-      load_constants(p.bias, at, bias);
+      load_constant<T, W>(weights + at, factors);
+      load_constant<T, W>(static_cast<const T*>(p.bias) + at, bias);
+    } else {
+      unpack<T, W>(weight[n], factors);
+#pragma unroll
+      for (float& factor : factors) factor += p.offset;
     }
 #pragma unroll
     for (int i = 0; i < W; ++i) {
-      values[n][i] = (values[n][i] - mean) * scale * weight[n][i];
-      if constexpr (kCentred) values[n][i] += bias[i];
+      values[i] = (values[i] - mean) * scale * factors[i];
+      if constexpr (kCentred) values[i] += bias[i];
     }
-    if (tapped != nullptr && p.tap.store_output) store_vector<T, W>(tapped + at, values[n]);
+    row[n] = pack<T, W>(values);
+    if (tapped != nullptr && p.tap.store_output) store_packed<T, W>(tapped + at, row[n]);
+    if (p.out != nullptr) store_packed<T, W>(out + at, row[n]);
   });
   if constexpr (kMakesCodes<Params, T, W>)
-    if (p.codes.codes != nullptr) return store_codes(place, p.codes, p.hidden, values, shared[1]);
-  store_row(place, static_cast<T*>(p.out) + row * row_stride(p), values);
+    if (p.codes.codes != nullptr) store_float8(place, p.codes, p.hidden, row, shared[1]);
 }
 
 constexpr int kTapThreads = 128;
@@ -123,9 +102,9 @@ __global__ void tap_kernel(const TapParams p) {
 
 template <class T, int W, int N, class Params>
 void launch_by_warp(const Params& p, Stream stream) {
-  const auto blocks = static_cast<unsigned>(ceil_div(p.num_tokens, kNormWarpsPerBlock));
+  const auto blocks = static_cast<unsigned>(ceil_div(p.num_tokens, kRowWarpsPerBlock));
   launch(norm_kernel<Params, T, W, N, true>,
-         {.grid = blocks, .block = kNormWarpsPerBlock * kWarp, .overlaps_previous = true}, stream, p);
+         {.grid = blocks, .block = kRowWarpsPerBlock * kWarp, .overlaps_previous = true}, stream, p);
 }
 
 template <class T, int W, int N, class Params>

@@ -98,6 +98,18 @@ class DenseWeight(Weight):
         else:
             super().attend_to(stream, qkv, heads, step)
 
+    def gates_apart(self, stream: Stream) -> bool:
+        return not cuda_linear.is_fused(stream.total, self.matrix)
+
+    def gate_to(self, stream: Stream, gate_up: Tensor, activation: Activation) -> None:
+        """Where the product takes rows in float8 and is not our own, the activation rounds them."""
+        if cuda_linear.is_rounded(gate_up, self.matrix) and not cuda_linear.is_fused(gate_up, self.matrix):
+            assert self.scales is not None
+            rows = cuda_linear.gated_float8_rows(gate_up, activation)
+            stream.add(cuda_linear.rounded_linear(rows, self.matrix, self.bias, self.scales))
+        else:
+            super().gate_to(stream, gate_up, activation)
+
     def can_add(self, x: Tensor) -> bool:
         if cuda_linear.is_fused(x, self.matrix):
             return True
