@@ -46,13 +46,14 @@ inline constexpr auto fields_of<RmsWeight> =
     std::tuple(&RmsWeight::weight, &RmsWeight::eps, &RmsWeight::offset);
 
 struct Rotation {
-  const int32_t* positions;  // [T]
-  const float* cos_sin;      // [P, R]; null: none
-  int64_t rotary_dim;        // R
+  const int32_t* positions;   // [T]
+  const float* cos_sin;       // [P, R]; null: none
+  int64_t rotary_dim;         // R
+  const float* query_scales;  // [P]; null: none
 };
 template <>
 inline constexpr auto fields_of<Rotation> =
-    std::tuple(&Rotation::positions, &Rotation::cos_sin, &Rotation::rotary_dim);
+    std::tuple(&Rotation::positions, &Rotation::cos_sin, &Rotation::rotary_dim, &Rotation::query_scales);
 
 // What lies between a projection and the attention.
 struct Preparation {
@@ -76,6 +77,7 @@ inline cuda::QkvParams qkv_params(const Preparation& preparation, DType dtype) {
   params.positions = preparation.rotation.positions;
   params.cos_sin = preparation.rotation.cos_sin;
   params.rotary_dim = preparation.rotation.rotary_dim;
+  params.query_scales = preparation.rotation.query_scales;
   params.slots = preparation.slots;
   params.kv_dtype = dtype;
   params.key_factor = params.value_factor = 1.0f;

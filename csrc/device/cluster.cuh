@@ -1,4 +1,4 @@
-// The shared memory of other blocks of a cluster.
+// The blocks of a cluster: their shared memory, and waiting for each other.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,6 +22,30 @@ __device__ inline void arrive_in_cluster() {
 }
 // Until all blocks have arrived.
 __device__ inline void await_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// Whoever awaits sees what was written before all have arrived. Not all threads need to be at the same place.
+__device__ inline void publish_in_cluster() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+__device__ inline void await_published() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
+// From another block's shared memory.
+__device__ inline float load_in_cluster(uint32_t address) {
+  float v;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
+  return v;
+}
+__device__ inline float2 load_two_in_cluster(uint32_t address) {
+  float2 v;
+  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
+  return v;
+}
+__device__ inline float4 load_four_in_cluster(uint32_t address) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
 
 // Both addresses are in the same block, and the bytes complete on the barrier.
 __device__ inline void send_async(uint32_t to, const float4& v, uint32_t barrier) {

@@ -11,7 +11,7 @@ Matrix = tuple[int, int, int, int]  # address, rows, columns, dtype
 TokenIds = tuple[int, int, int, int]  # ids [T], T, last tokens [rows] or 0, rows
 HeadNorm = tuple[int, int, float, float]  # weights [D] of queries and keys, eps, what is added to the weights
 RmsWeight = tuple[int, float, float]  # weight [H], eps, what is added to the weight
-Rotation = tuple[int, int, int]  # positions [T], cosines and sines [P, R] or 0, R
+Rotation = tuple[int, int, int, int]  # positions [T], cosines and sines [P, R] or 0, R, scales of queries [P] or 0
 Preparation = tuple[HeadNorm | None, Rotation, int, LayerCache | None]  # the third are slots [T]
 # Weight [N, K], bias [N] or 0, N, K, scales [N] of float8 or 0, groups of codes or 0, fine codec + 1 or 0
 # (skinny_chain.h)
@@ -169,4 +169,9 @@ def cuda_attend_token(
 ) -> None: ...
 def cuda_paged_attention(
     step: CudaStep, q: Heads, out: int, of: LayerCache, scores: ScoreRule, stream: int
+) -> None: ...
+
+# `out`: scratch for rows, codes [T, NQ D], scales [T]
+def cuda_paged_attention_float8(
+    step: CudaStep, q: Heads, out: tuple[int, int, int], of: LayerCache, scores: ScoreRule, stream: int
 ) -> None: ...

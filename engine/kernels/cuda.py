@@ -198,12 +198,14 @@ def prepare_qkv(
     cos_sin: Tensor | None,
     norm: QkNorm | None = None,
     scales: KvScales = UNSCALED,
+    query_scales: Tensor | None = None,
 ) -> Tensor:
     """All that lies between the fused projection qkv [T, (NQ + 2 NKV) D] and the attention, in one launch.
 
     Query and key heads are normalised (if `norm`) and rotated by cos_sin float32 [P, R] at positions int32 [T] (if
-    given); keys and values go to kv_cache [NB, L, 2, NKV, BS, D] at slot_mapping int64 [T], those of slot -1 nowhere
-    (in an fp8 cache divided by their scales and at most ±448).
+    given), queries then multiplied by query_scales float32 [P] at theirs (if given); keys and values go to kv_cache
+    [NB, L, 2, NKV, BS, D] at slot_mapping int64 [T], those of slot -1 nowhere (in an fp8 cache divided by their scales
+    and at most ±448).
     Queries are changed in place; returns them as a view [T, NQ, D]. The key and value parts of qkv stay as they are.
     """
     num_tokens, width = qkv.shape
@@ -214,7 +216,7 @@ def prepare_qkv(
     q, k, v = heads[:, :num_q_heads], heads[:, num_q_heads:-num_kv_heads], heads[:, -num_kv_heads:]
     slots, to = _store(kv_cache, layer, slot_mapping, scales, qkv)
     normed = head_norm(norm, qkv.dtype, head_dim)
-    _prepare(q, k, v, (normed, rotation(positions, cos_sin, num_tokens), slots, to))
+    _prepare(q, k, v, (normed, rotation(positions, cos_sin, num_tokens, query_scales), slots, to))
     return q
 
 
@@ -245,10 +247,10 @@ def head_rms_norm(x: Tensor, weight: Tensor, eps: float) -> None:
 
 
 HeadNorm = tuple[int, int, float, float]  # weights, eps, offset
-Rotation = tuple[int, int, int]  # positions, cosines and sines, R
+Rotation = tuple[int, int, int, int]  # positions, cosines and sines, R, scales of queries
 LayerCache = tuple[_C.KvCacheView, int, float, float]  # cache, layer, scales of keys and values
 Preparation = tuple[HeadNorm | None, Rotation, int, LayerCache | None]  # the third are the slots
-_NO_ROTATION: Rotation = (0, 0, 0)
+_NO_ROTATION: Rotation = (0, 0, 0, 0)
 
 
 def head_norm(norm: QkNorm | None, dtype: torch.dtype, head_dim: int) -> HeadNorm | None:
@@ -259,13 +261,18 @@ def head_norm(norm: QkNorm | None, dtype: torch.dtype, head_dim: int) -> HeadNor
     return q_weight, k_weight, norm.eps, norm.offset
 
 
-def rotation(positions: Tensor, cos_sin: Tensor | None, num_tokens: int) -> Rotation:
+def rotation(
+    positions: Tensor, cos_sin: Tensor | None, num_tokens: int, query_scales: Tensor | None = None
+) -> Rotation:
     """As the extension takes it."""
     places = address_of(positions, torch.int32, num_tokens)
     if cos_sin is None:
-        return places, 0, 0
+        assert query_scales is None, "no model scales queries that do not turn"
+        return places, 0, 0, 0
     num_positions, rotary_dim = cos_sin.shape
-    return places, address_of(cos_sin, torch.float32, num_positions, rotary_dim), rotary_dim
+    table = address_of(cos_sin, torch.float32, num_positions, rotary_dim)
+    scales = 0 if query_scales is None else address_of(query_scales, torch.float32, num_positions)
+    return places, table, rotary_dim, scales
 
 
 def _store(

@@ -113,8 +113,13 @@ def rounded_linear(x: Float8Rows, weight: Tensor, bias: Tensor | None, scales: T
 
 
 def _is_tiled(x: Float8Rows, weight: Tensor) -> bool:
+    return takes_float8_tiles(x.shape[0], weight)
+
+
+def takes_float8_tiles(num_tokens: int, weight: Tensor) -> bool:
+    """Whether so many rows are multiplied with weight [N, K] in tiles, in float8 both."""
     outputs, depth = weight.shape
-    return cuda_tiles.is_tile_product(x.shape[0], outputs, depth, TileFormat.FLOAT8_ROWS)
+    return weight.dtype is FP8 and cuda_tiles.is_tile_product(num_tokens, outputs, depth, TileFormat.FLOAT8_ROWS)
 
 
 def float8_like(x: Tensor) -> Float8Rows:
@@ -204,8 +209,11 @@ def gated_linear(
     return out
 
 
-def linear_into(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, scales: Tensor | None = None) -> None:
-    """residual [T, N] += x [T, K] · weight [N, K]ᵀ + bias [N]. REQUIRES: is_fused"""
+def linear_into(
+    x: Tensor | Float8Rows, weight: Tensor, bias: Tensor | None, residual: Tensor, scales: Tensor | None = None
+) -> None:
+    """residual [T, N] += x [T, K] · weight [N, K]ᵀ + bias [N]. REQUIRES: is_fused; of rows in float8
+    takes_float8_tiles"""
     _multiply(x, weight, bias, residual, _ADD, scales=scales)
 
 

@@ -277,6 +277,24 @@ def test_many_tokens_have_the_bits_of_few(heads: int, kv_heads: int, head_dim: i
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim,rotary_dim", [(128, 128), (64, 16), (80, 80), (256, 256)])
+@pytest.mark.parametrize("num_tokens", [1, 19, 600])
+def test_queries_that_are_scaled(dtype: torch.dtype, head_dim: int, rotary_dim: int, num_tokens: int) -> None:
+    """By a power of two at each position: then bits tell that nothing else changed."""
+    heads, kv_heads = 6, 2
+    cache = torch.full((num_tokens // 16 + 2, 1, 2, kv_heads, 16, head_dim), CANARY, dtype=dtype, device=DEVICE)
+    qkv = randn(num_tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    slots = torch.arange(num_tokens, device=DEVICE)
+    positions = torch.randint(0, 100, (num_tokens,), dtype=torch.int32, device=DEVICE)
+    scales = 2.0 ** torch.randint(-3, 4, (100,), device=DEVICE).float()
+    plain, scaled = cache.clone(), cache.clone()
+    turned = ops.prepare_qkv(qkv.clone(), heads, plain, 0, slots, positions, randn(100, rotary_dim))
+    q = ops.prepare_qkv(qkv.clone(), heads, scaled, 0, slots, positions, randn(100, rotary_dim), query_scales=scales)
+    assert torch.equal(q, turned * scales[positions.long(), None, None].to(dtype))
+    assert torch.equal(plain, scaled)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_parts_of_prepare_qkv(dtype: torch.dtype) -> None:
     fused = randn(7, 6, 64, dtype=dtype)
     before = fused.clone()

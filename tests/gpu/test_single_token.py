@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -36,6 +36,7 @@ class Case:
     scales: KvScales = UNSCALED
     has_sinks: bool = False
     stored: bool = True  # False: the token's key and value are in the cache, and it has no slot
+    scales_queries: bool = False
 
     @property
     def scale(self) -> float:
@@ -44,6 +45,11 @@ class Case:
     @property
     def sinks(self) -> Tensor | None:
         return torch.linspace(-6.0, 9.0, self.num_q_heads, device=DEVICE) if self.has_sinks else None
+
+    def query_scales(self, cos_sin: Tensor | None) -> Tensor | None:
+        if not self.scales_queries or cos_sin is None:
+            return None
+        return torch.linspace(0.5, 2.5, len(cos_sin), device=DEVICE)
 
 
 @dataclass(frozen=True)
@@ -119,6 +125,7 @@ def apart(case: Case, step: Step) -> tuple[Tensor, Tensor]:
         step.cos_sin,
         step.norm,
         case.scales,
+        case.query_scales(step.cos_sin),
     )
     out = torch.full(q.shape, CANARY, dtype=q.dtype, device=DEVICE)
     attention.paged_attention(q, cache, LAYER, step.plan, case.scale, out=out, scales=case.scales, sinks=case.sinks)
@@ -138,6 +145,7 @@ def together(case: Case, step: Step, qkv: Tensor, cache: Tensor) -> Tensor:
         step.norm,
         case.scales,
         case.sinks,
+        case.query_scales(step.cos_sin),
     )
 
 
@@ -196,6 +204,19 @@ def test_block_sizes(seq_len: int, block_size: int) -> None:
 @pytest.mark.parametrize("norm", [True, False])
 def test_rotations_and_norms(norm: bool, rotary_dim: int) -> None:
     check(Case(300, rotary_dim=rotary_dim, norm=norm))
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, FP8], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("seq_len", [1, 1500])
+def test_queries_that_are_scaled(seq_len: int, head_dim: int, kv_dtype: torch.dtype) -> None:
+    case = Case(seq_len, 32, 8, head_dim, norm=False, kv_dtype=kv_dtype, scales_queries=True)
+    check(case)
+    step = make_step(case)
+    plain, scaled = (
+        together(each, step, step.qkv, step.kv_cache.clone()) for each in (replace(case, scales_queries=False), case)
+    )
+    assert seq_len == 1 or not torch.equal(plain, scaled)
 
 
 @pytest.mark.parametrize("seq_len", [1, 99, 100, 101, 117, 3000])

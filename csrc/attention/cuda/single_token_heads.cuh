@@ -126,7 +126,11 @@ class SingleHeads {
   }
 
   __device__ __forceinline__ void leave(const Head& head, BFloat16* query, Memory& memory, float (&x)[E]) {
-    if (head.kind == HeadKind::kQuery) return store_head<BFloat16, E, true>(query, lane_, D, x);
+    if (head.kind == HeadKind::kQuery) {
+      // Read as late as this: few models have it, and all would hold the register.
+      if (p_.query_scales != nullptr) scale_head(__ldg(p_.query_scales + __ldg(p_.positions)), x);
+      return store_head<BFloat16, E, true>(query, lane_, D, x);
+    }
     store_cached<Stored, E, true>(p_, head, key_, lane_, x);
     store_head<Stored, E, true>(memory.own[head.kind == HeadKind::kValue], lane_, D, x);
   }

@@ -136,6 +136,12 @@ __device__ __forceinline__ void turn(const float (&cosine)[W], const float (&sin
   }
 }
 
+template <int E>
+__device__ __forceinline__ void scale_head(float scale, float (&x)[E]) {
+#pragma unroll
+  for (float& each : x) each *= scale;
+}
+
 // Where a head is read.
 template <class T>
 __device__ __forceinline__ T* source_of(const QkvParams& p, int64_t token, const Head& head) {
@@ -164,9 +170,7 @@ __device__ __forceinline__ C* cached(const QkvParams& p, const Head& head, int64
 template <class C, int W>
 __device__ __forceinline__ void scale_for_cache(const QkvParams& p, const Head& head, float (&x)[W]) {
   if constexpr (std::is_same_v<C, Float8>) {
-    const float factor = head.kind == HeadKind::kValue ? p.value_factor : p.key_factor;
-#pragma unroll
-    for (int i = 0; i < W; ++i) x[i] *= factor;
+    scale_head(head.kind == HeadKind::kValue ? p.value_factor : p.key_factor, x);
   }
 }
 

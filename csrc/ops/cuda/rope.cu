@@ -1,6 +1,4 @@
 // Memory-bound: each head is read once and written once.
-#include <algorithm>
-
 #include "device/launch.cuh"
 #include "device/reductions.cuh"
 #include "ops/cuda/qkv_heads.cuh"
@@ -36,6 +34,7 @@ __global__ void prepare_qkv_kernel(const QkvParams p) {
   const bool whole = kFull && p.rotary_dim == p.head_dim;
   const Angles<E> angles(p, token, lane, whole);
   const int64_t key = slot >= 0 ? first_key(p, slot) : 0;
+  const float query_scale = p.query_scales ? __ldg(p.query_scales + p.positions[token]) : 1.0f;
 
   wait_for_previous();
   float x[kHeads][E];
@@ -58,6 +57,7 @@ __global__ void prepare_qkv_kernel(const QkvParams p) {
       }
       if (p.cos_sin) rotate<E>(angles, static_cast<int>(p.rotary_dim) / 2, whole, lane, staged[warp], x[h]);
     }
+    if (is_query && p.query_scales) scale_head(query_scale, x[h]);
     if (is_query || !p.kv_cache)
       store_head<T, E, kFull>(source_of<T>(p, token, head), lane, p.head_dim, x[h]);
     else
@@ -84,6 +84,7 @@ __global__ void __launch_bounds__(kTurnThreads) turn_kernel(const QkvParams p) {
   load_angles<W>(angles, cosine);
   load_angles<W>(angles + half, sine);
   const int64_t key = slot >= 0 ? first_key(p, slot) : 0;
+  const float query_scale = p.query_scales ? __ldg(p.query_scales + p.positions[token]) : 1.0f;
   wait_for_previous();
   Packed<T, W> low[kHeads], high[kHeads];
 #pragma unroll
@@ -103,6 +104,10 @@ __global__ void __launch_bounds__(kTurnThreads) turn_kernel(const QkvParams p) {
     unpack<T, W>(low[h], x);
     unpack<T, W>(high[h], y);
     if (head.kind != HeadKind::kValue) turn<W>(cosine, sine, x, y);
+    if (head.kind == HeadKind::kQuery && p.query_scales) {
+      scale_head(query_scale, x);
+      scale_head(query_scale, y);
+    }
     if (is_stored) {
       C* const to = cached<C>(p, head, key) + at;
       scale_for_cache<C>(p, head, x);

@@ -27,9 +27,10 @@ struct QkvParams {
   float weight_offset;   // added to both, in float32
   float eps;
 
-  const int32_t* positions;  // [T], in [0, P)
-  const float* cos_sin;      // [P, R]: cosines of R / 2 angles, then their sines; null: no rotation
-  int64_t rotary_dim;        // R: even, at most D; the rest of a head stays as it is
+  const int32_t* positions;   // [T], in [0, P)
+  const float* cos_sin;       // [P, R]: cosines of R / 2 angles, then their sines; null: no rotation
+  int64_t rotary_dim;         // R: even, at most D; the rest of a head stays as it is
+  const float* query_scales;  // [P]: what turned queries are multiplied by at their position, or null
 
   const int64_t* slots;  // [T], -1: the token is not stored
   void* kv_cache;        // [NB, L, 2, NKV, BS, D], or null

@@ -11,21 +11,11 @@
 
 namespace bequest::cuda::tiles {
 
-__device__ __forceinline__ float2 load_pair_in_block(uint32_t address) {
-  float2 v;
-  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
-  return v;
-}
-__device__ __forceinline__ float load_in_block(uint32_t address) {
-  float v;
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
-  return v;
-}
-
 // Of the CTAs that share an output: a cluster, or one alone.
 __device__ __forceinline__ void sync_parts() {
   if (gridDim.x == 1) return __syncthreads();
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+  publish_in_cluster();
+  await_published();
 }
 
 // Leaves what a warpgroup has summed in its slice's part.
@@ -139,7 +129,7 @@ class Results {
 #pragma unroll
     for (int split = 0; split < kMostSplits; ++split)
       if (split < static_cast<int>(gridDim.x))
-        part[split] = load_pair_in_block(address_in_block(mine, split));
+        part[split] = load_two_in_cluster(address_in_block(mine, split));
 #pragma unroll
     for (int split = 0; split < kMostSplits; ++split)
       if (split < static_cast<int>(gridDim.x)) sum.x += part[split].x, sum.y += part[split].y;
@@ -164,7 +154,7 @@ class Results {
 #pragma unroll
     for (int split = 0; split < kMostSplits; ++split)
       if (split < static_cast<int>(gridDim.x))
-        part[split] = load_in_block(address_in_block(squares_ + token * 4, split));
+        part[split] = load_in_cluster(address_in_block(squares_ + token * 4, split));
 #pragma unroll
     for (int split = 0; split < kMostSplits; ++split)
       if (split < static_cast<int>(gridDim.x)) square += part[split];

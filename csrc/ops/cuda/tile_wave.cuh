@@ -135,10 +135,10 @@ __device__ __forceinline__ void multiply_tile(const SkinnyLinearParams& p, const
   sync_threads<1, kThreads>();  // all of the ring has been read, and factors are there
   if (tile.splits == 1) return results.store(sums);
   leave<Size>(sums, reinterpret_cast<float*>(shared));
-  arrive_at_parts();
-  await_parts();
+  publish_in_cluster();
+  await_published();
   results.store_parts(shared_address(shared), before);
-  await_parts();  // nobody leaves whose memory is still read
+  await_published();  // nobody leaves whose memory is still read
 }
 
 // Stages of W that are asked for before the predecessor has ended: where the ring goes round, two thirds of
@@ -180,8 +180,8 @@ __device__ __forceinline__ void multiply_wave(const WaveMaps& maps, const Skinny
   __syncwarp();
   if (tile.splits == 1) return;
   for (int barrier = 0; barrier < 2; ++barrier) {
-    arrive_at_parts();
-    await_parts();
+    publish_in_cluster();
+    await_published();
   }
 }
 

@@ -57,20 +57,6 @@ struct WaveTile {
   }
 };
 
-__device__ __forceinline__ void arrive_at_parts() {
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-}
-__device__ __forceinline__ void await_parts() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
-
-__device__ __forceinline__ float4 load_four_in_block(uint32_t address) {
-  float4 v;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(address)
-               : "memory");
-  return v;
-}
-
 // What sums are multiplied by, and what is added to them.
 template <class Size>
 struct WaveFactors {
@@ -177,7 +163,7 @@ class WaveResults {
       if (first > 0) load_residual(first, before);
       float4 sums[kItems];
       load_sums(parts, first, sums);
-      if (first + kItems >= count) arrive_at_parts();
+      if (first + kItems >= count) publish_in_cluster();
 #pragma unroll
       for (int k = 0; k < kItems; ++k) store_four(item_of(first + k), sums[k], before[k]);
     }
@@ -261,7 +247,7 @@ class WaveResults {
       const uint32_t mine = parts + (min(item.token, Size::kTokens - 1) * Size::kPitch + item.row) * 4;
 #pragma unroll
       for (int split = 0; split < kMostWaveSplits; ++split)
-        if (split < tile_.splits) part[split][k] = load_four_in_block(address_in_block(mine, split));
+        if (split < tile_.splits) part[split][k] = load_four_in_cluster(address_in_block(mine, split));
     }
 #pragma unroll
     for (int k = 0; k < kItems; ++k) {

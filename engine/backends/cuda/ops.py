@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from bequest.engine.backends.cuda import experts
-from bequest.engine.kernels import cuda, cuda_attention, cuda_delta_net, cuda_windows
+from bequest.engine.kernels import cuda, cuda_attention, cuda_delta_net, cuda_linear, cuda_windows
 from bequest.engine.kernels.attention_work import AttentionWork
 from bequest.engine.kernels.centred_heads import centre_heads
 from bequest.engine.kernels.hidden_tap import LayerTap
@@ -93,7 +93,6 @@ def _prepared(qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
         return _prepared_queries(qkv.view(-1, heads.num_heads, kv_cache.shape[5]), heads, step)
     _norm_rows(qkv, heads)
     _norm_values(qkv, heads, kv_cache)
-    _scale_queries(qkv, heads, step, kv_cache.shape[5])
     return cuda.prepare_qkv(
         qkv,
         heads.num_heads,
@@ -104,6 +103,7 @@ def _prepared(qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
         heads.rope,
         _head_norm(heads),
         heads.kv_scales,
+        heads.query_scales,
     )
 
 
@@ -116,15 +116,6 @@ def _prepared_queries(q: Tensor, heads: Heads, step: LayerStep) -> Tensor:
         cuda.rotary(q, q[:, :0], step.positions, heads.rope)
     assert heads.query_scales is None, "no model whose layers share keys has these"
     return q
-
-
-def _scale_queries(qkv: Tensor, heads: Heads, step: LayerStep, head_dim: int) -> None:
-    """In place. Before they turn instead of behind it, which is the same: kernels of attention do not have it."""
-    if heads.query_scales is None:
-        return
-    assert heads.norm is None, "a norm would undo it"
-    scales = heads.query_scales.index_select(0, step.positions)
-    qkv[:, : heads.num_heads * head_dim].mul_(scales[:, None])
 
 
 def _norm_values(qkv: Tensor, heads: Heads, kv_cache: Tensor) -> None:
@@ -150,12 +141,26 @@ def _attend(q: Tensor, heads: Heads, step: LayerStep, plan: cuda_attention.CudaA
     ).flatten(1)
 
 
+def attend_rounded(qkv: Tensor, heads: Heads, step: LayerStep) -> cuda_linear.Float8Rows:
+    """CudaOps.attend of more than one token, rounded for a product of rows in float8."""
+    return cuda_attention.rounded_attention(
+        _prepared(qkv, heads, step),
+        step.cache_of(heads.strip),
+        heads.cache_layer,
+        _plan(step.attention[heads.strip]),
+        heads.scale,
+        heads.soft_cap,
+        bias=heads.bias,
+        scales=heads.kv_scales,
+        sinks=heads.sinks,
+    )
+
+
 def _attend_token(qkv: Tensor, heads: Heads, step: LayerStep, plan: cuda_attention.CudaAttentionPlan) -> Tensor:
     """The step's only token, [1, NQ, D], in one launch."""
     kv_cache = step.cache_of(heads.strip)
     _norm_rows(qkv, heads)
     _norm_values(qkv, heads, kv_cache)
-    _scale_queries(qkv, heads, step, kv_cache.shape[5])
     return cuda_attention.attend_token(
         qkv,
         kv_cache,
@@ -168,6 +173,7 @@ def _attend_token(qkv: Tensor, heads: Heads, step: LayerStep, plan: cuda_attenti
         _head_norm(heads),
         heads.kv_scales,
         heads.sinks,
+        heads.query_scales,
     )
 
 
