@@ -27,8 +27,7 @@ __host__ __device__ __forceinline__ int64_t row_stride(const LayerNormParams& p)
 template <class Params, class T, int W>
 inline constexpr bool kMakesCodes = !kCentres<Params> && std::is_same_v<T, BFloat16> && W > 1;
 
-// The row as it is here, if its token asked for it. When the row has been asked for: the tap is in memory,
-// too.
+// The row as it is here, if its token asked for it.
 template <class Params, class T, int W, int N, bool kWarpPerRow>
 __device__ __forceinline__ void tap(const RowPlace<W, N, kWarpPerRow>& place, const Params& p,
                                     const Packed<T, W> (&row)[N]) {
@@ -54,18 +53,18 @@ __global__ void __launch_bounds__(kMostThreads<W, N, kWarpPerRow>, kLeastBlocks<
   const int64_t at_row = place.row();
   if (kWarpPerRow && at_row >= p.num_tokens) return wait_for_previous();
   const T* const weights = static_cast<const T*>(p.weight);
-
   const T* const x = static_cast<const T*>(p.x) + at_row * row_stride(p);
   T* const residual = static_cast<T*>(p.residual) + at_row * p.hidden;
 
   Packed<T, W> row[N], added[N], weight[N];
-  // No kernel in flight writes the weight. With a bias beside it there would be too few registers.
-  if constexpr (!kCentred)
-    place.for_each_vector([&](int n, int at) { weight[n] = load_packed_constant<T, W>(weights + at); });
   wait_for_previous();
   // All loads before the first store: the compiler cannot tell that the residual and x are apart.
   load_row(place, x, row);
   if (p.residual != nullptr) load_row(place, residual, added);
+  // The weight is asked for now too, so that its latency is not added to the reduction's. With a bias beside
+  // it there would be too few registers.
+  if constexpr (!kCentred)
+    place.for_each_vector([&](int n, int at) { weight[n] = load_packed_constant<T, W>(weights + at); });
   if (p.residual != nullptr) add_residual(place, added, residual, row);
   if (!p.tap.store_output) tap(place, p, row);
 
