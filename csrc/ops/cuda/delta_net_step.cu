@@ -33,12 +33,10 @@ struct Held {
 #pragma unroll
         for (float& each : key) each = 0.0f;
   }
-  __device__ __forceinline__ void store(float* matrix, int part, int lane) const {
+  __device__ __forceinline__ void store(float* matrix, int part, int round, int lane) const {
 #pragma unroll
-    for (int r = 0; r < kRounds; ++r)
-#pragma unroll
-      for (int k = 0; k < kQuad; ++k)
-        store_vector<float, kQuad>(matrix + (key_of(part, r) + k) * kDim + lane * kQuad, of[r][k]);
+    for (int k = 0; k < kQuad; ++k)
+      store_vector<float, kQuad>(matrix + (key_of(part, round) + k) * kDim + lane * kQuad, of[round][k]);
   }
 };
 
@@ -152,9 +150,9 @@ __device__ __forceinline__ void recall(const Held& state, const Vector& key, int
   sums.store(to, lane);
 }
 
-// S changes; what a warp's keys then add to the results.
+// S changes, and is stored at `kept`, if that is somewhere; what a warp's keys then add to the results.
 __device__ __forceinline__ void change_state(Held& state, const float (&change)[kQuad], float decay,
-                                             const Vector (&vectors)[kRoles], int part, int lane,
+                                             const Vector (&vectors)[kRoles], int part, int lane, float* kept,
                                              Vector& to) {
   PartSums sums;
 #pragma unroll
@@ -169,6 +167,7 @@ __device__ __forceinline__ void change_state(Held& state, const float (&change)[
         state.of[r][k][c] = fmaf(change[c], keys[k], state.of[r][k][c] * decay);
         sums.of[r][c] = fmaf(state.of[r][k][c], queries[k], sums.of[r][c]);
       }
+    if (kept != nullptr) state.store(kept, part, r, lane);
   }
   sums.store(to, lane);
 }
@@ -205,14 +204,10 @@ __global__ __maxnreg__(kRegistersBesideChain) void delta_step_kernel(const Delta
   vectors[kValue].get(lane * kQuad, value);
 #pragma unroll
   for (int c = 0; c < kQuad; ++c) change[c] = change_of(gates, value[c], remembered[c]);
-  change_state(of.state, change, gates.decay, vectors, warp, lane, results[warp]);
-  // The first warp goes on to the results while the others store theirs.
-  const auto store = [&] {
-    if (of.slot >= 0) of.state.store(p.states + of.slot * p.slot_stride + head * kDim * kDim, warp, lane);
-  };
-  if (warp == 0) store();
+  float* const kept = of.slot >= 0 ? p.states + of.slot * p.slot_stride + head * kDim * kDim : nullptr;
+  change_state(of.state, change, gates.decay, vectors, warp, lane, kept, results[warp]);
   __syncthreads();
-  if (warp != 0) return store();
+  if (warp != 0) return;
   float o[kQuad];
   join(results, lane, o);
   finish(of.weight, z, p.eps, o);
