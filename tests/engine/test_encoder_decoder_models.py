@@ -92,10 +92,11 @@ def positions_for(reference: PreTrainedModel, item: Item) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Said:
-    """By the library: rows of a prompt and its answers, and the scores of beams."""
+    """By the library: rows of a prompt and its answers, the scores of beams, and those of all tokens at each step."""
 
     sequences: torch.Tensor
     sequences_scores: torch.Tensor | None
+    scores: tuple[torch.Tensor, ...]
 
 
 def expect(
@@ -125,7 +126,8 @@ def expect(
         )
     parts, scores = found.sequences.chunk(len(items)), found.get("sequences_scores")
     of_parts = [None] * len(items) if scores is None else scores.chunk(len(items))
-    return [Said(*both) for both in zip(parts, of_parts, strict=True)]
+    of_steps = zip(*(step.chunk(len(items)) for step in found.scores), strict=True)
+    return [Said(*said) for said in zip(parts, of_parts, of_steps, strict=True)]
 
 
 def expect_all(
