@@ -5,8 +5,9 @@
 // A lane has four columns, or two, a warp an eighth of the keys, so that an access of a warp is a row of S.
 // What a column remembers of a key is the sum of eight parts, as in delta_net_scan.cu.
 //
-// What a kernel ends with are its stores of S. So few sequences have two blocks for a head, which are a
-// cluster: the first has the results of both, norms them together, and the bits are those of one block.
+// The kernel ends with its stores of S. Where there is room for it, two blocks share a head and store half of
+// S each. They are a cluster: the first block gets the results of both and norms them together, so that the
+// bits are those of one block.
 #include <type_traits>
 
 #include "device/barriers.cuh"
