@@ -108,7 +108,8 @@ def test_cuts_and_crowds_change_no_bit(name: str, chunk: int, dtype: torch.dtype
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", SIZES)
 def test_one_token_at_a_time_changes_no_bit(name: str, dtype: torch.dtype) -> None:
-    """By the kernel for steps in which no sequence has more than one token, beside two other sequences."""
+    """By the kernel for steps in which no sequence has more than one token, beside two other sequences. Of 12 heads
+    there is room for two blocks each, but not beside three sequences of padding: then a head has one."""
     rule = make_rule(SIZES[name])
     rows = make_rows(rule.sizes, 37).to(dtype)
     whole, alone = empty_states(rule), empty_states(rule)

@@ -37,9 +37,9 @@ struct Depth {
 // Small layers are a chain of latencies: what is asked for early comes in the way of rows of x, and a ring
 // that is larger in that of attention, or of the next chain, which take their place beside it. Large ones are
 // a stream.
-constexpr Depth kSmallLayer{6, 2, 2, 2, false}, kLargeLayer{10, 3, 3, 3, true}, kExperts{11, 2, 3, 3, true};
+constexpr Depth kSmallLayer{6, 2, 2, 2, false}, kLargeLayer{10, 3, 3, 3, true}, kExperts{11, 2, 3, 5, true};
 // A ring with less room than it could use is full sooner where rows of x are waited for.
-constexpr Depth kExpertsBesideAttention{11, 2, 2, 4, true};
+constexpr Depth kExpertsBesideAttention{11, 2, 2, 5, true};
 constexpr int64_t kLargeShare = 64;  // stages that a CTA has of a layer
 // Codes are multiplied faster than they come, and wait for rows of x more than numbers do.
 constexpr Depth kLargeFloat8{10, 2, 2, 3, true};

@@ -80,7 +80,7 @@ __device__ __forceinline__ float count_of_shared(const ChoiceView& view, uint32_
 // The keys of the best, by id: lane l has that of rank l. In shared memory they are put in order.
 template <int kPerLane>
 __device__ __forceinline__ uint32_t draw_by_id(uint32_t (&keys)[kPerLane], int count, int lane, int* ids) {
-  const uint32_t mine = draw(keys, count, lane, [](uint32_t) {});
+  const uint32_t mine = draw(keys, count, lane);
   const int place = place_by_id(expert_of_key(mine), count);
   if (lane < count) ids[place] = static_cast<int>(mine);
   __syncwarp();

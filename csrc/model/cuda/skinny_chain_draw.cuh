@@ -25,9 +25,9 @@ __device__ __forceinline__ uint32_t best_of(const uint32_t (&keys)[kPerLane]) {
   return __reduce_max_sync(kAllLanes, best);
 }
 
-// The best `count` of the warp's keys: lane l has that of rank l. told(key): called in the lane whose it was
-template <int kPerLane, class Told>
-__device__ __forceinline__ uint32_t draw(uint32_t (&keys)[kPerLane], int count, int lane, const Told& told) {
+// The best `count` of the warp's keys: lane l has that of rank l.
+template <int kPerLane>
+__device__ __forceinline__ uint32_t draw(uint32_t (&keys)[kPerLane], int count, int lane) {
   // Each four in order, so that only the first ones are looked at.
 #pragma unroll
   for (int i = 0; i < kPerLane; i += kQuad) {
@@ -46,14 +46,13 @@ __device__ __forceinline__ uint32_t draw(uint32_t (&keys)[kPerLane], int count, 
     best = __reduce_max_sync(kAllLanes, best);
     if (lane == rank) mine = best;
 #pragma unroll
-    for (int i = 0; i < kPerLane; i += kQuad)
-      if (keys[i] == best) {
-        told(best);
-        keys[i] = keys[i + 1];
-        keys[i + 1] = keys[i + 2];
-        keys[i + 2] = keys[i + 3];
-        keys[i + 3] = kNobody;
-      }
+    for (int i = 0; i < kPerLane; i += kQuad) {
+      const bool is_own = keys[i] == best;
+      keys[i] = is_own ? keys[i + 1] : keys[i];
+      keys[i + 1] = is_own ? keys[i + 2] : keys[i + 1];
+      keys[i + 2] = is_own ? keys[i + 3] : keys[i + 2];
+      keys[i + 3] = is_own ? kNobody : keys[i + 3];
+    }
   }
   return mine;
 }

@@ -32,7 +32,7 @@ __device__ __forceinline__ uint2 pair_of_sums(float first, float second, uint32_
 }
 __device__ __forceinline__ float first_of_pair(uint32_t x) { return __uint_as_float(x << 8); }
 __device__ __forceinline__ float second_of_pair(uint32_t x, uint32_t y) {
-  return __uint_as_float(y << 16 | (x >> 16 & 0xff00u));
+  return __uint_as_float(__byte_perm(x, y, 0x5433));  // its last byte counts nothing
 }
 __device__ __forceinline__ bool is_of_launch(uint32_t y, uint32_t launch) {
   return (y ^ launch << 16) < 0x10000u;
@@ -63,7 +63,8 @@ __device__ __forceinline__ void multiply_pieces(const Foresight& f, RingEnd<Form
 // Larger sums have larger keys. The last byte says whose it is.
 __device__ __forceinline__ uint32_t key_of_sum(float sum, int expert) {
   static_assert(kMostRouted <= 256);
-  const uint32_t bits = __float_as_uint(sum), ordered = bits >> 31 ? ~bits : bits | 0x80000000u;
+  const auto bits = __float_as_uint(sum), sign = static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31);
+  const uint32_t ordered = bits ^ (sign | 0x80000000u);
   return (ordered & 0xffffff00u) | (255u - static_cast<uint32_t>(expert));
 }
 
@@ -146,15 +147,17 @@ __device__ __forceinline__ uint32_t foresee(const ChoiceView& view, uint32_t lau
   for (int turn = 0; turn < 2; ++turn) {
     float sums[kPerLane] = {};
     load_sums<kPerLane>(view, launch, lane, turn > 0, sums);
-    uint32_t keys[kPerLane];
+    uint32_t keys[kPerLane], left[kPerLane];
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       const int expert = expert_at(i, lane);
-      keys[i] = expert < view.num_experts ? key_of_sum(sums[i], expert) : kNobody;
+      left[i] = keys[i] = expert < view.num_experts ? key_of_sum(sums[i], expert) : kNobody;
     }
+    const uint32_t mine = draw(left, view.num_chosen, lane);
+    const uint32_t worst = __shfl_sync(kAllLanes, mine, view.num_chosen - 1);
     mask = 0;
-    draw(keys, view.num_chosen, lane,
-         [&](uint32_t key) { mask |= 1u << index_of(static_cast<int>(255u - (key & 255u))); });
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) mask |= keys[i] >= worst ? 1u << i : 0u;
     store_by_id<kPerLane>(mask, lane, foreseen.ids);
     __syncwarp();
   }

@@ -96,10 +96,11 @@ class Reader {
   }
 
   // Stages from `begin` up to `end` of gate and up of these experts: a tile is one expert's. The shared one
-  // comes behind them. Stages are counted on from the router's: x was there before the choice.
+  // comes behind them. Their x is the router's, so nothing waits behind them from the first one on.
   __device__ void read_gates(const View& view, const int* ids, int begin, int end) {
     const CUtensorMap &map = a_.weights[Order<true>::kGate], &shared = a_.shared[0];
     const int tiles = view.part / (kTile / 2);  // of an expert
+    of_phase_ = a_.stages;
 #pragma unroll 1
     for (int stage = begin; stage < end; ++stage) {
       const int done = stage / view.chunks, line = (stage - done * view.chunks) * kStageLines;

@@ -1,9 +1,18 @@
-// One token of each sequence: a block has a head of it. It reads S once and writes it once, 64 KB each, and
-// all of that is asked for before the kernel ahead has ended: S and the last inputs were left by the step
-// before.
+// One token of each sequence: a block has a head of it, or half of a head's columns. It reads S once and
+// writes it once, 64 KB of a head each, and all of that is asked for before the kernel ahead has ended: S and
+// the last inputs were left by the step before.
 //
-// A lane has four columns, a warp an eighth of the keys, so that an access of a warp is a row of S. What a
-// column remembers of a key is the sum of eight parts, as in delta_net_scan.cu.
+// A lane has four columns, or two, a warp an eighth of the keys, so that an access of a warp is a row of S.
+// What a column remembers of a key is the sum of eight parts, as in delta_net_scan.cu.
+//
+// The kernel ends with its stores of S. Where there is room for it, two blocks share a head and store half of
+// S each. They are a cluster: the first block gets the results of both and norms them together, so that the
+// bits are those of one block.
+#include <type_traits>
+
+#include "device/barriers.cuh"
+#include "device/cluster.cuh"
+#include "device/current_device.cuh"
 #include "device/launch.cuh"
 #include "ops/cuda/delta_net_kernels.h"
 #include "ops/cuda/delta_net_parts.cuh"
@@ -14,16 +23,17 @@ namespace {
 constexpr int kThreads = kParts * kWarp;
 enum Role { kQuery, kKey, kValue, kRoles };  // of the warps that convolve
 
-// A lane's part of S.
+// A lane's part of S: so many columns of some keys.
+template <int kOwn>
 struct Held {
-  float of[kRounds][kQuad][kQuad];  // keys, columns
+  float of[kRounds][kQuad][kOwn];  // keys, columns
 
   __device__ __forceinline__ void load(const float* matrix, int part, int lane) {
 #pragma unroll
     for (int r = 0; r < kRounds; ++r)
 #pragma unroll
       for (int k = 0; k < kQuad; ++k)
-        load_vector<float, kQuad>(matrix + (key_of(part, r) + k) * kDim + lane * kQuad, of[r][k]);
+        load_vector<float, kOwn>(matrix + (key_of(part, r) + k) * kDim + lane * kOwn, of[r][k]);
   }
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -33,12 +43,10 @@ struct Held {
 #pragma unroll
         for (float& each : key) each = 0.0f;
   }
-  __device__ __forceinline__ void store(float* matrix, int part, int lane) const {
+  __device__ __forceinline__ void store(float* matrix, int part, int round, int lane) const {
 #pragma unroll
-    for (int r = 0; r < kRounds; ++r)
-#pragma unroll
-      for (int k = 0; k < kQuad; ++k)
-        store_vector<float, kQuad>(matrix + (key_of(part, r) + k) * kDim + lane * kQuad, of[r][k]);
+    for (int k = 0; k < kQuad; ++k)
+      store_vector<float, kOwn>(matrix + (key_of(part, round) + k) * kDim + lane * kOwn, of[round][k]);
   }
 };
 
@@ -46,63 +54,69 @@ struct Held {
 struct alignas(16) Vector {
   float of[kDim];
 
-  __device__ __forceinline__ void get(int first, float (&x)[kQuad]) const {
-    load_vector<float, kQuad>(of + first, x);
+  template <int W>
+  __device__ __forceinline__ void get(int first, float (&x)[W]) const {
+    load_vector<float, W>(of + first, x);
   }
-  __device__ __forceinline__ void set(int first, const float (&x)[kQuad]) {
-    store_vector<float, kQuad>(of + first, x);
+  template <int W>
+  __device__ __forceinline__ void set(int first, const float (&x)[W]) {
+    store_vector<float, W>(of + first, x);
   }
 };
 
 // Sums over all keys, of parts that the warps have made.
-__device__ __forceinline__ void join(const Vector (&parts)[kParts], int lane, float (&sum)[kQuad]) {
-  float part[kParts][kQuad];
+template <int kOwn>
+__device__ __forceinline__ void join(const Vector (&parts)[kParts], int lane, float (&sum)[kOwn]) {
+  float part[kParts][kOwn];
 #pragma unroll
-  for (int i = 0; i < kParts; ++i) parts[i].get(lane * kQuad, part[i]);
+  for (int i = 0; i < kParts; ++i) parts[i].get(lane * kOwn, part[i]);
 #pragma unroll
-  for (int c = 0; c < kQuad; ++c)
+  for (int c = 0; c < kOwn; ++c)
     sum[c] = ((part[0][c] + part[1][c]) + (part[2][c] + part[3][c])) +
              ((part[4][c] + part[5][c]) + (part[6][c] + part[7][c]));
 }
 
 // Of a lane's columns: what the keys of its warp add.
+template <int kOwn>
 struct PartSums {
-  float of[kRounds][kQuad] = {};
+  float of[kRounds][kOwn] = {};
 
   __device__ __forceinline__ void store(Vector& to, int lane) const {
-    float sum[kQuad];
+    float sum[kOwn];
 #pragma unroll
-    for (int c = 0; c < kQuad; ++c) sum[c] = (of[0][c] + of[1][c]) + (of[2][c] + of[3][c]);
-    to.set(lane * kQuad, sum);
+    for (int c = 0; c < kOwn; ++c) sum[c] = (of[0][c] + of[1][c]) + (of[2][c] + of[3][c]);
+    to.set(lane * kOwn, sum);
   }
 };
 static_assert(kRounds == 4 && kParts == 8);
 
 // Rows behind the last token of all sequences.
 template <class T>
-__device__ void clear_padding(const DeltaNetParams& p, int lane) {
+__device__ void clear_padding(const DeltaNetParams& p, int head, int lane) {
   const float zeros[kQuad] = {};
   const int64_t used = p.query_start[p.num_sequences], size = p.sizes.value_size();
   for (int64_t t = blockIdx.y; t < p.num_tokens; t += gridDim.y)
     if (t >= used)
-      store_vector<T, kQuad>(static_cast<T*>(p.out) + t * size + blockIdx.x * kDim + lane * kQuad, zeros);
+      store_vector<T, kQuad>(static_cast<T*>(p.out) + t * size + head * kDim + lane * kQuad, zeros);
 }
 
 // A block's head and sequence, and what of them is there before the rows are: weights, arrays of the step,
 // and what the step before has left. Between two steps lies a copy that waits for all kernels, so none that
 // runs now writes them.
+template <int kOwn>
 struct Ahead {
   Past past;
   bool has_token;
   int64_t slot;     // that gets the state, or -1
   int64_t channel;  // of a warp that convolves
   bool keeps;       // it leaves its inputs to the next step
-  Held state;
+  Held<kOwn> state;
   Window window;
   float taps[kWidth][kQuad], weight[kQuad];
   float decay, step_bias;
 
-  __device__ __forceinline__ Ahead(const DeltaNetParams& p, int head, int warp, int lane)
+  // first: of the block's columns; the block with 0 keeps the inputs
+  __device__ __forceinline__ Ahead(const DeltaNetParams& p, int head, int first, int warp, int lane)
       : past(Past::of(p, blockIdx.y)), has_token(p.query_start[blockIdx.y + 1] > past.begin) {
     if (!has_token) return;
     const DeltaNetSizes& n = p.sizes;
@@ -111,9 +125,9 @@ struct Ahead {
         warp == kQuery ? shared : n.key_heads + (warp == kKey ? shared : n.key_heads + head);
     channel = vector * kDim + lane * kQuad;
     slot = p.slots[past.begin];
-    keeps = slot >= 0 && (warp == kValue || head - shared * sharing == 0);
+    keeps = slot >= 0 && first == 0 && (warp == kValue || head - shared * sharing == 0);
     if (past.inputs != nullptr)
-      state.load(past.inputs - n.matrix_floats() + head * kDim * kDim, warp, lane);
+      state.load(past.inputs - n.matrix_floats() + head * kDim * kDim + first, warp, lane);
     else
       state.clear();
     load_constant<float, kQuad>(p.norm + lane * kQuad, weight);
@@ -138,8 +152,10 @@ struct Ahead {
 };
 
 // What a warp's keys add to what columns remember of the key.
-__device__ __forceinline__ void recall(const Held& state, const Vector& key, int part, int lane, Vector& to) {
-  PartSums sums;
+template <int kOwn>
+__device__ __forceinline__ void recall(const Held<kOwn>& state, const Vector& key, int part, int lane,
+                                       Vector& to) {
+  PartSums<kOwn> sums;
 #pragma unroll
   for (int r = 0; r < kRounds; ++r) {
     float keys[kQuad];
@@ -147,16 +163,17 @@ __device__ __forceinline__ void recall(const Held& state, const Vector& key, int
 #pragma unroll
     for (int k = 0; k < kQuad; ++k)
 #pragma unroll
-      for (int c = 0; c < kQuad; ++c) sums.of[r][c] = fmaf(state.of[r][k][c], keys[k], sums.of[r][c]);
+      for (int c = 0; c < kOwn; ++c) sums.of[r][c] = fmaf(state.of[r][k][c], keys[k], sums.of[r][c]);
   }
   sums.store(to, lane);
 }
 
-// S changes; what a warp's keys then add to the results.
-__device__ __forceinline__ void change_state(Held& state, const float (&change)[kQuad], float decay,
-                                             const Vector (&vectors)[kRoles], int part, int lane,
+// S changes, and is stored at `kept`, if that is somewhere; what a warp's keys then add to the results.
+template <int kOwn>
+__device__ __forceinline__ void change_state(Held<kOwn>& state, const float (&change)[kOwn], float decay,
+                                             const Vector (&vectors)[kRoles], int part, int lane, float* kept,
                                              Vector& to) {
-  PartSums sums;
+  PartSums<kOwn> sums;
 #pragma unroll
   for (int r = 0; r < kRounds; ++r) {
     float keys[kQuad], queries[kQuad];
@@ -165,10 +182,11 @@ __device__ __forceinline__ void change_state(Held& state, const float (&change)[
 #pragma unroll
     for (int k = 0; k < kQuad; ++k)
 #pragma unroll
-      for (int c = 0; c < kQuad; ++c) {
+      for (int c = 0; c < kOwn; ++c) {
         state.of[r][k][c] = fmaf(change[c], keys[k], state.of[r][k][c] * decay);
         sums.of[r][c] = fmaf(state.of[r][k][c], queries[k], sums.of[r][c]);
       }
+    if (kept != nullptr) state.store(kept, part, r, lane);
   }
   sums.store(to, lane);
 }
@@ -177,20 +195,53 @@ __device__ __forceinline__ void change_state(Held& state, const float (&change)[
 // of that with 96 registers each, and with these just room for two of ours.
 constexpr int kRegistersBesideChain = 112;
 
-template <class T>
+// Results of two blocks, in the first one.
+class Halves {
+ public:
+  // By all threads, once; await_cluster() comes before the first send().
+  __device__ __forceinline__ void prepare() {
+    if (threadIdx.x == 0) {
+      there_.init(1);
+      publish_barriers();
+      there_.arrive_expecting(sizeof(Vector));
+    }
+    __syncwarp();
+    arrive_in_cluster();
+  }
+  __device__ __forceinline__ void send(int first, const float (&x)[kQuad / 2]) {
+    send_async(address_in_block(shared_address(whole_.of + first), 0), make_float2(x[0], x[1]),
+               address_in_block(there_.address(), 0));
+  }
+  // When both are there.
+  __device__ __forceinline__ void get(int first, float (&x)[kQuad]) const {
+    there_.wait(0);
+    whole_.get(first, x);
+  }
+
+ private:
+  Vector whole_;
+  PhaseBarrier there_;
+};
+
+template <class T, int kBlocks>
 __global__ __maxnreg__(kRegistersBesideChain) void delta_step_kernel(const DeltaNetParams p) {
+  constexpr int kOwn = kQuad / kBlocks;
   __shared__ Vector vectors[kRoles], recalled[kParts], results[kParts];
+  __shared__ std::conditional_t<kBlocks == 1, char, Halves> halves;
   let_next_start();
+  if constexpr (kBlocks > 1) halves.prepare();
   const DeltaNetSizes& n = p.sizes;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int head = static_cast<int>(blockIdx.x), place = head * kDim + lane * kQuad;
-  Ahead of(p, head, warp, lane);
+  const int head = static_cast<int>(blockIdx.x) / kBlocks, place = head * kDim + lane * kQuad;
+  const int first = static_cast<int>(blockIdx.x) % kBlocks * (kDim / kBlocks);
+  Ahead<kOwn> of(p, head, first, warp, lane);
   // Where everything of the row is, found out before it is there.
   const T* const row = static_cast<const T*>(p.rows) + of.past.begin * n.row_size();
   const T *const gates_of = row + gates_at(n) + head, *const z_of = row + n.conv_channels() + place;
   const int64_t value_heads = n.value_heads;
+  if constexpr (kBlocks > 1) await_cluster();
   wait_for_previous();
-  if (warp == kParts - 1) clear_padding<T>(p, lane);  // which has the least to do
+  if (warp == kParts - 1 && first == 0) clear_padding<T>(p, head, lane);  // which has the least to do
   if (!of.has_token) return;
   const float a = widen(gates_of[value_heads]), b = widen(*gates_of);
   float z[kQuad];
@@ -200,21 +251,26 @@ __global__ __maxnreg__(kRegistersBesideChain) void delta_step_kernel(const Delta
   __syncthreads();
   recall(of.state, vectors[kKey], warp, lane, recalled[warp]);
   __syncthreads();
-  float remembered[kQuad], value[kQuad], change[kQuad];
+  float remembered[kOwn], value[kOwn], change[kOwn];
   join(recalled, lane, remembered);
-  vectors[kValue].get(lane * kQuad, value);
+  vectors[kValue].get(first + lane * kOwn, value);
 #pragma unroll
-  for (int c = 0; c < kQuad; ++c) change[c] = change_of(gates, value[c], remembered[c]);
-  change_state(of.state, change, gates.decay, vectors, warp, lane, results[warp]);
-  // The first warp goes on to the results while the others store theirs.
-  const auto store = [&] {
-    if (of.slot >= 0) of.state.store(p.states + of.slot * p.slot_stride + head * kDim * kDim, warp, lane);
-  };
-  if (warp == 0) store();
+  for (int c = 0; c < kOwn; ++c) change[c] = change_of(gates, value[c], remembered[c]);
+  float* const kept =
+      of.slot >= 0 ? p.states + of.slot * p.slot_stride + head * kDim * kDim + first : nullptr;
+  change_state(of.state, change, gates.decay, vectors, warp, lane, kept, results[warp]);
   __syncthreads();
-  if (warp != 0) return store();
-  float o[kQuad];
-  join(results, lane, o);
+  if (warp != 0) return;
+  float own[kOwn], o[kQuad];
+  join(results, lane, own);
+  if constexpr (kBlocks > 1) {
+    halves.send(first + lane * kOwn, own);
+    if (first > 0) return;
+    halves.get(lane * kQuad, o);
+  } else {
+#pragma unroll
+    for (int c = 0; c < kQuad; ++c) o[c] = own[c];
+  }
   finish(of.weight, z, p.eps, o);
   store_vector<T, kQuad>(static_cast<T*>(p.out) + of.past.begin * n.value_size() + place, o);
 }
@@ -222,12 +278,21 @@ __global__ __maxnreg__(kRegistersBesideChain) void delta_step_kernel(const Delta
 }  // namespace
 
 void delta_step(const DeltaNetParams& p, Stream stream) {
-  dispatch(p.dtype, [&]<class T>() {
-    launch(delta_step_kernel<T>,
-           {.grid = dim3(static_cast<unsigned>(p.sizes.value_heads), static_cast<unsigned>(p.num_sequences)),
+  const auto launch_blocks = [&]<class T, int kBlocks>() {
+    launch(delta_step_kernel<T, kBlocks>,
+           {.grid = dim3(static_cast<unsigned>(p.sizes.value_heads * kBlocks),
+                         static_cast<unsigned>(p.num_sequences)),
             .block = kThreads,
+            .cluster = kBlocks,
             .overlaps_previous = true},
            stream, p);
+  };
+  const bool has_room = 2 * p.sizes.value_heads * p.num_sequences <= multiprocessors();
+  dispatch(p.dtype, [&]<class T>() {
+    if (has_room)
+      launch_blocks.template operator()<T, 2>();
+    else
+      launch_blocks.template operator()<T, 1>();
   });
 }
 
