@@ -138,12 +138,17 @@ class Builder {
     // Two or four codes lie where one number does.
     a.weights[a.num_phases] =
         weight_map(product.weight, product.out_features, product.in_features / packed(form), gated);
-    return add_phase({.kind = kind,
-                      .units = static_cast<int>(product.in_features / kUnit),
-                      .chunks = chunks_of(product.in_features, form),
-                      .outputs = static_cast<int>(product.out_features / (gated ? 2 : 1)),
-                      .bias = product.bias,
-                      .scales = product.scales});
+    Phase& phase = add_phase({.kind = kind,
+                              .units = static_cast<int>(product.in_features / kUnit),
+                              .chunks = chunks_of(product.in_features, form),
+                              .outputs = static_cast<int>(product.out_features / (gated ? 2 : 1)),
+                              .bias = product.bias,
+                              .scales = product.scales});
+    // Who had one tile less of the product before has one more of this one. But what a product is added to,
+    // each CTA has stored itself.
+    if (goes_by_stages(form) && kind != Kind::kAdd && a.num_phases > 1)
+      phase.start = a.phases[a.num_phases - 2].longer;
+    return phase;
   }
 
   // Of the chosen experts: the outputs of all of them.

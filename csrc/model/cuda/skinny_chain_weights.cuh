@@ -28,7 +28,7 @@ class Reader {
         for (int chunk = 0; chunk < view.chunks; ++chunk)
 #pragma unroll 1
           for (int tile = round; tile < min(round + kRoundTiles, view.end); ++tile)
-            read_grouped(view, map, groups, tile_at<kForm>(tile), chunk);
+            read_grouped(view, map, groups, tile_at<kForm>(view, tile), chunk);
     } else {
 #pragma unroll 1
       for (int tile = view.first; tile < view.end; ++tile)

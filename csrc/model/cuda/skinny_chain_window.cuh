@@ -75,13 +75,13 @@ class Window {
 
   __device__ void ask() const {
     const View& view = views_[phase_];
-    const int row = tile_at<Form::kInt4>(tile_) * (view.kind == Kind::kGate ? kTile / 2 : kTile);
+    const int row = tile_at<Form::kInt4>(view, tile_) * (view.kind == Kind::kGate ? kTile / 2 : kTile);
     prefetch_box(a_.weights[phase_], {0, row, 0, chunk_ * kStageLines});
     prefetch_box(a_.groups[phase_], {0, row, 0, chunk_});
   }
   __device__ void ask_next_tile(const View& gate, int tile) const {
     const uint32_t row_bytes = gate.units * (kUnit / 2), group_bytes = gate.chunks * (kStageGroups * 4);
-    const int row = tile_at<Form::kInt4>(tile) * (kTile / 2), rows = min(kTile / 2, gate.outputs - row);
+    const int row = tile_at<Form::kInt4>(gate, tile) * (kTile / 2), rows = min(kTile / 2, gate.outputs - row);
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
       const int64_t at = row + half * gate.outputs;
