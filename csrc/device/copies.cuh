@@ -105,12 +105,6 @@ __device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int4 at, in
                : "memory");
 }
 
-__device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int4 at) {
-  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map),
-               "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w)
-               : "memory");
-}
-
 // Bytes that lie side by side, a multiple of 16, to shared memory. By one thread.
 __device__ __forceinline__ void copy_run(uint32_t destination, const void* source, uint32_t bytes,
                                          const PhaseBarrier& barrier) {

@@ -29,7 +29,6 @@
 #include "model/cuda/skinny_chain_rows.cuh"
 #include "model/cuda/skinny_chain_sums.cuh"
 #include "model/cuda/skinny_chain_weights.cuh"
-#include "model/cuda/skinny_chain_window.cuh"
 #include "ops/cuda/skinny_linear.cuh"
 
 namespace bequest::cuda {
@@ -348,6 +347,7 @@ __device__ __forceinline__ void read_weights(const A& a, Fixed& fixed, const Sha
   } else if constexpr (is_grouped(kForm)) {
 #pragma unroll 1
     for (int i = 0; i < a.num_phases; ++i) reader.read(fixed.views[i], a.weights[i], a.groups[i]);
+    if (a.ahead.codes != nullptr) reader.read_ahead(fixed.views[0], fixed.views[1], a.ahead);
   } else {
 #pragma unroll 1
     for (int i = 0; i < a.num_phases; ++i) reader.read(fixed.views[i], a.weights[i]);
@@ -362,7 +362,6 @@ __device__ __forceinline__ void init_barriers(Fixed& fixed, int stages) {
     fixed.ring.full[i].init(1);
     fixed.ring.empty[i].init(kWarps);
   }
-  fixed.ring.asked = 0;
   if constexpr (kHasExperts) {
     fixed.chosen.there.init(1);
     fixed.chosen.counted.init(1);
@@ -371,20 +370,9 @@ __device__ __forceinline__ void init_barriers(Fixed& fixed, int stages) {
   publish_barriers();
 }
 
-// By another warp, where one row is multiplied in bytes.
-__device__ __forceinline__ void look_ahead(const GroupedArguments& a, const Fixed& fixed) {
-  if (threadIdx.x % kWarp != 0 || a.window.most == 0) return;
-  Window window(a, fixed);
-  window.follow_ring();
-  if (a.ahead.codes != nullptr) window.ask_next();
-}
-
-template <int T, int kPerLane, Form kForm>
-inline constexpr int kThreads = threads_of(kPerLane > 0 || is_in_bytes<T>(kForm));
-
 // With adapters, or codes, it has more to hold than registers for two of it on a multiprocessor.
 template <int T, int kPerLane, Form kForm, class A>
-__global__ __launch_bounds__((kThreads<T, kPerLane, kForm>),
+__global__ __launch_bounds__(threads_of(kPerLane > 0),
                              kIsAdapted<A> || kForm != Form::kNumbers
                                  ? 1
                                  : 2) void skinny_chain_kernel(const __grid_constant__ A a) {
@@ -412,8 +400,6 @@ __global__ __launch_bounds__((kThreads<T, kPerLane, kForm>),
   if (threadIdx.x >= kConsumers) {
     if constexpr (kPerLane > 0) {
       if (threadIdx.x >= kConsumers + kWarp) return choose_experts<kPerLane>(fixed, a.launches + blockIdx.x);
-    } else if constexpr (is_in_bytes<T>(kForm)) {
-      if (threadIdx.x >= kConsumers + kWarp) return look_ahead(a, fixed);
     }
     if (threadIdx.x > kConsumers) return;
     if constexpr (kPerLane > 0)
@@ -446,7 +432,7 @@ void launch_rows(const A& a, int grid, Stream stream) {
   constexpr auto kKernel = skinny_chain_kernel<T, kPerLane, kForm, A>;
   const Places places(kForm, a.stages, T, a.row_pitch, a.gain_bytes, a.delta_bytes);
   const LaunchShape shape{.grid = static_cast<unsigned>(grid),
-                          .block = kThreads<T, kPerLane, kForm>,
+                          .block = threads_of(kPerLane > 0),
                           .shared_bytes = static_cast<size_t>(places.total),
                           .overlaps_previous = true};
   // The room beside it is for other kernels, not for a cache that it does not use.

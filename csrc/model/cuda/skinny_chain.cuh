@@ -11,9 +11,8 @@ namespace bequest::cuda::chain {
 
 inline constexpr int kWarps = 8;  // that multiply
 inline constexpr int kConsumers = kWarps * kWarp;
-// One more warp asks for weights. Another one chooses experts, where there are any, or asks the L2 for what
-// the ring takes next.
-constexpr int threads_of(bool has_another) { return kConsumers + (has_another ? 2 : 1) * kWarp; }
+// One more warp asks for weights, and another one chooses experts, where there are any.
+constexpr int threads_of(bool has_experts) { return kConsumers + (has_experts ? 2 : 1) * kWarp; }
 inline constexpr int kTile = kStageRows;
 inline constexpr int kUnit = 256;                       // of k: 32 for each warp
 inline constexpr int kSliceBytes = kUnit / kWarps * 2;  // a warp's part of a unit of x
@@ -268,10 +267,6 @@ __device__ __forceinline__ int kept(int value) {
 struct Ring {
   PhaseBarrier full[kMostStages];   // the bytes of a stage are there
   PhaseBarrier empty[kMostStages];  // all warps have read them
-  int asked;                        // stages, where a window follows
-
-  __device__ __forceinline__ void publish_asked(int count) { *static_cast<volatile int*>(&asked) = count; }
-  __device__ __forceinline__ int num_asked() const { return *static_cast<const volatile int*>(&asked); }
 };
 
 // The experts of the row, by id.
@@ -358,20 +353,10 @@ struct Ahead {
   const uint8_t *codes, *groups;  // null: nothing is asked for ahead
 };
 
-// What the L2 is asked for ahead of the ring: skinny_chain_window.cuh.
-struct WindowSizes {
-  int most;                  // stages, at once; 0: none
-  uint32_t pace, next_pace;  // clocks from one to the next, and to the next of the next chain
-  int opens;                 // when the ring has asked for so many
-  int behind;                // stages that a chain asks for ahead of the next one, which leaves them out
-  int at_end;                // of these, when it has multiplied all of its own
-};
-
 // Of weights in groups.
 struct GroupedArguments : Arguments {
   CUtensorMap groups[kMostPhases];  // see group_map
   Ahead ahead;
-  WindowSizes window;
 };
 
 struct AdaptedArguments;

@@ -46,10 +46,6 @@ constexpr Depth kLargeFloat8{10, 2, 2, 3, true};
 // Those of 4 bits in groups of 128 are a stream from fewer stages on, which have four times the values.
 constexpr Depth kLargeInt4{9, 2, 2, 3, true};
 constexpr int64_t kLargeInt4Share = 32;
-// Of one row of them. Memory brings a stage to each CTA in 930 clocks. A stage of all CTAs is 2.3 MB of the
-// L2.
-constexpr WindowSizes kInt4Window{
-    .most = 10, .pace = 950, .next_pace = 1100, .opens = 9, .behind = 8, .at_end = 2};
 
 Form form_of_codec(FineCodec codec) {
   check(codec == FineCodec::kOffset4 || codec == FineCodec::kScaled8 || codec == FineCodec::kFloat8,
@@ -77,19 +73,12 @@ int chunks_of(int64_t depth, Form form) {
 // Of a row of x, filled up to whole stages.
 int padded_bytes(int chunks, Form form) { return chunks * stage_units(form) * kUnit * 2; }
 
-int64_t share_of(const Arguments& a) {
-  int64_t share = 0;
-  for (int i = 0; i < a.num_phases; ++i) share += (a.phases[i].tiles_each + 1) * a.phases[i].chunks;
-  return share;
-}
-bool is_large_int4(const Arguments& a, Form form) {
-  return form == Form::kInt4 && share_of(a) >= kLargeInt4Share;
-}
-
 Depth wished_depth(const Arguments& a, Form form) {
   if (a.num_experts > 0) return kExperts;
-  if (form == Form::kInt4) return is_large_int4(a, form) ? kLargeInt4 : kSmallLayer;
-  if (share_of(a) < kLargeShare) return kSmallLayer;
+  int64_t share = 0;
+  for (int i = 0; i < a.num_phases; ++i) share += (a.phases[i].tiles_each + 1) * a.phases[i].chunks;
+  if (form == Form::kInt4) return share < kLargeInt4Share ? kSmallLayer : kLargeInt4;
+  if (share < kLargeShare) return kSmallLayer;
   return form == Form::kFloat8 ? kLargeFloat8 : kLargeLayer;
 }
 
@@ -438,7 +427,6 @@ void skinny_chain(const SkinnyChainParams& p, Stream stream) {
   if (is_grouped(form)) {
     GroupedArguments of_groups = grouped(a, {&p.output, &p.gate_up, &p.down, &p.next.qkv});
     of_groups.ahead = ahead_of(p, form);
-    if (is_large_int4(a, form)) of_groups.window = kInt4Window;
     return launch_grouped_chain(of_groups, form, grid, stream);
   }
   launch_chain(a, form, grid, stream);

@@ -60,6 +60,32 @@ class Reader {
     }
   }
 
+  // Asks the L2 for gate and up of the next chain, from behind what its ring takes before attention has
+  // ended. A stage at a time, as long as this CTA multiplies: memory has nothing else to do, and x does not
+  // wait behind more than a stage. Whoever brings more at once holds up attention.
+  __device__ void read_ahead(const View& output, const View& gate, const Ahead& ahead) {
+    constexpr uint32_t kPace = 1200;  // clocks; memory brings a stage to each CTA in 930
+    constexpr int kMostStages = 10;
+    const int first = max(a_.stages - stages_of(output), 0) / gate.chunks;
+    const int end = min(first + kMostStages / gate.chunks, gate.end), last = asked_ - 1;
+    const uint32_t row_bytes = gate.units * (kUnit / 2), group_bytes = gate.chunks * (kStageGroups * 4);
+    uint32_t due = static_cast<uint32_t>(clock()) + kPace;
+#pragma unroll 1
+    for (int tile = first; tile < end; ++tile) {
+#pragma unroll 1
+      while (static_cast<int32_t>(static_cast<uint32_t>(clock()) - due) < 0)
+        if (ring_.empty[last % a_.stages].has_ended(last / a_.stages & 1)) return;
+      due += kPace * gate.chunks;
+      const int row = tile_at<kForm>(gate, tile) * (kTile / 2), rows = min(kTile / 2, gate.outputs - row);
+#pragma unroll 1
+      for (int half = 0; half < 2; ++half) {
+        const int64_t at = row + half * gate.outputs;
+        prefetch_bytes(ahead.codes + at * row_bytes, rows * row_bytes);
+        prefetch_bytes(ahead.groups + at * group_bytes, rows * group_bytes);
+      }
+    }
+  }
+
   // Those of a CTA, of what tells the experts ahead.
   __device__ void read_pieces(const Foresight& f) {
 #pragma unroll 1
@@ -158,7 +184,6 @@ class Reader {
     ++asked_;
     ++of_phase_;
     ++under_way_;
-    if constexpr (goes_by_stages(kForm)) ring_.publish_asked(asked_);
   }
 
   const Arguments& a_;
