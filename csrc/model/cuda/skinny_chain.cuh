@@ -111,8 +111,7 @@ struct Phase {
   int chunks;              // stages along k
   int outputs;             // of a token, of all experts together
   int part;                // of one expert: outputs of gate and up, units of down
-  int tiles_each, longer;  // `longer` CTAs have one tile more than the others: the first, or those from
-  int start;               // this one on, if tiles are taken in turns
+  int tiles_each, longer;  // the first `longer` CTAs have one tile more than the others
   float eps, offset;
   const void* gain;     // [K] bfloat16 of the norm of x, or null
   const void* bias;     // [N] bfloat16, or null
@@ -189,20 +188,18 @@ struct alignas(16) View {
   // from the L2, and words would wait for it: 1,500 clocks.
   bool is_tapped;
   int leading;  // a tile that is taken in place of the first one, -1: none
-  int turn;     // of this CTA, if tiles are taken in turns
   int kept;     // stages of x in bytes that are there at once
 
   // shared: tiles of gate and up of the expert that every row takes, 0: there are none, or too many. They are
   // the last ones. CTAs begin with them, one each, because they can be asked for before the choice.
   template <Form kForm>
   __device__ static View of(const Phase& phase, int block, int gain, bool is_tapped, int shared = 0) {
-    const int turn = block - phase.start + (block < phase.start ? static_cast<int>(gridDim.x) : 0);
     const int before = goes_by_stages(kForm) ? 0 : block * phase.tiles_each + min(block, phase.longer);
     const int first = before - min(block + 1, shared);
     return {phase.units,
             phase.chunks,
             first,
-            first + phase.tiles_each + (turn < phase.longer ? 1 : 0),
+            first + phase.tiles_each + (block < phase.longer ? 1 : 0),
             phase.outputs,
             phase.part,
             phase.kind,
@@ -217,15 +214,14 @@ struct alignas(16) View {
             phase.out,
             is_tapped,
             block < shared ? phase.outputs / (kTile / 2) - shared + block : -1,
-            turn,
             kept_stages(phase)};
   }
 };
 
 // The tile that a view counts as `index`.
 template <Form kForm>
-__device__ __forceinline__ int tile_at(const View& view, int index) {
-  return goes_by_stages(kForm) ? index * static_cast<int>(gridDim.x) + view.turn : index;
+__device__ __forceinline__ int tile_at(int index) {
+  return goes_by_stages(kForm) ? index * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x) : index;
 }
 
 // A tile of gate and up of experts.

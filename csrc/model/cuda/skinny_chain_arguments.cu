@@ -44,7 +44,7 @@ constexpr int64_t kLargeShare = 64;  // stages that a CTA has of a layer
 // Codes are multiplied faster than they come, and wait for rows of x more than numbers do.
 constexpr Depth kLargeFloat8{10, 2, 2, 3, true};
 // Those of 4 bits in groups of 128 are a stream from fewer stages on, which have four times the values.
-constexpr Depth kLargeInt4{12, 2, 2, 3, true};
+constexpr Depth kLargeInt4{11, 2, 2, 3, true};
 constexpr int64_t kLargeInt4Share = 32;
 
 Form form_of_codec(FineCodec codec) {
@@ -127,17 +127,12 @@ class Builder {
     // Two or four codes lie where one number does.
     a.weights[a.num_phases] =
         weight_map(product.weight, product.out_features, product.in_features / packed(form), gated);
-    Phase& phase = add_phase({.kind = kind,
-                              .units = static_cast<int>(product.in_features / kUnit),
-                              .chunks = chunks_of(product.in_features, form),
-                              .outputs = static_cast<int>(product.out_features / (gated ? 2 : 1)),
-                              .bias = product.bias,
-                              .scales = product.scales});
-    // Who had one tile less of the product before has one more of this one. But what a product is added to,
-    // each CTA has stored itself.
-    if (goes_by_stages(form) && kind != Kind::kAdd && a.num_phases > 1)
-      phase.start = a.phases[a.num_phases - 2].longer;
-    return phase;
+    return add_phase({.kind = kind,
+                      .units = static_cast<int>(product.in_features / kUnit),
+                      .chunks = chunks_of(product.in_features, form),
+                      .outputs = static_cast<int>(product.out_features / (gated ? 2 : 1)),
+                      .bias = product.bias,
+                      .scales = product.scales});
   }
 
   // Of the chosen experts: the outputs of all of them.

@@ -174,10 +174,12 @@ class ByteStager {
       for (int s = 0; s < kSteps; ++s)
         asked.gains[s] = __ldg(reinterpret_cast<const uint2*>(gains_ + first + min(s, last) * kGroupPitch));
     }
-    if (is_published_) {
+    // Where there are no words, for nothing: the instructions are there when there are.
+    const uint8_t* const any = from_ - (reinterpret_cast<uintptr_t>(from_) & 15);
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s) words[s] = load_words(word_at(first, min(s, last)));
-    } else {
+    for (int s = 0; s < kSteps; ++s)
+      words[s] = load_words(is_published_ ? word_at(first, min(s, last)) : any);
+    if (!is_published_) {
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
         const uint2 pairs =

@@ -48,7 +48,7 @@ class Element {
     place_ = thread % kPlaces;
     const bool gated = view.kind == Kind::kGate;
     const int row = place_ % kTile;
-    const int own = gate_tile_at(tile_at<kForm>(view, tile + place_ / kTile), view.first, leading);
+    const int own = gate_tile_at(tile_at<kForm>(tile + place_ / kTile), view.first, leading);
     output_ = own * (gated ? kTile / 2 : kTile) + row;
     exists_ = token_ < num_tokens && place_ < count * kTile && output_ < view.outputs &&
               !(gated && row >= kTile / 2);

@@ -28,7 +28,7 @@ class Reader {
         for (int chunk = 0; chunk < view.chunks; ++chunk)
 #pragma unroll 1
           for (int tile = round; tile < min(round + kRoundTiles, view.end); ++tile)
-            read_grouped(view, map, groups, tile_at<kForm>(view, tile), chunk);
+            read_grouped(view, map, groups, tile_at<kForm>(tile), chunk);
     } else {
 #pragma unroll 1
       for (int tile = view.first; tile < view.end; ++tile)
@@ -76,7 +76,7 @@ class Reader {
       while (static_cast<int32_t>(static_cast<uint32_t>(clock()) - due) < 0)
         if (ring_.empty[last % a_.stages].has_ended(last / a_.stages & 1)) return;
       due += kPace * gate.chunks;
-      const int row = tile_at<kForm>(gate, tile) * (kTile / 2), rows = min(kTile / 2, gate.outputs - row);
+      const int row = tile_at<kForm>(tile) * (kTile / 2), rows = min(kTile / 2, gate.outputs - row);
 #pragma unroll 1
       for (int half = 0; half < 2; ++half) {
         const int64_t at = row + half * gate.outputs;
