@@ -93,6 +93,36 @@ def test_rows_do_not_depend_on_the_batch(sizes: Sizes) -> None:
         assert torch.equal(residual, whole[-count:])
 
 
+# Of these sizes a CTA has more stages than a ring, several rounds of gate and up, and two stages along k.
+@pytest.mark.parametrize("num_tokens", [1, 2])
+def test_chains_in_a_graph(num_tokens: int) -> None:
+    """Each asks the L2 for weights of its own and of the next one, while the one before it ends."""
+    sizes = (2048, 5120, 9216, 2048)
+    layers = [make_layers(sizes, with_bias=with_bias)[0] for with_bias in (False, True)]
+    start, kept = inputs(sizes, num_tokens)
+    residual, scratch = kept.clone(), make_scratch()
+
+    def run(apart: bool) -> Tensor:
+        attended = start
+        for i in range(8):
+            attended = layers[i % 2].run(attended, residual, scratch)
+            if apart:
+                torch.cuda.synchronize()
+        return attended
+
+    first = run(apart=True)
+    last_residual = residual.clone()
+    assert first.isfinite().all()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        last = run(apart=False)
+    for _ in range(50):
+        residual.copy_(kept)
+        last.zero_()
+        graph.replay()
+        assert torch.equal(last, first) and torch.equal(residual, last_residual)
+
+
 # (N, K): few tiles, part of a stage, several stages, rows that the chain does not take.
 PRODUCTS = [(8, 1024), (1024, 3072), (6144, 4096), (4096, 14336), (256, 768)]
 

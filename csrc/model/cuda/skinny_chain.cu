@@ -193,11 +193,10 @@ template <int T, bool kHasExperts, Form kForm>
 __device__ __forceinline__ Stager<T, kHasExperts, kForm> stager_of(const Arguments& a, const View& view,
                                                                    const Places& places, uint8_t* shared,
                                                                    LaunchNumber launch, int warp, int lane) {
-  uint8_t *const rows = shared + places.rows, *const gains = shared + places.gains;
   if constexpr (is_in_bytes<T>(kForm))
-    return {a, view, shared_address(rows), shared_address(gains), launch, warp, lane};
+    return {a, view, shared_address(shared + places.rows), launch, warp, lane};
   else
-    return {a, rows, gains, warp, lane};
+    return {a, shared + places.rows, shared + places.gains, warp, lane};
 }
 
 // A phase as a CTA multiplies it.
@@ -211,12 +210,12 @@ struct PhaseWork {
   int chunks, first, end;  // of the view, which lies in shared memory: who reads it again waits for it
   bool has_staged;
   bool chooses;              // its first round is of experts that are foreseen
-  ByteStager::Words& words;  // of x in bytes: those of its first stage
+  ByteStager::Asked& asked;  // of x in bytes: for its first stage
 };
 
 // All tiles of a phase, round by round. even: the first weights; of experts none are taken yet
 template <int T, bool kHasExperts, Form kForm, class A>
-__device__ __forceinline__ void multiply_rounds(const A& a, Fixed& fixed,
+__device__ __forceinline__ void multiply_rounds(const A& a, FixedOf<kHasExperts>& fixed,
                                                 const PhaseWork<T, kHasExperts, kForm, A>& phase,
                                                 RingEnd<kForm>& ring, RoundSums<T>& sums, LaunchNumber launch,
                                                 int warp, int lane, Weights<kForm>& even,
@@ -238,7 +237,7 @@ __device__ __forceinline__ void multiply_rounds(const A& a, Fixed& fixed,
     if constexpr (is_in_bytes<T>(kForm)) {
       const bool is_first = tile == phase.first;
       float square[1] = {multiply_byte_round(phase.rows, is_first, ring, count, chunks, x.begin, x.sums,
-                                             lane % 4 < T, sums.place(warp, lane), left, even, phase.words)};
+                                             lane % 4 < T, sums.place(warp, lane), left, even, phase.asked)};
       if (is_first && view.gain >= 0) store_squares(square, warp, lane, squares);
     } else if constexpr (goes_by_stages(kForm)) {
       multiply_round<T>(ring, count, chunks, x, lane, sums.place(warp, lane), left, even);
@@ -249,14 +248,17 @@ __device__ __forceinline__ void multiply_rounds(const A& a, Fixed& fixed,
     }
     if (tile == view.first) phase.deltas.collect(launch, thread);
     sync_consumers();
-    if (is_open) {  // the round may be of experts that the router does not choose
-      is_open = false;
-      fixed.chosen.counted.wait(0);
-      if (fixed.chosen.discards) continue;
+    const float* counts = nullptr;
+    if constexpr (kHasExperts) {
+      counts = fixed.chosen.counts;
+      if (is_open) {  // the round may be of experts that the router does not choose
+        is_open = false;
+        fixed.chosen.counted.wait(0);
+        if (fixed.chosen.discards) continue;
+      }
     }
     if (warp < T * (kPlaces / kWarp))
-      element.store(view, a.activation, sums.get(), squares, launch, a.tap,
-                    kHasExperts ? fixed.chosen.counts : nullptr, phase.deltas.shrunk());
+      element.store(view, a.activation, sums.get(), squares, launch, a.tap, counts, phase.deltas.shrunk());
     sums.turn();
     tile += kRoundTiles;
   } while (tile < end);
@@ -266,9 +268,9 @@ __device__ __forceinline__ void multiply_rounds(const A& a, Fixed& fixed,
 template <int T, int kPerLane, Form kForm, class A>
 __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8_t* shared,
                                          LaunchNumber launch) {
-  Fixed& fixed = *reinterpret_cast<Fixed*>(shared + places.fixed);
-  const int lane = kept(threadIdx.x % kWarp), warp = kept(threadIdx.x / kWarp), thread = warp * kWarp + lane;
   constexpr bool kHasExperts = kPerLane > 0;
+  auto& fixed = *reinterpret_cast<FixedOf<kHasExperts>*>(shared + places.fixed);
+  const int lane = kept(threadIdx.x % kWarp), warp = kept(threadIdx.x / kWarp), thread = warp * kWarp + lane;
   using Order = Order<kHasExperts>;
   RingEnd<kForm> ring(fixed.ring, shared_address(shared), warp, lane, a.stages);
   RoundSums<T> sums(shared + places.parts);
@@ -281,10 +283,11 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
     const bool foresees = kHasExperts && i == 0 && a.foresight.pieces > 0;
     auto& squares = fixed.squares[kHasExperts ? max(i, Order::kGate) : i];  // the router's are those of gate
     const int chunks = view.chunks, first = view.first, end = view.end;
-    if (i == 1) await_gains();  // none is needed before
+    if constexpr (!is_in_bytes<T>(kForm))
+      if (i == 1) await_gains();  // none is needed before
     const PhaseDeltas<T, A> deltas(a, *reinterpret_cast<SharedDeltas*>(shared + places.deltas), i);
     const bool has_staged = is_router || chooses || foresees || deltas.has_tile();
-    const int row_chunks = foresees ? a.foresight.row_chunks : chunks;
+    const int row_chunks = foresees ? a.foresight.row_chunks : is_in_bytes<T>(kForm) ? view.kept : chunks;
     const auto x = XPlace<kForm>::template of<T>(a, places, shared, row_chunks, warp, lane);
     const auto rows = stager_of<T, kHasExperts, kForm>(a, view, places, shared, launch, warp, lane);
     if constexpr (kHasExperts) {
@@ -293,8 +296,8 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
       if (is_router || (!has_staged && first < end)) stage(rows, view, x, launch, warp, lane, squares);
     }
     if (first == end && !deltas.has_tile()) continue;
-    ByteStager::Words words;
-    if constexpr (is_in_bytes<T>(kForm)) rows.ask(0, words);  // they come while weights are waited for
+    ByteStager::Asked asked;
+    if constexpr (is_in_bytes<T>(kForm)) rows.ask(0, asked);  // they come while weights are waited for
     Weights<kForm> even, odd;
     if constexpr (!kHasExperts) ring.take(even);  // the first ones, before x is there
     if constexpr (kIsAdapted<A>) {
@@ -309,13 +312,14 @@ __device__ __forceinline__ void multiply(const A& a, const Places& places, uint8
       }
     }
     const PhaseWork<T, kHasExperts, kForm, A> phase{view,  squares, rows,       deltas,  x,    chunks,
-                                                    first, end,     has_staged, chooses, words};
+                                                    first, end,     has_staged, chooses, asked};
     multiply_rounds(a, fixed, phase, ring, sums, launch, warp, lane, even, odd);
   }
 }
 
 // By the thread that asks for weights, where there are experts.
-__device__ __forceinline__ void read_expert_weights(const Arguments& a, Fixed& fixed, uint32_t ring_at) {
+__device__ __forceinline__ void read_expert_weights(const Arguments& a, ExpertFixed& fixed,
+                                                    uint32_t ring_at) {
   using Order = Order<true>;
   const View& gate = fixed.views[Order::kGate];
   const int all = stages_of(gate), ahead = stages_ahead(a.foresight, gate);
@@ -347,6 +351,7 @@ __device__ __forceinline__ void read_weights(const A& a, Fixed& fixed, const Sha
   } else if constexpr (is_grouped(kForm)) {
 #pragma unroll 1
     for (int i = 0; i < a.num_phases; ++i) reader.read(fixed.views[i], a.weights[i], a.groups[i]);
+    let_next_start();  // it need not wait for the end of what is asked for ahead
     if (a.ahead.codes != nullptr) reader.read_ahead(fixed.views[0], fixed.views[1], a.ahead);
   } else {
 #pragma unroll 1
@@ -356,7 +361,7 @@ __device__ __forceinline__ void read_weights(const A& a, Fixed& fixed, const Sha
 
 // By one thread.
 template <bool kHasExperts>
-__device__ __forceinline__ void init_barriers(Fixed& fixed, int stages) {
+__device__ __forceinline__ void init_barriers(FixedOf<kHasExperts>& fixed, int stages) {
 #pragma unroll 1
   for (int i = 0; i < stages; ++i) {
     fixed.ring.full[i].init(1);
@@ -379,7 +384,7 @@ __global__ __launch_bounds__(threads_of(kPerLane > 0),
   extern __shared__ __align__(1024) uint8_t shared[];
   using Order = Order<(kPerLane > 0)>;
   const Places places(kForm, a.stages, T, a.row_pitch, a.gain_bytes, a.delta_bytes);
-  Fixed& fixed = *reinterpret_cast<Fixed*>(shared + places.fixed);
+  auto& fixed = *reinterpret_cast<FixedOf<(kPerLane > 0)>*>(shared + places.fixed);
   SharedDeltas& deltas = *reinterpret_cast<SharedDeltas*>(shared + places.deltas);
   if (a.lets_next_in_early) let_next_start();
   if (threadIdx.x == kConsumers) init_barriers<(kPerLane > 0)>(fixed, a.stages);
@@ -409,10 +414,15 @@ __global__ __launch_bounds__(threads_of(kPerLane > 0),
     let_next_start();
     return;
   }
-  ask_gain<kForm>(a.phases[Order::kGate], shared + places.gains);
-  if (a.num_phases > Order::kNext)
-    ask_gain<kForm>(a.phases[Order::kNext], shared + places.gains + a.gain_bytes);
-  commit_copies();
+  if constexpr (is_in_bytes<T>(kForm)) {
+    if (threadIdx.x == 0) ask_gain_ahead(a.phases[Order::kGate]);
+    if (threadIdx.x == 0) ask_gain_ahead(a.phases[Order::kNext]);
+  } else {
+    ask_gain<kForm>(a.phases[Order::kGate], shared + places.gains);
+    if (a.num_phases > Order::kNext)
+      ask_gain<kForm>(a.phases[Order::kNext], shared + places.gains + a.gain_bytes);
+    commit_copies();
+  }
   if constexpr (kIsAdapted<A>) {
     stage_ranks(a, deltas);
     sync_consumers();

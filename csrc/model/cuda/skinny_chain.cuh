@@ -1,6 +1,8 @@
 // The sizes of skinny_chain.cu, its arguments and its shared memory.
 #pragma once
 
+#include <type_traits>
+
 #include "core/dtype.h"
 #include "device/barriers.cuh"
 #include "device/reductions.cuh"
@@ -163,6 +165,11 @@ struct Arguments {
   unsigned long long* num_read;  // as ChainExperts has it
 };
 
+// Of x in bytes: all where there are several rounds, else each takes the place of the one before.
+__host__ __device__ constexpr int kept_stages(const Phase& phase) {
+  return phase.tiles_each + (phase.longer > 0 ? 1 : 0) > kRoundTiles ? phase.chunks : 1;
+}
+
 // A product as one CTA sees it, in shared memory, because reading arguments by index takes much longer.
 struct alignas(16) View {
   int units, chunks;
@@ -171,6 +178,7 @@ struct alignas(16) View {
   Kind kind;
   int gain;  // whose gain in shared memory, -1: no norm
   float eps, offset;
+  const BFloat16* gains;  // the same in memory
   const BFloat16* bias;
   const float* scales;
   const Word* from;
@@ -180,6 +188,7 @@ struct alignas(16) View {
   // from the L2, and words would wait for it: 1,500 clocks.
   bool is_tapped;
   int leading;  // a tile that is taken in place of the first one, -1: none
+  int kept;     // stages of x in bytes that are there at once
 
   // shared: tiles of gate and up of the expert that every row takes, 0: there are none, or too many. They are
   // the last ones. CTAs begin with them, one each, because they can be asked for before the choice.
@@ -197,13 +206,15 @@ struct alignas(16) View {
             phase.gain != nullptr ? gain : -1,
             phase.eps,
             phase.offset,
+            static_cast<const BFloat16*>(phase.gain),
             static_cast<const BFloat16*>(phase.bias),
             phase.scales,
             phase.from,
             phase.to,
             phase.out,
             is_tapped,
-            block < shared ? phase.outputs / (kTile / 2) - shared + block : -1};
+            block < shared ? phase.outputs / (kTile / 2) - shared + block : -1,
+            kept_stages(phase)};
   }
 };
 
@@ -290,10 +301,14 @@ struct Fixed {
   View views[kMostPhases];
   float squares[kMostPhases][kMostChainedRows][kWarps];  // sums of x², where x is normed
   Ring ring;
+};
+struct ExpertFixed : Fixed {
   Chosen chosen;
   Foreseen foreseen;
   ChoiceView choice;
 };
+template <bool kHasExperts>
+using FixedOf = std::conditional_t<kHasExperts, ExpertFixed, Fixed>;
 
 // Of the rows of x, over each group of 128 and stage of a warp: so many bytes, and a part of what x takes. In
 // bytes a row has units of groups behind its sums.
@@ -309,7 +324,7 @@ struct Places {
     rows = stages * ring_bytes(form);
     gains = rows + num_tokens * row_pitch;  // two of gain_bytes
     fixed = gains + 2 * gain_bytes;
-    parts = fixed + static_cast<int>(sizeof(Fixed));
+    parts = fixed + static_cast<int>(form == Form::kNumbers ? sizeof(ExpertFixed) : sizeof(Fixed));
     deltas = parts + 2 * num_tokens * kWarps * kPartPitch * 4;  // [2, T, kWarps, kPartPitch]
     sums = deltas + delta_bytes;  // [kWarps, chunks, kMostChainedRows, kSteps] floats: of groups of x
     total = sums + (form == Form::kInt4 ? row_pitch / kSumShare : 0);

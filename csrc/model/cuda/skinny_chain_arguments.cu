@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kMostBlocks = 256;
 constexpr int64_t kDeltaWords = kMostChainedRows * kTokenShrunk;  // of a phase
 constexpr int kRowPad = 64;  // bytes: two rows that are read at once lie in different banks
-constexpr int kMostSharedBytes = 226 * 1024;
+constexpr int kMostSharedBytes = 227 * 1024;
 constexpr int kReservedBytes = 1024;  // by the system, of each CTA
 // What a multiprocessor has left beside the attention of a single token.
 constexpr int kBesideAttention = 228 * 1024 - kSingleTokenBytes - 2 * kReservedBytes;
@@ -44,7 +44,7 @@ constexpr int64_t kLargeShare = 64;  // stages that a CTA has of a layer
 // Codes are multiplied faster than they come, and wait for rows of x more than numbers do.
 constexpr Depth kLargeFloat8{10, 2, 2, 3, true};
 // Those of 4 bits in groups of 128 are a stream from fewer stages on, which have four times the values.
-constexpr Depth kLargeInt4{9, 2, 2, 3, true};
+constexpr Depth kLargeInt4{11, 2, 2, 3, true};
 constexpr int64_t kLargeInt4Share = 32;
 
 Form form_of_codec(FineCodec codec) {
@@ -286,10 +286,16 @@ Ahead ahead_of(const SkinnyChainParams& p, Form form) {
 // What depends on all products together.
 void finish(Arguments& a, int num_tokens, Form form, int64_t normed, bool beside_attention = false) {
   a.num_tokens = num_tokens;
-  for (int i = 0; i < a.num_phases; ++i)
-    a.row_pitch = std::max(a.row_pitch, padded_bytes(a.phases[i].chunks, form) + kRowPad);
-  a.row_pitch = std::max(a.row_pitch, padded_bytes(a.foresight.row_chunks, form) + kRowPad);
-  a.gain_bytes = padded_bytes(chunks_of(normed, form), form);
+  const bool in_bytes = form == Form::kInt4 && num_tokens == 1;
+  for (int i = 0; i < a.num_phases; ++i) {
+    const Phase& phase = a.phases[i];
+    a.row_pitch = std::max(a.row_pitch, padded_bytes(in_bytes ? kept_stages(phase) : phase.chunks, form));
+  }
+  a.row_pitch = std::max(a.row_pitch, padded_bytes(a.foresight.row_chunks, form));
+  if (!in_bytes) {  // a row in bytes is alone, and gains come to it from the L2
+    a.row_pitch += kRowPad;
+    a.gain_bytes = padded_bytes(chunks_of(normed, form), form);
+  }
   const Depth depth = depth_of(a, form, beside_attention);
   a.stages = depth.stages;
   a.in_advance = depth.in_advance;

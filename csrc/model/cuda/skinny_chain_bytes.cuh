@@ -136,31 +136,50 @@ struct FourBytes {
 // view is read once: views lie in shared memory, and who reads one again waits for it.
 class ByteStager {
  public:
-  // rows: [row_pitch]; gains: [2, gain_bytes]
-  __device__ __forceinline__ ByteStager(const Arguments& a, const View& view, uint32_t rows, uint32_t gains,
+  // rows: [row_pitch]
+  __device__ __forceinline__ ByteStager(const Arguments& a, const View& view, uint32_t rows,
                                         LaunchNumber launch, int warp, int lane)
       : launch_(launch),
         is_published_(view.from != nullptr),
         has_gain_(view.gain >= 0),
         is_odd_(lane % 2 != 0),
         is_first_lane_(lane == 0),
+        keeps_all_(view.kept > 1),
         units_(view.units) {
-    const int own = warp * 128 + lane * 4, at = warp * view.chunks * kStageBytesOfX<Form::kInt4>;
+    const int own = warp * 128 + lane * 4, at = warp * view.kept * kStageBytesOfX<Form::kInt4>;
     from_ = is_published_ ? reinterpret_cast<const uint8_t*>(view.from) + place_of_word(own / 2)
                           : static_cast<const uint8_t*>(a.attended) + own * 2;
     to_ = rows + at + lane % 2 * (2 * kColumnBytes) + lane / 2 * 4;
-    gains_ = gains + max(view.gain, 0) * a.gain_bytes + at + lane * 8;
+    gains_ = reinterpret_cast<const uint8_t*>(view.gains) + own * 2;
   }
 
   // x of one stage, in two parts: asks for its words, and waits for them. Meanwhile they are on
   // their way. What the kernel before has stored is there at once.
   using Words = uint4[kSteps];
-  __device__ __forceinline__ void ask(int chunk, Words& words) const {
+  // What it is multiplied by. Not kept in shared memory, which has another stage of weights in its place:
+  // it comes while words do.
+  using Gains = uint2[kSteps];
+  struct Asked {
+    Words words;
+    Gains gains;
+  };
+  __device__ __forceinline__ void ask(int chunk, Asked& asked) const {
+    constexpr uint32_t kOnes = 0x3f803f80u;
     const int first = first_of(chunk), last = last_group(chunk);
-    if (is_published_) {
+    Words& words = asked.words;
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s) words[s] = load_words(word_at(first, min(s, last)));
-    } else {
+    for (uint2& gain : asked.gains) gain = {kOnes, kOnes};
+    if (has_gain_) {
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s)
+        asked.gains[s] = __ldg(reinterpret_cast<const uint2*>(gains_ + first + min(s, last) * kGroupPitch));
+    }
+    // Where there are no words, for nothing: the instructions are there when there are.
+    const uint8_t* const any = from_ - (reinterpret_cast<uintptr_t>(from_) & 15);
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s)
+      words[s] = load_words(is_published_ ? word_at(first, min(s, last)) : any);
+    if (!is_published_) {
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
         const uint2 pairs =
@@ -170,18 +189,7 @@ class ByteStager {
     }
   }
 
-  // What x of a stage is multiplied by.
-  using Gains = uint2[kSteps];
-  __device__ __forceinline__ void load_gains(int chunk, Gains& gains) const {
-    constexpr uint32_t kOnes = 0x3f803f80u;
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) gains[s] = {kOnes, kOnes};
-    if (!has_gain_) return;
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s)
-      gains[s] = load_8(gains_ + chunk * kStageBytesOfX<Form::kInt4> + s * kGroupOfBytes);
-  }
-
+  __device__ __forceinline__ bool keeps_all() const { return keeps_all_; }
   __device__ __forceinline__ bool are_there(const Words& words) const {
     return !lacks_any(words, launch_.get());
   }
@@ -204,7 +212,7 @@ class ByteStager {
   // sum of x².
   __device__ __forceinline__ float place(int chunk, const Gains& gains, const Words& words,
                                          uint32_t units_to) const {
-    const uint32_t to = to_ + chunk * kStageBytesOfX<Form::kInt4>;
+    const uint32_t to = to_ + (keeps_all_ ? chunk * kStageBytesOfX<Form::kInt4> : 0);
     const int last = last_group(chunk);
     float x[kSteps][4], squares[kSteps];
 #pragma unroll
@@ -295,43 +303,42 @@ class ByteStager {
   }
 
   const LaunchNumber launch_;
-  const bool is_published_, has_gain_, is_odd_, is_first_lane_;
+  const bool is_published_, has_gain_, is_odd_, is_first_lane_, keeps_all_;
   const int units_;
-  const uint8_t* from_;  // the lane's first
-  uint32_t to_, gains_;  // the same
+  const uint8_t *from_, *gains_;  // the lane's first
+  uint32_t to_;                   // the same
 };
 
 // x of a stage in bytes, of these words. Makes them of whatever is there first, because instructions that are
 // needed in a hurry take longer to come than to run. Gives the lane's sum of x².
 __device__ __forceinline__ float stage_bytes(const ByteStager& rows, int chunk, uint32_t units_to,
-                                             ByteStager::Words& words) {
-  ByteStager::Gains gains;
-  rows.load_gains(chunk, gains);
-  bool is_real = rows.are_there(words);
+                                             ByteStager::Asked& asked) {
+  bool is_real = rows.are_there(asked.words);
 #pragma unroll 1
   for (;;) {
-    const float square = rows.place(chunk, gains, words, units_to);
+    const float square = rows.place(chunk, asked.gains, asked.words, units_to);
     if (is_real) return square;
-    rows.await(chunk, words);
+    rows.await(chunk, asked.words);
     is_real = true;
   }
 }
 
-// The tiles of a round, stage by stage along k; x of the first round is staged on the way. words: of the
+// The tiles of a round, stage by stage along k; x of the first round is staged on the way. asked: of the
 // first stage. x_at: of the lane, units_at: of the warp. Gives the lane's sum of x² then.
 __device__ __forceinline__ float multiply_byte_round(const ByteStager& rows, bool is_first,
                                                      RingEnd<Form::kInt4>& ring, int count, int chunks,
                                                      uint32_t x_at, uint32_t units_at, bool has_token,
                                                      float* to, int& left, Weights<Form::kInt4>& w,
-                                                     ByteStager::Words& words) {
+                                                     ByteStager::Asked& asked) {
   float square = 0;
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks; ++chunk) {
     if (is_first) {
-      square += stage_bytes(rows, chunk, units_at, words);
-      if (chunk + 1 < chunks) rows.ask(chunk + 1, words);
+      square += stage_bytes(rows, chunk, units_at, asked);
+      if (chunk + 1 < chunks) rows.ask(chunk + 1, asked);
     }
     multiply_byte_stages(ring, count, x_at, units_at, chunk > 0, has_token, to, left, w);
+    if (!rows.keeps_all()) continue;
     x_at += kStageBytesOfX<Form::kInt4>;
     units_at += kSumBytes;
   }

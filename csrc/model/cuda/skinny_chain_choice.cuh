@@ -92,7 +92,7 @@ __device__ __forceinline__ uint32_t draw_by_id(uint32_t (&keys)[kPerLane], int c
 // instructions have come when they are needed
 template <int kPerLane>
 __device__ __forceinline__ void choose(const ChoiceView& view, uint32_t launch, int lane, uint32_t foreseen,
-                                       bool rehearses, Fixed& fixed) {
+                                       bool rehearses, ExpertFixed& fixed) {
   Chosen& chosen = fixed.chosen;
   uint32_t keys[kPerLane];
   load_keys<kPerLane>(view, launch, lane, !rehearses, keys);
@@ -126,7 +126,7 @@ __device__ __forceinline__ void choose(const ChoiceView& view, uint32_t launch, 
 
 // By the warp that chooses. Not a part of the kernel's code: those that multiply would lack registers.
 template <int kPerLane>
-__device__ __noinline__ void choose_experts(Fixed& fixed, const uint32_t* launches) {
+__device__ __noinline__ void choose_experts(ExpertFixed& fixed, const uint32_t* launches) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   wait_for_previous();
   const uint32_t launch = __ldcg(launches) + 1;

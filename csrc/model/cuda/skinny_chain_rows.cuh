@@ -70,6 +70,15 @@ __device__ __forceinline__ void ask_gain(const Phase& phase, uint8_t* to) {
   }
 }
 
+// Asks the L2 for it: CTAs take a line each. By one thread.
+__device__ __forceinline__ void ask_gain_ahead(const Phase& phase) {
+  constexpr int kBytes = 128;
+  if (phase.gain == nullptr) return;
+#pragma unroll 1
+  for (int at = blockIdx.x * kBytes; at < phase.units * (kUnit * 2); at += gridDim.x * kBytes)
+    prefetch_bytes(static_cast<const uint8_t*>(phase.gain) + at, kBytes);
+}
+
 // A warp's sums of x² of each token; squares: a lane's.
 template <int T>
 __device__ __forceinline__ void store_squares(float (&squares)[T], int warp, int lane,
