@@ -245,6 +245,8 @@ def paged_attention(
     query's, within [-R, R]; where it is causal the workspace then needs a window, however wide. Sinks float32 [NQ] are
     one more score per head in the softmax, whose value is zero.
     Rows of `out` that belong to no sequence stay as they are.
+    A graph that this is captured in must not write keys and values of tokens before those of the step: they are read
+    while the kernel ahead still runs.
     """
     workspace = plan.workspace
     view = view_of(kv_cache)

@@ -108,11 +108,14 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* sh
     if (attend_shared_items<D, Cache, kScores>(a, item, head, shared, scales)) return;
   const BlockWork<D, Cache> work{warp};
   StepReader<D, Cache, BlockWork<D, Cache>> reader(a, work, lane, head);
-  // Items and block tables came before any kernel of the step; keys, values and queries come from the grid
-  // before.
+  // Items and block tables came before any kernel of the step, and so did most keys; queries, and the keys
+  // and values of their tokens, come from the grid before.
+  int asked = 0;
+  if (reads_early(a))
+    for (; asked < S::kStages && reader.next_is_old(); ++asked)
+      reader.read_step(ring_address + asked * S::kStageBytes);
   wait_for_inputs(a);
-#pragma unroll
-  for (int s = 0; s < S::kStages; ++s) reader.read_step(ring_address + s * S::kStageBytes);
+  for (; asked < S::kStages; ++asked) reader.read_step(ring_address + asked * S::kStageBytes);
   if (item.num_tokens == 0) return;
   QueryRows<D, Cache> queries;
   queries.read(a, item, head, lane);

@@ -13,7 +13,7 @@ namespace {
 constexpr int kItemInts = sizeof(WorkItem) / sizeof(int32_t);
 constexpr int kMergeInts = sizeof(MergeEntry) / sizeof(int32_t);
 constexpr int kHeaderInts = sizeof(WorkListHeader) / sizeof(int32_t);
-static_assert(kItemInts == 8 && kMergeInts == 8 && kHeaderInts == 8 &&
+static_assert(kItemInts == 8 && kMergeInts == 8 && kHeaderInts % 4 == 0 &&
                   sizeof(JoinEntry) == sizeof(MergeEntry),
               "the kernels read these as 16-byte vectors");
 
@@ -379,6 +379,24 @@ void sort_prefill(WorkItem* items, int32_t count, int workers) {
   });
 }
 
+// Whether no sequence sees a block before its queries that another one fills in this step. It does so at the
+// same place of its table: who writes to a block is its only owner, so one that is shared is full.
+bool has_old_keys(const BlockTableRows& batch) {
+  if (batch.block_tables == nullptr) return false;
+  const auto num_before = [&](int64_t s) {
+    return batch.seq_lens[s] - (batch.query_start[s + 1] - batch.query_start[s]);
+  };
+  for (int64_t s = 0; s < batch.num_sequences; ++s) {
+    const int64_t full = batch.seq_lens[s] / batch.block_size;
+    for (int64_t i = num_before(s) / batch.block_size; i < full; ++i)
+      for (int64_t other = 0; other < batch.num_sequences; ++other)
+        if (num_before(other) >= (i + 1) * batch.block_size && other != s &&
+            batch.block_tables[other * batch.max_blocks + i] == batch.block_tables[s * batch.max_blocks + i])
+          return false;
+  }
+  return true;
+}
+
 void check_batch(const WorkShape& shape, const BlockTableRows& batch) {
   check(batch.num_sequences <= shape.max_sequences, "more sequences than the work list was sized for");
   for (int64_t s = 0; s < batch.num_sequences; ++s) {
@@ -464,6 +482,7 @@ WorkListHeader build_work_list(const WorkShape& shape, const WorkListLayout& lay
     JoinWriter joins(buffer + layout.merges, layout);
     header.num_decode_items = write_decode(step, joins, header, decode);
     if (!step.runs.empty()) joins.finish(decode_items, header.num_decode_items);
+    header.keys_are_old = shape.causal && header.num_prefill_items == 0 && has_old_keys(batch);
   }
   *reinterpret_cast<WorkListHeader*>(buffer) = header;
   return header;
