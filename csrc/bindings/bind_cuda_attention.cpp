@@ -155,14 +155,22 @@ CudaAttentionParams params_of(const StepWork& step, const LayerCache& of) {
   return params;
 }
 
-void attend(const StepWork& step, const Heads& q, Address out, const LayerCache& of, const ScoreRule& scores,
-            Address stream) {
+// Where the results of an attention go.
+struct Results {
+  void* out;
+  void* codes;  // null: they are not rounded
+  float* scales;
+};
+
+void attend_to(const StepWork& step, const Heads& q, const Results& results, const LayerCache& of,
+               const ScoreRule& scores, Address stream) {
   CudaAttentionParams params = params_of(step, of);
   const Scratch& scratch = step.work->scratch;
   params.q = q.data;
   params.num_tokens = q.num_tokens;
   params.q_stride = q.stride;
-  params.out = pointer<void>(out);
+  params.out = results.out;
+  params.rounded = {results.codes, results.scales};
   params.scale = static_cast<float>(scores.scale);
   params.soft_cap = scores.soft_cap;
   params.bias = scores.bias;
@@ -173,6 +181,11 @@ void attend(const StepWork& step, const Heads& q, Address out, const LayerCache&
   params.tickets = scratch.tickets;
   params.mail = scratch.mail;
   cuda_paged_attention(params, step.launches, stream_of(stream));
+}
+
+void attend(const StepWork& step, const Heads& q, Address out, const LayerCache& of, const ScoreRule& scores,
+            Address stream) {
+  attend_to(step, q, {pointer<void>(out), nullptr, nullptr}, of, scores, stream);
 }
 
 void attend_one(const StepWork& step, Address qkv, Address out, const ScoreRule& scores,
@@ -249,6 +262,16 @@ void bind_kernels(py::module_& m) {
       py::arg("qkv"), py::arg("out"), py::arg("sizes"), py::arg("stream"));
   m.def("cuda_paged_attention", &attend, py::call_guard<py::gil_scoped_release>(), py::arg("step"),
         py::arg("q"), py::arg("out"), py::arg("of"), py::arg("scores"), py::arg("stream"));
+  m.def(
+      "cuda_paged_attention_float8",
+      [](const StepWork& step, const Heads& q, std::tuple<Address, Address, Address> out,
+         const LayerCache& of, const ScoreRule& scores, Address stream) {
+        const auto [rows, codes, scales] = out;
+        attend_to(step, q, {pointer<void>(rows), pointer<void>(codes), pointer<float>(scales)}, of, scores,
+                  stream);
+      },
+      py::call_guard<py::gil_scoped_release>(), py::arg("step"), py::arg("q"), py::arg("out"), py::arg("of"),
+      py::arg("scores"), py::arg("stream"));
 }
 #endif
 

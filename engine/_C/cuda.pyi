@@ -168,3 +168,8 @@ def cuda_attend_token(
 def cuda_paged_attention(
     step: CudaStep, q: Heads, out: int, of: LayerCache, scores: ScoreRule, stream: int
 ) -> None: ...
+
+# `out`: scratch for rows, codes [T, NQ D], scales [T]
+def cuda_paged_attention_float8(
+    step: CudaStep, q: Heads, out: tuple[int, int, int], of: LayerCache, scores: ScoreRule, stream: int
+) -> None: ...

@@ -15,12 +15,14 @@ from torch import Tensor
 from bequest.engine import _C
 from bequest.engine.kernels.attention_work import AttentionWork
 from bequest.engine.kernels.cuda import QkNorm, address_of, head_norm, rotation
+from bequest.engine.kernels.cuda_linear import Float8Rows, float8_like
 from bequest.engine.kernels.host_arrays import HostInts, host_ints
 from bequest.engine.kernels.kv_format import FP8, KV_DTYPE_CODES, UNSCALED, KvScales
 from bequest.engine.kernels.kv_view import view_of
 from bequest.engine.kernels.streams import current_stream
 
 BROAD_HEAD = 512  # csrc/attention/cuda/work_list.h: a head_dim with kernels of its own
+MOST_ROUNDED = 16384  # csrc/attention/cuda/attention.h: columns of results
 
 
 class WorkCounts(msgspec.Struct, frozen=True):
@@ -249,19 +251,56 @@ def paged_attention(
     while the kernel ahead still runs.
     """
     workspace = plan.workspace
-    view = view_of(kv_cache)
+    out = _attended(q, workspace, out)
+    cache = _cache_arguments(q, kv_cache, layer, plan, scales)
+    rule = _score_arguments(scale, soft_cap, bias, sinks, workspace)
+    _C.cuda_paged_attention(plan._step, _query_arguments(q), out.data_ptr(), cache, rule, current_stream())
+    return out
+
+
+def rounded_attention(
+    q: Tensor,
+    kv_cache: Tensor,
+    layer: int,
+    plan: CudaAttentionPlan,
+    scale: float,
+    soft_cap: float = 0.0,
+    bias: Tensor | None = None,
+    scales: KvScales = UNSCALED,
+    sinks: Tensor | None = None,
+) -> Float8Rows:
+    """`float8_rows` of what `paged_attention` gives, [T, NQ D], in one launch less. Rows of no sequence mean nothing.
+
+    REQUIRES: bfloat16, NQ D <= MOST_ROUNDED
+    """
+    workspace = plan.workspace
+    rows = _attended(q, workspace, None).flatten(1)
+    to = float8_like(rows)
+    cache = _cache_arguments(q, kv_cache, layer, plan, scales)
+    rule = _score_arguments(scale, soft_cap, bias, sinks, workspace)
+    out = (rows.data_ptr(), to.codes.data_ptr(), to.scales.data_ptr())
+    _C.cuda_paged_attention_float8(plan._step, _query_arguments(q), out, cache, rule, current_stream())
+    return to
+
+
+def _query_arguments(q: Tensor) -> tuple[int, int, int, int, int]:
+    return (q.data_ptr(), *q.shape, q.stride(0))
+
+
+def _cache_arguments(
+    q: Tensor, kv_cache: Tensor, layer: int, plan: CudaAttentionPlan, scales: KvScales
+) -> tuple[_C.KvCacheView, int, float, float]:
+    workspace, view = plan.workspace, view_of(kv_cache)
     assert view.num_kv_heads == workspace.num_kv_heads and view.head_dim == workspace.head_dim
     assert kv_cache.dtype in (q.dtype, FP8)
-    out = _attended(q, workspace, out)
-    _C.cuda_paged_attention(
-        plan._step,
-        (q.data_ptr(), q.shape[0], workspace.num_q_heads, workspace.head_dim, q.stride(0)),
-        out.data_ptr(),
-        (view.bound, layer, scales.key, scales.value),
-        (scale, soft_cap, *_bias_arguments(bias, workspace.num_q_heads), _sinks_address(sinks, workspace.num_q_heads)),
-        current_stream(),
-    )
-    return out
+    return view.bound, layer, scales.key, scales.value
+
+
+def _score_arguments(
+    scale: float, soft_cap: float, bias: Tensor | None, sinks: Tensor | None, workspace: CudaAttentionWorkspace
+) -> tuple[float, float, int, int, int]:
+    num_heads = workspace.num_q_heads
+    return scale, soft_cap, *_bias_arguments(bias, num_heads), _sinks_address(sinks, num_heads)
 
 
 def _attended(q: Tensor, workspace: CudaAttentionWorkspace, out: Tensor | None) -> Tensor:

@@ -112,11 +112,17 @@ def rounded_linear(x: Float8Rows, weight: Tensor, bias: Tensor | None, scales: T
 
 
 def _is_tiled(x: Float8Rows, weight: Tensor) -> bool:
+    return takes_float8_tiles(x.shape[0], weight)
+
+
+def takes_float8_tiles(num_tokens: int, weight: Tensor) -> bool:
+    """Whether so many rows are multiplied with weight [N, K] in tiles, in float8 both."""
     outputs, depth = weight.shape
-    return cuda_tiles.is_tile_product(x.shape[0], outputs, depth, TileFormat.FLOAT8_ROWS)
+    return weight.dtype is FP8 and cuda_tiles.is_tile_product(num_tokens, outputs, depth, TileFormat.FLOAT8_ROWS)
 
 
-def _float8_like(x: Tensor) -> Float8Rows:
+def float8_like(x: Tensor) -> Float8Rows:
+    """Memory for x [T, K], rounded."""
     codes = torch.empty(x.shape, dtype=FP8, device=x.device)
     return Float8Rows(codes, torch.empty(len(x), dtype=torch.float32, device=x.device))
 
@@ -124,7 +130,7 @@ def _float8_like(x: Tensor) -> Float8Rows:
 def float8_rows(x: Tensor) -> Float8Rows:
     """x [T, K], rounded."""
     num_tokens, depth = x.shape
-    to = _float8_like(x)
+    to = float8_like(x)
     if num_tokens > 0:
         rows = (cuda.address_of(x, _BF16, num_tokens, depth), num_tokens, depth, _BF16_CODE)
         _C.cuda_float8_rows(rows, to.codes.data_ptr(), to.scales.data_ptr(), current_stream())
@@ -134,7 +140,7 @@ def float8_rows(x: Tensor) -> Float8Rows:
 def normed_float8_rows(x: Tensor, norm: RowNorm, residual: Tensor | None) -> Float8Rows:
     """norm(x [T, K]), rounded, in one launch; with a residual as `cuda.rms_norm`."""
     num_tokens, depth = x.shape
-    to = _float8_like(x)
+    to = float8_like(x)
     _C.cuda_rms_norm_float8(
         (cuda.address_of(x, _BF16, num_tokens, depth), num_tokens, depth, _BF16_CODE),
         (cuda.address_of(norm.weight, _BF16, depth), norm.eps, norm.offset),
@@ -189,8 +195,11 @@ def gated_linear(
     return out
 
 
-def linear_into(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, scales: Tensor | None = None) -> None:
-    """residual [T, N] += x [T, K] · weight [N, K]ᵀ + bias [N]. REQUIRES: is_fused"""
+def linear_into(
+    x: Tensor | Float8Rows, weight: Tensor, bias: Tensor | None, residual: Tensor, scales: Tensor | None = None
+) -> None:
+    """residual [T, N] += x [T, K] · weight [N, K]ᵀ + bias [N]. REQUIRES: is_fused; of rows in float8
+    takes_float8_tiles"""
     _multiply(x, weight, bias, residual, _ADD, scales=scales)
 
 

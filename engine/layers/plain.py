@@ -81,9 +81,13 @@ def apply(sublayer: Sublayer, source: Source, stream: Stream, step: LayerStep, *
     mixer, ops, adapters = sublayer.mixer, stream.ops, step.adapters
     match mixer:
         case Attention():
-            gathered = _attended(mixer, source, stream, step, narrow=narrow)
-            source = source.keep(step.read.rows) if narrow and step.read is not None else source
-            _add(sublayer, adapted(mixer.output, adapters), stream, gathered)
+            output = adapted(mixer.output, adapters)
+            if mixer.gate is None and not narrow and step.together is None and _is_added_plainly(sublayer):
+                output.attend_to(stream, _projected(mixer, source, step), mixer.heads, step)
+            else:
+                gathered = _attended(mixer, source, stream, step, narrow=narrow)
+                source = source.keep(step.read.rows) if narrow and step.read is not None else source
+                _add(sublayer, output, stream, gathered)
         case CrossAttention(heads=heads):
             gathered = ops.attend_cross(source.product(adapted(mixer.q, adapters)), heads, step)
             _add(sublayer, adapted(mixer.output, adapters), stream, gathered)
@@ -112,9 +116,7 @@ def _attended(mixer: Attention, source: Source, stream: Stream, step: LayerStep,
     if mixer.gate is not None:
         source = Rows(source.rows())
         gate = source.product(adapted(mixer.gate, step.adapters))
-    qkv = source.product(adapted(mixer.qkv, step.adapters))
-    if mixer.keys_are_values:
-        qkv = torch.cat([qkv, qkv[:, mixer.output.in_features :]], dim=1)
+    qkv = _projected(mixer, source, step)
     if narrow and step.read is not None:
         gathered = stream.ops.attend_read(qkv, mixer.heads, step)
         stream.keep(step.read.rows)
@@ -126,9 +128,20 @@ def _attended(mixer: Attention, source: Source, stream: Stream, step: LayerStep,
     return gathered if gate is None else stream.ops.sigmoid_gate(gathered, gate)
 
 
+def _projected(mixer: Attention, source: Source, step: LayerStep) -> Tensor:
+    """Queries, keys and values, [T, (NQ + 2 NKV) D]"""
+    qkv = source.product(adapted(mixer.qkv, step.adapters))
+    return torch.cat([qkv, qkv[:, mixer.output.in_features :]], dim=1) if mixer.keys_are_values else qkv
+
+
+def _is_added_plainly(sublayer: Sublayer) -> bool:
+    """Whether nothing is done to what a mixer gives before the stream gets it."""
+    return sublayer.behind is None and sublayer.factor == 1.0 and sublayer.ranks.size == 1
+
+
 def _add(sublayer: Sublayer, last: Weight, stream: Stream, x: Tensor) -> None:
     """The product that ends a mixer, to the stream."""
-    if sublayer.behind is None and sublayer.factor == 1.0 and sublayer.ranks.size == 1:
+    if _is_added_plainly(sublayer):
         last.add_to(stream, x)
     else:
         _add_given(sublayer, stream, last(x))

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from bequest.engine.kernels.hidden_tap import LayerTap
 from bequest.engine.layers.ops import Ops
-from bequest.engine.layers.parts import Activation, Norm
+from bequest.engine.layers.parts import Activation, Heads, Norm
+from bequest.engine.layers.step import LayerStep
 from bequest.engine.layers.stream import Stream
 
 
@@ -80,6 +81,10 @@ class Weight(Table):
     def add_to(self, stream: Stream, x: Tensor) -> None:
         """The stream [T, N] gets the product of x [T, K]."""
         stream.add(self(x))
+
+    def attend_to(self, stream: Stream, qkv: Tensor, heads: Heads, step: LayerStep) -> None:
+        """The stream [T, N] gets the product of what queries gather (`Ops.attend`)."""
+        self.add_to(stream, self.ops.attend(qkv, heads, step))
 
     def can_add(self, x: Tensor) -> bool:
         """Whether `add_product` takes no longer than the product of x [T, K] alone."""

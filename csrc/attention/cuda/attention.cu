@@ -114,6 +114,7 @@ void launch_bf16(const CudaAttentionParams& p, const AttentionLaunches& launches
   check(is_aligned(p.q, 16) && p.q_stride % 8 == 0, "rows of q must be 16-byte aligned");
   const Scores scores = p.soft_cap > 0.0f ? Scores::kSoftCap : p.bias ? Scores::kBias : Scores::kPlain;
   const auto finish = [&] {
+    if (p.rounded.codes != nullptr) return launch_merge_rounded(a, p.rounded, p.num_tokens, stream);
     const int merge_blocks = std::min(launches.max_merges, p.lists.workers);  // all at once on the device
     if (merge_blocks > 0) launch_merge(a, merge_blocks, stream);
   };
@@ -160,7 +161,7 @@ void cuda_paged_attention(const CudaAttentionParams& p, const AttentionLaunches&
     if (p.kv_dtype == DType::kBF16) return launch_bf16<Bf16Cache>(p, launches, a, stream);
     return launch_bf16<Fp8Cache>(p, launches, a, stream);
   }
-  check(p.dtype == DType::kF32, "attention is for bf16 and f32");
+  check(p.dtype == DType::kF32 && p.rounded.codes == nullptr, "attention is for bf16 and f32");
   if (launches.decode) launch_f32(a, p.kv_dtype, p.lists.blocks, stream);
 }
 

@@ -13,6 +13,7 @@
 #include "cache/kv_layout.h"
 #include "core/dtype.h"
 #include "device/stream.h"
+#include "ops/cuda/float8_rows.h"
 
 namespace bequest {
 
@@ -55,6 +56,9 @@ struct CudaAttentionParams {
   // [NKV, mail_rows, D / 2] and [NKV, mail_rows, 2]: the mailbox (mailbox.cuh), all bits set before the first
   // call; every call leaves it so.
   uint32_t* mail;
+  // Codes not null: results are wanted in e4m3 and nowhere else; what `out` then holds means nothing. Of
+  // bf16, with at most 16,384 columns.
+  cuda::Float8Rows rounded;
 };
 
 // What the list has to know of the kernel that prefill goes to, on the current device, without a bias.

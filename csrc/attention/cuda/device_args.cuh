@@ -221,5 +221,6 @@ void launch_broad_decode(const AttentionArgs& a, int workers, Stream stream);
 void launch_broad_prefill(const AttentionArgs& a, int blocks, Stream stream);
 void launch_f32(const AttentionArgs& a, DType cache, int blocks, Stream stream);
 void launch_merge(const AttentionArgs& a, int blocks_per_head, Stream stream);
+void launch_merge_rounded(const AttentionArgs& a, const Float8Rows& to, int64_t num_tokens, Stream stream);
 
 }  // namespace bequest::cuda

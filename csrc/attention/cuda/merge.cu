@@ -9,67 +9,34 @@
 #include <cuda_runtime.h>
 
 #include "attention/cuda/device_args.cuh"
+#include "attention/cuda/merge_states.cuh"
 #include "device/launch.cuh"
 #include "device/reductions.cuh"
 
 namespace bequest::cuda {
 namespace {
 
-constexpr int kWarps = 16;
-constexpr int kUnroll = 4;     // states a warp has in flight
-constexpr int kFewStates = 8;  // that one warp merges about as soon as several would
+constexpr int kWarps = kMergeWarps;
+constexpr int kBatch = 4;  // states that a warp has in flight
 
 // A lane's columns of a state: lane * 2 + 64 * i + {0, 1}.
 template <int D>
-struct LaneState {
-  static constexpr int kPairs = D / 64;
-  float2 o[kPairs] = {};
-  float m = -INFINITY;
-  float d = 0.0f;
+using LaneState = PartialState<D / 32>;
 
-  __device__ void load(const AttentionArgs& a, int64_t state, int lane) {
-    const float2 scales = a.state_scales[state];
-    m = scales.x;
-    d = scales.y;
+// The states part, part + parts, ... of a row.
+template <int D>
+__device__ LaneState<D> merge_row(const AttentionArgs& a, const MergeEntry& entry, int row, int part,
+                                  int parts, int lane) {
+  const auto load = [&](int64_t state, float (&o)[D / 32]) {
     const auto* values = reinterpret_cast<const float2*>(a.state_values + state * D) + lane;
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) o[i] = values[32 * i];
-  }
-
-  __device__ void merge(const LaneState& other) {
-    const float highest = fmaxf(m, other.m);
-    const float own = exp2f(m - finite_or_zero(highest));
-    const float theirs = exp2f(other.m - finite_or_zero(highest));
-    m = highest;
-    d = d * own + other.d * theirs;
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i)
-      o[i] = {o[i].x * own + other.o[i].x * theirs, o[i].y * own + other.o[i].y * theirs};
-  }
-};
-
-// The states first, first + step, ... of a row.
-template <int D>
-__device__ LaneState<D> merge_row(const AttentionArgs& a, const MergeEntry& entry, int row, int first,
-                                  int step, int lane) {
-  const int rows = entry.num_tokens * a.group;
-  const int num_states = entry.num_states + entry.num_shared;
-  LaneState<D> total;
-  for (int i = first; i < num_states; i += step * kUnroll) {
-    LaneState<D> states[kUnroll];
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int index = i + u * step;
-      if (index >= num_states) break;
-      const int shared = index - entry.num_states;
-      const int first_row =
-          shared < 0 ? entry.state_row + index * rows : entry.shared_row + shared * entry.shared_stride;
-      states[u].load(a, static_cast<int64_t>(first_row + row) * a.num_kv_heads + blockIdx.y, lane);
+    for (int i = 0; i < D / 64; ++i) {
+      const float2 pair = values[32 * i];
+      o[2 * i] = pair.x;
+      o[2 * i + 1] = pair.y;
     }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) total.merge(states[u]);
-  }
-  return total;
+  };
+  return merge_part<D / 32, kBatch>(a, entry, row, static_cast<int>(blockIdx.y), part, parts, load);
 }
 
 template <int D>
@@ -82,8 +49,8 @@ __device__ void write_row(const AttentionArgs& a, const MergeEntry& entry, int r
                                                 (token * a.num_q_heads + head) * D) +
               lane;
 #pragma unroll
-  for (int i = 0; i < LaneState<D>::kPairs; ++i)
-    out[32 * i] = __floats2bfloat162_rn(state.o[i].x * inverse, state.o[i].y * inverse);
+  for (int i = 0; i < D / 64; ++i)
+    out[32 * i] = __floats2bfloat162_rn(state.o[2 * i] * inverse, state.o[2 * i + 1] * inverse);
 }
 
 // Merges the rows [first, first + kWarps) of an entry, or all of fewer. By the whole block.
@@ -92,7 +59,7 @@ __device__ void merge_rows(const AttentionArgs& a, const MergeEntry& entry, int 
                            LaneState<D> (&shared)[kWarps][32]) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int rows = entry.num_tokens * a.group;
-  const int warps_per_row = rows >= kWarps ? 1 : kWarps / rows;
+  const int warps_per_row = parts_of_row(entry, a.group);
   const int row = first + (warps_per_row == 1 ? warp : warp % rows);
   const int part = warps_per_row == 1 ? 0 : warp / rows;
   const bool has_row = row < rows && part < warps_per_row;
@@ -106,17 +73,6 @@ __device__ void merge_rows(const AttentionArgs& a, const MergeEntry& entry, int 
       for (int other = 1; other < warps_per_row; ++other) total.merge(shared[warp + other * rows][lane]);
   }
   if (has_row && part == 0) write_row<D>(a, entry, row, total, lane);
-}
-
-__device__ MergeEntry load_entry(const int4* merges, int index) {
-  const int4 own = __ldg(merges + 2 * index);
-  const int4 shared = __ldg(merges + 2 * index + 1);
-  return {own.x, own.y, own.z, own.w, shared.x, shared.y, shared.z, shared.w};
-}
-
-// Whether a warp merges each of its rows.
-__device__ bool is_small(const MergeEntry& entry) {
-  return entry.num_tokens == 1 && entry.num_states + entry.num_shared <= kFewStates;
 }
 
 // The small entries, a warp per row: the first entry of a warp is known before states are.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from bequest.engine.backends.cuda import experts
-from bequest.engine.kernels import cuda, cuda_attention, cuda_delta_net, cuda_windows
+from bequest.engine.kernels import cuda, cuda_attention, cuda_delta_net, cuda_linear, cuda_windows
 from bequest.engine.kernels.attention_work import AttentionWork
 from bequest.engine.kernels.centred_heads import centre_heads
 from bequest.engine.kernels.hidden_tap import LayerTap
@@ -137,6 +137,21 @@ def _attend(q: Tensor, heads: Heads, step: LayerStep, plan: cuda_attention.CudaA
         scales=heads.kv_scales,
         sinks=heads.sinks,
     ).flatten(1)
+
+
+def attend_rounded(qkv: Tensor, heads: Heads, step: LayerStep) -> cuda_linear.Float8Rows:
+    """CudaOps.attend of more than one token, rounded for a product of rows in float8."""
+    return cuda_attention.rounded_attention(
+        _prepared(qkv, heads, step),
+        step.cache_of(heads.strip),
+        heads.cache_layer,
+        _plan(step.attention[heads.strip]),
+        heads.scale,
+        heads.soft_cap,
+        bias=heads.bias,
+        scales=heads.kv_scales,
+        sinks=heads.sinks,
+    )
 
 
 def _attend_token(qkv: Tensor, heads: Heads, step: LayerStep, plan: cuda_attention.CudaAttentionPlan) -> Tensor:

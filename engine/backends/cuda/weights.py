@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from bequest.engine.backends.cuda.ops import attend_rounded
 from bequest.engine.kernels import cuda, cuda_linear
+from bequest.engine.kernels.cuda_attention import MOST_ROUNDED
 from bequest.engine.kernels.hidden_tap import LayerTap
 from bequest.engine.layers.ops import Ops
-from bequest.engine.layers.parts import Activation, Norm
+from bequest.engine.layers.parts import Activation, Heads, Norm
+from bequest.engine.layers.step import LayerStep
 from bequest.engine.layers.stream import Stream
 from bequest.engine.layers.weight import Weight
 
@@ -84,6 +88,15 @@ class DenseWeight(Weight):
             cuda_linear.linear_into(x, self.matrix, self.bias, stream.state(), self.scales)
         else:
             super().add_to(stream, x)
+
+    def attend_to(self, stream: Stream, qkv: Tensor, heads: Heads, step: LayerStep) -> None:
+        """Where the product is our own and of rows in float8, attention rounds them."""
+        fits = self.in_features <= MOST_ROUNDED and qkv.dtype is torch.bfloat16
+        if fits and cuda_linear.takes_float8_tiles(len(qkv), self.matrix):
+            rows = attend_rounded(qkv, heads, step)
+            cuda_linear.linear_into(rows, self.matrix, self.bias, stream.state(), self.scales)
+        else:
+            super().attend_to(stream, qkv, heads, step)
 
     def can_add(self, x: Tensor) -> bool:
         if cuda_linear.is_fused(x, self.matrix):
