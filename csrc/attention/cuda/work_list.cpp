@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "attention/cuda/few_queries.h"
+#include "attention/cuda/old_keys.h"
 #include "attention/cuda/work_tiles.h"
 #include "core/check.h"
 
@@ -377,24 +378,6 @@ void sort_prefill(WorkItem* items, int32_t count, int workers) {
     if (a.sequence != b.sequence) return a.sequence < b.sequence;
     return length(a) > length(b);
   });
-}
-
-// Whether no sequence sees a block before its queries that another one fills in this step. It does so at the
-// same place of its table: who writes to a block is its only owner, so one that is shared is full.
-bool has_old_keys(const BlockTableRows& batch) {
-  if (batch.block_tables == nullptr) return false;
-  const auto num_before = [&](int64_t s) {
-    return batch.seq_lens[s] - (batch.query_start[s + 1] - batch.query_start[s]);
-  };
-  for (int64_t s = 0; s < batch.num_sequences; ++s) {
-    const int64_t full = batch.seq_lens[s] / batch.block_size;
-    for (int64_t i = num_before(s) / batch.block_size; i < full; ++i)
-      for (int64_t other = 0; other < batch.num_sequences; ++other)
-        if (num_before(other) >= (i + 1) * batch.block_size && other != s &&
-            batch.block_tables[other * batch.max_blocks + i] == batch.block_tables[s * batch.max_blocks + i])
-          return false;
-  }
-  return true;
 }
 
 void check_batch(const WorkShape& shape, const BlockTableRows& batch) {
