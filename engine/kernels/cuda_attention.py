@@ -126,7 +126,7 @@ class CudaAttentionWorkspace:
         """Writes the list of a step to `work_list` [list_len], host memory (a view of pinned staging).
 
         query_start [S + 1], seq_lens [S]: computed tokens after the step; a sequence of 0 tokens is padding.
-        block_tables [S, MB].
+        block_tables [S, MB]. Where it is causal they are all sequences that write keys in the step.
         """
         starts, (num_starts,) = host_ints(query_start)
         lens, (num_sequences,) = host_ints(seq_lens)

@@ -12,7 +12,8 @@
 namespace bequest {
 
 // Whether all keys before the queries of each sequence were in the cache before the step; false, too, where
-// tables are null. REQUIRES: no sequence has more queries than tokens
+// tables are null. REQUIRES: no sequence has more queries than tokens; these are all that write keys in the
+// step, and they write those of their queries
 bool has_old_keys(const BlockTableRows& rows);
 
 }  // namespace bequest
