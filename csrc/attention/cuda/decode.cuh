@@ -92,6 +92,23 @@ __device__ __forceinline__ bool attend_shared_items(const AttentionArgs& a, cons
   return is_wide;
 }
 
+// Asks for a warp's first steps, and waits for inputs. Items and block tables came before any kernel of the
+// step, and so did most keys; queries, and the keys and values of their tokens, come from the grid before.
+template <class S, class Reader>
+__device__ __forceinline__ void fill_ring(const AttentionArgs& a, Reader& reader, uint32_t ring_address) {
+  bool has_waited = !reads_early(a);
+  if (has_waited) wait_for_inputs(a);
+#pragma unroll 1  // a copy of the reads for each stage takes 45 registers more of the kernel over bf16
+  for (int s = 0; s < S::kStages; ++s) {
+    if (!has_waited && !reader.next_is_old()) {
+      wait_for_inputs(a);
+      has_waited = true;
+    }
+    reader.read_step(ring_address + s * S::kStageBytes);
+  }
+  if (!has_waited) wait_for_inputs(a);
+}
+
 // The items of this block's worker. By the whole block.
 template <int D, class Cache, Scores kScores>
 __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* shared) {
@@ -108,14 +125,7 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* sh
     if (attend_shared_items<D, Cache, kScores>(a, item, head, shared, scales)) return;
   const BlockWork<D, Cache> work{warp};
   StepReader<D, Cache, BlockWork<D, Cache>> reader(a, work, lane, head);
-  // Items and block tables came before any kernel of the step, and so did most keys; queries, and the keys
-  // and values of their tokens, come from the grid before.
-  int asked = 0;
-  if (reads_early(a))
-    for (; asked < S::kStages && reader.next_is_old(); ++asked)
-      reader.read_step(ring_address + asked * S::kStageBytes);
-  wait_for_inputs(a);
-  for (; asked < S::kStages; ++asked) reader.read_step(ring_address + asked * S::kStageBytes);
+  fill_ring<S>(a, reader, ring_address);
   if (item.num_tokens == 0) return;
   QueryRows<D, Cache> queries;
   queries.read(a, item, head, lane);
