@@ -58,7 +58,7 @@ class CMakeBuild(build_ext):
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         architectures = cuda_architectures()
         backend = "cuda" if architectures else "cpu"
-        build_dir = ROOT / "build" / f"{sys.implementation.cache_tag}-{backend}"
+        build_dir = ROOT / "build" / f"{sys.implementation.cache_tag}{sys.abiflags}-{backend}"
         build_dir.mkdir(parents=True, exist_ok=True)
         configure = [
             *("cmake", "-S", str(ROOT), "-B", str(build_dir), "-G", "Ninja"),

@@ -121,11 +121,11 @@ class Bench:
 
     def decode_batch(self) -> int:
         tables = [self.ballast[i % len(self.ballast)] for i in range(BATCH)]
-        lengths = [TOKENS - 1] * BATCH
-        return timed(lambda: prepare_batch(tables, [self.tokens] * BATCH, lengths, [1] * BATCH, lengths))
+        chunks = [(table, self.tokens, TOKENS - 1, 1, TOKENS - 1) for table in tables]
+        return timed(lambda: prepare_batch([], chunks))
 
     def prefill_batch(self) -> int:
-        return timed(lambda: prepare_batch([self.ballast[0]], [self.tokens], [0], [TOKENS], [-1]))
+        return timed(lambda: prepare_batch([], [(self.ballast[0], self.tokens, 0, TOKENS, -1)]))
 
     def operations(self) -> dict[str, tuple[Run, int]]:
         """Name → (run, how many of what the name says one run does)."""

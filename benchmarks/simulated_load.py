@@ -154,12 +154,12 @@ class Simulation:
 
     def _apply(self, launch: Launch, seconds: float) -> None:
         [samples] = [part for part in launch.expected if isinstance(part, Samples)]
-        before = {s: s.output.last_token_at for s in samples.sequences}
+        before = {s: s.last_token_at for s in samples.sequences}
         applied, now = self._scheduler.apply(launch, zeros(launch.plan, seconds), self.now), self.now
         self.now += self._host.step + self._host.token * len(before)
         for sequence, last in before.items():
             figures = self.figures[sequence.group.request.tenant]
-            if sequence.output.last_token_at == now:
+            if sequence.last_token_at == now:
                 if last:
                     figures.between.append(now - last)
                 else:

@@ -3,8 +3,9 @@
     python -m benchmarks.structured [--shape qwen3-0.6b] [--batch 16] [--tokens 256] [--rounds 5] [--json FILE]
     python -m benchmarks.structured --step-ms 0.5       # over a device that is not there, and takes so long for a step
 
-Without a shape it is the embedded model; a shape has random weights. Nobody's answer ends early: the schema is a list
-without end of objects with strings, numbers and enumerations, and the free requests ignore the end token.
+Without a shape it is the embedded model; a shape has random weights, and a tokenizer of as many tokens. Nobody's answer
+ends early: the schema is a list without end of objects with strings, numbers and enumerations, and the free requests
+ignore the end token.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +67,18 @@ async def seconds_per_token(engine: AsyncEngine, grammar: Grammar | None, batch:
     return (max(ended) - max(begun)) / (tokens - 1)
 
 
-async def measure(config: EngineConfig | float, batch: int, tokens: int, rounds: int) -> dict[str, Any]:
-    """`config`: of an engine, or the seconds of a step of a device that is not there."""
-    if isinstance(config, float):
+@dataclass(frozen=True, slots=True)
+class TimedConfig:
+    """A device that is not there."""
+
+    seconds: float  # of a step
+    model: Path | None  # whose tokenizer it is; None: the embedded model's
+
+
+async def measure(config: EngineConfig | TimedConfig, batch: int, tokens: int, rounds: int) -> dict[str, Any]:
+    if isinstance(config, TimedConfig):
         sys.setswitchinterval(0.0005)  # as the server has it
-        engine, text = timed_engine(config, 256)
+        engine, text = timed_engine(config.seconds, 256, config.model)
     else:
         built = await build_engine(config)
         engine, text = built.engine, built.text
@@ -108,12 +117,12 @@ def main() -> None:
     parser.add_argument("--json", help="write the figures to this file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        config: EngineConfig | float = EngineConfig(max_num_seqs=32, max_model_len=1024)
+        directory = None if options.shape is None else write_model(options.shape, Path(folder) / options.shape)
+        config: EngineConfig | TimedConfig = EngineConfig(max_num_seqs=64, max_model_len=1024)
         if options.step_ms is not None:
-            config = options.step_ms * 1e-3
-        elif options.shape is not None:
-            directory = write_model(options.shape, Path(folder) / options.shape)
-            config = EngineConfig(model=str(directory), load_format="dummy", max_num_seqs=32, max_model_len=1024)
+            config = TimedConfig(options.step_ms * 1e-3, directory)
+        elif directory is not None:
+            config = EngineConfig(model=str(directory), load_format="dummy", max_num_seqs=64, max_model_len=1024)
         figures = asyncio.run(measure(config, options.batch, options.tokens, options.rounds))
     for name, value in figures.items():
         print(f"{name:16} {value:.3f}" if isinstance(value, float) else f"{name:16} {value}")

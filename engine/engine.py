@@ -350,7 +350,7 @@ class AsyncEngine(Keeper):
         if not passed:
             return
         assert self._texts is not None, "a token has a text of its own"
-        for number in pass_on(self._texts, applied.outlets, tokens):
+        for number in pass_on(self._texts, passed, tokens):
             passed[number].output.push(tokens[number], None, True)
             applied.moved[passed[number].group] = None
 

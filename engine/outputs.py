@@ -25,7 +25,6 @@ class ChoiceOutput:
         self.index = index
         self._request = request
         self._tokenizer = tokenizer
-        self.last_token_at = 0.0  # on the engine's clock; 0: it has none
         self.finish_reason: FinishReason | None = None
         self.stop_reason: StopReason = None
         self._mode = request.output

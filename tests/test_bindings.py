@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from pathlib import Path
 
@@ -104,7 +105,8 @@ def test_fields_are_declared() -> None:
             continue
         targets = [field.target for field in node.body if isinstance(field, ast.AnnAssign)]
         fields = {target.id for target in targets if isinstance(target, ast.Name)}
-        found = {name for name, value in vars(getattr(_C, node.name)).items() if isinstance(value, property)}
+        members = vars(getattr(_C, node.name)).items()
+        found = {name for name, value in members if isinstance(value, property) or inspect.ismemberdescriptor(value)}
         assert fields == found, node.name
 
 

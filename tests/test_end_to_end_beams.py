@@ -66,6 +66,18 @@ def test_scores_are_those_of_the_tokens(server: Server, penalty: float) -> None:
     assert answer.usage.completion_tokens == sum(len(choice.token_ids) for choice in answer.choices)
 
 
+@pytest.mark.parametrize("fields", [{}, {"echo": True}, {"prompt": [PROMPT, "Once"]}], ids=["plain", "echo", "two"])
+def test_choices_tell_the_same_however_much_is_told(server: Server, fields: dict[str, Any]) -> None:
+    """Those that tell little are written in one go."""
+    asked = {"use_beam_search": True, "n": 4, "max_tokens": 3, "ignore_eos": True, "cache_salt": "columns", **fields}
+    more = [choice.to_dict() for choice in complete(server, **asked).choices]
+    for choice in more:
+        del choice["token_ids"], choice["prompt_token_ids"]
+    few = [choice.to_dict() for choice in complete(server, **asked, return_token_ids=False).choices]
+    assert few == more and all(choice["finish_reason"] == "length" and choice["text"] for choice in few)
+    assert [list(choice) for choice in few] == [list(choice) for choice in more]
+
+
 def test_beams_of_a_leased_parent(server: Server) -> None:
     parent = complete(server, max_tokens=20, temperature=0, retain=True)
     asked = {"use_beam_search": True, "n": 3, "beam_width": 5, "max_tokens": 4}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from typing import Any, Literal
 
@@ -45,6 +47,12 @@ def client(server: Server) -> openai.OpenAI:
 @pytest.fixture(scope="module")
 def model(client: openai.OpenAI) -> str:
     return client.models.list().data[0].id
+
+
+def at_once(asking: Callable[[Any], Any], each: Iterable[Any]) -> list[Any]:
+    """The answers to several requests: a step of all of them takes hardly longer than one of one."""
+    with ThreadPoolExecutor(4) as threads:
+        return list(threads.map(asking, each))
 
 
 class Colour(Enum):
@@ -106,7 +114,7 @@ def test_json_object(client: openai.OpenAI, model: str) -> None:
     ],
 )
 def test_kinds_of_grammars(client: openai.OpenAI, model: str, wanted: dict[str, Any], check: Any) -> None:
-    for seed in range(3):
+    def ask(seed: int) -> Any:
         answer = client.completions.create(
             model=model,
             prompt="The answer:",
@@ -115,7 +123,9 @@ def test_kinds_of_grammars(client: openai.OpenAI, model: str, wanted: dict[str, 
             logprobs=1,
             extra_body={"structured_outputs": wanted, "ignore_eos": True},
         )
-        choice = answer.choices[0]
+        return answer.choices[0]
+
+    for choice in at_once(ask, range(3)):
         if choice.finish_reason == "stop":
             assert check(choice.text), choice.text
             assert choice.stop_reason is None  # type: ignore[attr-defined]
@@ -140,20 +150,20 @@ THINKS = (
 def test_a_grammar_begins_after_the_thoughts(
     client: openai.OpenAI, model: str, wanted: dict[str, Any], check: Any
 ) -> None:
-    def ask(**kwargs: Any) -> Any:
+    def ask(kwargs: dict[str, bool]) -> Any:
         body = {"structured_outputs": wanted, "chat_template": THINKS, "chat_template_kwargs": kwargs}
         answer = client.chat.completions.create(
             model=model, messages=ASK, extra_body=body, max_tokens=30, seed=1, temperature=1
         )
         return answer.choices[0]
 
-    for choice in (ask(), ask(enable_thinking=False)):
+    left, closed, opened = at_once(ask, ({}, {"enable_thinking": False}, {"enable_thinking": True}))
+    for choice in (left, closed):
         if choice.finish_reason == "stop":
             assert check(choice.message.content), choice.message.content
         else:
             assert choice.message.reasoning_content and not choice.message.content
-    assert ask(enable_thinking=False).finish_reason == "stop"
-    opened = ask(enable_thinking=True)
+    assert closed.finish_reason == "stop"
     assert opened.message.reasoning_content
     assert check(opened.message.content) if opened.finish_reason == "stop" else not opened.message.content
 

@@ -38,6 +38,8 @@ from transformers import (
     GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Ministral3Config,
+    Ministral3ForCausalLM,
     MinistralConfig,
     MinistralForCausalLM,
     MistralConfig,
@@ -176,6 +178,15 @@ TINY_MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
             head_dim=16,
             sliding_window=8,
             layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        ),
+    ),
+    # Queries grow from the twelfth token on.
+    "ministral3": (
+        Ministral3ForCausalLM,
+        Ministral3Config(
+            **SHAPE,
+            head_dim=16,
+            rope_parameters=YARN | {"original_max_position_embeddings": 12, "llama_4_scaling_beta": 0.4},
         ),
     ),
     "qwen2": (

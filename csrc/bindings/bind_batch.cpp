@@ -1,13 +1,15 @@
-// Batch preparation in Python: from tables and tokens to the arrays of a step.
+// Batch preparation in Python: from sequences, tables and tokens to the arrays of a step.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/fields.h"
+#include "bindings/progress.h"
 #include "bindings/tables.h"
 #include "cache/batch.h"
 #include "cache/beam_tables.h"
@@ -58,37 +60,38 @@ std::span<const int32_t> known_from(const TokenList& tokens, int64_t position) {
   return all.subspan(std::clamp<int64_t>(position, 0, static_cast<int64_t>(all.size())));
 }
 
-// One row per table, and one per beam where there are BeamTables instead.
-std::vector<BatchRow> to_rows(const py::sequence& tables, const py::sequence& tokens,
-                              const std::vector<int64_t>& computed, const std::vector<int64_t>& scheduled,
-                              const std::vector<int32_t>& last_rows) {
-  const size_t count = tables.size();
-  check(tokens.size() == count && computed.size() == count && scheduled.size() == count &&
-            last_rows.size() == count,
-        "tables, tokens, computed, scheduled and last_rows have one element per sequence");
+using Chunks = std::vector<std::tuple<py::object, py::object, int64_t, int64_t, int32_t>>;
+
+// A row of each stream, then those of the chunks: one per table, and one per beam where there are BeamTables
+// instead.
+std::vector<BatchRow> to_rows(const py::list& streams, const Chunks& chunks) {
   std::vector<BatchRow> rows;
-  rows.reserve(count);
-  for (size_t i = 0; i < count; ++i) {
-    const py::object item = tables[i];
-    if (py::isinstance<BeamTables>(item)) {
-      const auto& beams = item.cast<const BeamTables&>();
-      check(scheduled[i] == 1, "beams compute one token each");
-      check(beams.front().capacity() <= computed[i], "beams write behind what they share");
+  rows.reserve(streams.size() + chunks.size());
+  const Sequences all(streams);
+  for (ssize_t i = 0; i < all.size(); ++i) {
+    const Progress& progress = all[i].second;
+    const int64_t last = progress.num_computed - 1;
+    rows.push_back({&progress.block_table(), known_from(progress.token_list(), last), last, 1,
+                    static_cast<int32_t>(progress.row)});
+  }
+  for (const auto& [table, tokens, computed, scheduled, last_row] : chunks) {
+    if (py::isinstance<BeamTables>(table)) {
+      const auto& beams = table.cast<const BeamTables&>();
+      check(scheduled == 1, "beams compute one token each");
+      check(beams.front().capacity() <= computed, "beams write behind what they share");
       for (int32_t b = 0; b < beams.size(); ++b)
-        rows.push_back({&beams.tail(b), std::span(&beams.tokens().at(b), 1), computed[i], 1, last_rows[i],
-                        &beams.front()});
+        rows.push_back(
+            {&beams.tail(b), std::span(&beams.tokens().at(b), 1), computed, 1, last_row, &beams.front()});
     } else {
-      const auto known = known_from(tokens[i].cast<const TokenList&>(), computed[i]);
-      rows.push_back({&item.cast<const BlockTable&>(), known, computed[i], scheduled[i], last_rows[i]});
+      const auto known = known_from(tokens.cast<const TokenList&>(), computed);
+      rows.push_back({&table.cast<const BlockTable&>(), known, computed, scheduled, last_row});
     }
   }
   return rows;
 }
 
-Batch prepare_batch(const py::sequence& tables, const py::sequence& tokens,
-                    const std::vector<int64_t>& computed, const std::vector<int64_t>& scheduled,
-                    const std::vector<int32_t>& last_rows, const BatchShape& room) {
-  const std::vector<BatchRow> rows = to_rows(tables, tokens, computed, scheduled, last_rows);
+Batch prepare_batch(const py::list& streams, const Chunks& chunks, const BatchShape& room) {
+  const std::vector<BatchRow> rows = to_rows(streams, chunks);
   BatchShape shape = measure_batch(rows);
   if (room.num_tokens > 0) shape.num_tokens = room.num_tokens;
   if (room.num_rows > 0) shape.num_rows = room.num_rows;
@@ -128,8 +131,8 @@ void bind_batch(py::module_& m) {
       .def_readonly("seq_lens", &Batch::seq_lens)
       .def_readonly("slot_mapping", &Batch::slot_mapping)
       .def_readonly("block_tables", &Batch::block_tables);
-  m.def("prepare_batch", &prepare_batch, py::arg("tables"), py::arg("tokens"), py::arg("computed"),
-        py::arg("scheduled"), py::arg("last_rows"), py::arg("room") = py::make_tuple(0, 0, 0));
+  m.def("prepare_batch", &prepare_batch, py::arg("streams"), py::arg("chunks"),
+        py::arg("room") = py::make_tuple(0, 0, 0));
   m.def("gather_tables", &gather_tables, py::arg("tables"));
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/progress.h"
 #include "bindings/tables.h"
 #include "cache/beam_tables.h"
 #include "cache/block_pool.h"
@@ -451,6 +452,8 @@ void bind_cache(py::module_& m) {
   bind_block_table(m);
   bind_beam_tables(m);
   bind_swap(m);
+  bind_progress(m);
+  bind_streams(m);
   bind_batch(m);
 }
 

@@ -134,7 +134,7 @@ void bind_norms(py::module_& m) {
 void bind_rows(py::module_& m) {
   m.def(
       "rotary",
-      [](const Heads& q, const Heads& k, Address positions, const Rows& cos_sin) {
+      [](const Heads& q, const Heads& k, Address positions, const Rows& cos_sin, Address query_scales) {
         rotary({.q = static_cast<float*>(q.data),
                 .k = static_cast<float*>(k.data),
                 .q_stride = q.stride,
@@ -146,9 +146,11 @@ void bind_rows(py::module_& m) {
                 .q_heads = q.num_heads,
                 .k_heads = k.num_heads,
                 .head_dim = q.head_dim,
-                .rotary_dim = cos_sin.stride});
+                .rotary_dim = cos_sin.stride,
+                .query_scales = pointer<float>(query_scales)});
       },
-      Unlocked(), py::arg("q"), py::arg("k"), py::arg("positions"), py::arg("cos_sin"));
+      Unlocked(), py::arg("q"), py::arg("k"), py::arg("positions"), py::arg("cos_sin"),
+      py::arg("query_scales"));
   m.def(
       "gated_activation",
       [](Address gate_up, Address out, int64_t num_tokens, int64_t intermediate, int activation) {

@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/progress.h"
+#include "core/check.h"
 
 namespace py = pybind11;
 
@@ -59,7 +61,9 @@ class Outlet {
   bool try_write(std::string_view text) {
     if (!is_open() || blocked()) return false;
     const py::object write = write_;  // what is called may close this
-    write(event(text));
+    const py::bytes bytes = event(text);
+    if (!py::reinterpret_steal<py::object>(PyObject_CallOneArg(write.ptr(), bytes.ptr())))
+      throw py::error_already_set();
     ++num_written_;
     return true;
   }
@@ -102,14 +106,18 @@ class Outlet {
   int64_t num_written_ = 0;
 };
 
-// Writes each token's event to its outlet. Returns the numbers of those that have to be told in another way.
-py::list pass_on(TokenTexts& texts, const py::list& outlets, const py::list& tokens) {
+// Writes each token's event to the outlet of its sequence. Returns the numbers of those that have to be told
+// in another way.
+py::list pass_on(TokenTexts& texts, const py::list& sequences, const py::list& tokens) {
   py::list left;
-  for (size_t i = 0; i < tokens.size(); ++i) {
+  const Sequences all(sequences);
+  check(all.size() == static_cast<ssize_t>(tokens.size()), "each token has a sequence");
+  for (ssize_t i = 0; i < all.size(); ++i) {
     const std::string_view text = texts.find(py::cast<size_t>(tokens[i]));
+    const py::handle outlet = all[i].second.outlet;
     bool written = false;
     try {
-      written = !text.empty() && py::cast<Outlet&>(outlets[i]).try_write(text);
+      written = !text.empty() && is_set(outlet.ptr()) && outlet.cast<Outlet&>().try_write(text);
     } catch (const py::error_already_set&) {
       // The other way meets the same error, and says whose it is.
     }
@@ -131,7 +139,7 @@ void bind_outlets(py::module_& m) {
       .def("close", &Outlet::close)
       .def_property_readonly("is_open", &Outlet::is_open)
       .def_property_readonly("num_written", &Outlet::num_written);
-  m.def("pass_on", &pass_on, py::arg("texts"), py::arg("outlets"), py::arg("tokens"));
+  m.def("pass_on", &pass_on, py::arg("texts"), py::arg("sequences"), py::arg("tokens"));
 }
 
 }  // namespace bequest

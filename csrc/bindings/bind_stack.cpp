@@ -71,6 +71,7 @@ void bind_parts(py::module_& m) {
   bind_address(heads, "q_norm", &StackHeads::q_norm);
   bind_address(heads, "k_norm", &StackHeads::k_norm);
   bind_address(heads, "cos_sin", &StackHeads::cos_sin);
+  bind_address(heads, "query_scales", &StackHeads::query_scales);
   bind_address(heads, "bias", &StackHeads::bias);
   bind_address(heads, "sinks", &StackHeads::sinks);
 }

@@ -24,6 +24,8 @@ void bind_sampling(pybind11::module_& m);
 void bind_stack(pybind11::module_& m);
 void bind_beams(pybind11::module_& m);
 void bind_outlets(pybind11::module_& m);
+void bind_constraints(pybind11::module_& m);
+void bind_answers(pybind11::module_& m);
 // Only with BEQUEST_WITH_CUDA.
 void bind_cuda_ops(pybind11::module_& m);
 void bind_cuda_experts(pybind11::module_& m);

@@ -42,6 +42,8 @@ PYBIND11_MODULE(_C, m) {
   bind_sampling(m);
   bind_stack(m);
   bind_outlets(m);
+  bind_constraints(m);
+  bind_answers(m);
 #ifdef BEQUEST_WITH_CUDA
   bind_cuda_ops(m);
   bind_cuda_experts(m);

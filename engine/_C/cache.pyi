@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .core import Ids, Ints, Pairs, Strips
+from .progress import Progress
 
 class TokenList:  # token ids of a sequence, each in [0, 2^31)
     def __init__(self, tokens: Iterable[int] = ()) -> None: ...
@@ -166,15 +167,13 @@ class Batch:  # arrays of a step as StepPlan wants them: T tokens, S sequences, 
 
 def gather_tables(tables: Sequence[BlockTable]) -> Ints: ...  # [S, MB] of resident ones, padded with block 0
 
-# Sequence i computes positions [computed[i], computed[i] + scheduled[i]), whose blocks are prepared. BeamTables are as
-# many sequences of one position each, whose tokens they know themselves. At most one position may lie behind the end of
-# tokens[i]: its input_row is last_rows[i], all others are NO_ROW. `room` is (T, S, MB) of the arrays, 0: as many as
-# there have to be; padding has slot -1 and rows of length 0.
+# A chunk is (tables, tokens, computed, scheduled, last_row): it computes positions [computed, computed + scheduled),
+# whose blocks are prepared. BeamTables are as many sequences of one position each, whose tokens they know themselves.
+# At most one position may lie behind the end of the tokens: its input_row is last_row, all others are NO_ROW. Streams,
+# which come first, compute their last position. `room` is (T, S, MB) of the arrays, 0: as many as there have to be;
+# padding has slot -1 and rows of length 0.
 def prepare_batch(
-    tables: Sequence[BlockTable | BeamTables],
-    tokens: Sequence[TokenList],
-    computed: Ids,
-    scheduled: Ids,
-    last_rows: Ids,
+    streams: Sequence[Progress],
+    chunks: Sequence[tuple[BlockTable | BeamTables, TokenList, int, int, int]],
     room: tuple[int, int, int] = (0, 0, 0),
 ) -> Batch: ...

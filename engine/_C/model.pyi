@@ -24,6 +24,7 @@ class StackHeads:
     norms_rows: bool
     norm_eps: float
     cos_sin: int
+    query_scales: int
     num_positions: int
     rotary_dim: int
     bias: int

@@ -13,7 +13,16 @@ import numpy as np
 
 from bequest.engine.beams.search import NO_PLACE, BeamSearch, Ending, Finished, tuples_of
 from bequest.engine.state.output import Output
-from bequest.engine.types import MAX_BEAM_WIDTH, ChoiceDelta, FinishReason, IntArray, StopReason, TokenLogprob
+from bequest.engine.types import (
+    MAX_BEAM_WIDTH,
+    BeamChoices,
+    ChoiceDelta,
+    Choices,
+    FinishReason,
+    IntArray,
+    StopReason,
+    TokenLogprob,
+)
 
 _NO_PLACES = np.full(MAX_BEAM_WIDTH, NO_PLACE, np.int32)
 
@@ -74,16 +83,15 @@ class BeamAnswer:
             return "stop", token if token in self.search.params.stop_token_ids else None
         return "length", "deadline" if self.deadline else None
 
-    def deltas(self, output: Output) -> tuple[ChoiceDelta, ...]:
+    def deltas(self, output: Output) -> Choices:
         """`output` is that of the group's leader, which has no tokens."""
         shown, ids = self.token_ids, self.token_ids
+        if not self.stopped and self.search.params.logprobs is None:  # mostly
+            return BeamChoices(output.texts_of(ids), ids, self.scores, self.beam_scores, *self.end_of(-1))
         if self.stopped:
             shown = [tokens[:num] for tokens, num in zip(ids, self.num_shown, strict=True)]
-            ends = [self.end_of(tokens[-1]) for tokens in ids]
-        else:
-            ends = [self.end_of(-1)] * len(ids)
-        texts = output.texts_of(shown)
-        told = zip(texts, ids, self._logprobs(), ends, self.scores, self.beam_scores, strict=True)
+        ends = [self.end_of(tokens[-1]) for tokens in ids]
+        told = zip(output.texts_of(shown), ids, self._logprobs(), ends, self.scores, self.beam_scores, strict=True)
         return tuple(
             [
                 ChoiceDelta(index, text, token_ids, logprobs, end[0], end[1], score, beam_score)

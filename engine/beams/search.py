@@ -238,7 +238,7 @@ class BeamSearch:
         """The candidates that count as finished, and those that run on."""
         if self.length + 1 >= self.params.max_tokens:
             return list(range(min(self.width, len(tokens)))), slice(0, 0)
-        offered = tokens.tolist()
+        offered = tokens.tolist() if self.stop_token_ids else ()
         if self.stop_token_ids.isdisjoint(offered):
             return [], slice(0, self.width)
         ends = [rank for rank, token in enumerate(offered[: self.width]) if token in self.stop_token_ids]

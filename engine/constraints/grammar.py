@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -20,13 +19,8 @@ import llguidance
 import numpy as np
 import numpy.typing as npt
 from llguidance.gbnf_to_lark import gbnf_to_lark
-from llguidance.numpy import (
-    consume_token_par,
-    fill_next_token_bitmask,
-    fill_next_token_bitmask_par,
-    fill_next_token_bitmask_par_with_draft_tokens,
-)
 
+from bequest.engine._C import GrammarTokens, Matcher, MatcherLimits, address, fill_ahead, fill_masks
 from bequest.engine.text.tokenizer import Tokenizer
 from bequest.engine.types import IntArray
 
@@ -38,15 +32,11 @@ GrammarKind = Literal["json_schema", "regex", "lark", "any"]
 # A line that only Lark has. Blanks are looked for within the line, so that a page of empty lines is read once.
 _LARK = re.compile(r"(?m)^[^\S\n]*(%llguidance\b|start\s*:)")
 # A step of a grammar takes microseconds. These stop one that would hold all the others up: about 10 ms for a mask.
-_LIMITS = llguidance.LLParserLimits(
-    step_lexer_fuel=150_000,
-    step_max_items=50_000,
-    max_lexer_states=50_000,
-    max_grammar_size=200_000,
-    verbose_errors=False,
+_LIMITS = MatcherLimits(
+    step_lexer_fuel=150_000, step_max_items=50_000, max_lexer_states=50_000, max_grammar_size=200_000
 )
 # A thread has to be woken, and then takes cores and memory from those that launch steps: for fewer rows it costs more
-# time than it saves. More threads wait for each other longer than they work.
+# time than it saves.
 _ROWS_PER_THREAD = 64
 _MOST_THREADS = 4
 
@@ -84,51 +74,54 @@ class Vocabulary:
     """A model's tokens as llguidance wants them. `end_token_ids`: any of them may end an answer."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_token_ids: Sequence[int]) -> None:
+        """Takes a second, most of it without the interpreter lock."""
         if not tokenizer.spelling.exact:
             raise GrammarError("the tokens of this model's tokenizer have no exact bytes")
         if not end_token_ids:
             raise GrammarError("this model has no end token")
         self.vocab_size = vocab_size
         self.end_token_ids = tuple(end_token_ids)
-        self._face = _Face(tokenizer, vocab_size, end_token_ids)
-        self._special_texts = [
-            self._face.tokens[token].decode("utf-8", "replace") for token in self._face.special_token_ids
-        ]
-        self._careful: llguidance.LLTokenizer | None = None
-        self._quick = _native(tokenizer, self._face)
-
-    def handle_for(self, source: GrammarSource) -> llguidance.LLTokenizer:
-        """The one that tokenises by itself, without the interpreter lock; but it takes the spelling of a special token
-        for that token, so that a grammar with one in it needs ours."""
-        if self._quick is not None and not any(text and text in source.spelling for text in self._special_texts):
-            return self._quick
-        if self._careful is None:
-            self._careful = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self._face))
-        return self._careful
-
-
-class _Face:
-    """What llguidance.TokenizerWrapper asks of a tokenizer."""
-
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_token_ids: Sequence[int]) -> None:
-        self.eos_token_id = end_token_ids[0]
-        self.bos_token_id = tokenizer.bos_token_id
-        self.tokens = [tokenizer.token_bytes(token) for token in range(vocab_size)]
         special = {*tokenizer.special_ids, *end_token_ids}
-        self.special_token_ids = sorted(token for token in special if token < vocab_size)
-        self._special = frozenset(self.special_token_ids)
-        self._tokenizer = tokenizer
+        spelled = [tokenizer.token_bytes(token) for token in range(vocab_size)]
+        encode = _Encoder(tokenizer, vocab_size, frozenset(special))
+        self.tokens = grammar_tokens(spelled, special, self.end_token_ids[0], encode)
 
-    def __call__(self, text: str | bytes) -> list[int]:
-        if isinstance(text, bytes):
-            raise TypeError("text only")
+
+def grammar_tokens(
+    spelled: Sequence[bytes], special: Collection[int], end_token: int, encode: Callable[[str], list[int]]
+) -> GrammarTokens:
+    """`spelled`: of each token. `encode`: the tokens of a text, called from any thread."""
+    marked = [
+        b"\xff" + text if token in special and text[:1] != b"\xff" else text for token, text in enumerate(spelled)
+    ]
+    library = llguidance._lib.__file__
+    assert library is not None
+    return GrammarTokens(library, marked, end_token, encode)
+
+
+def byte_tokens(size: int) -> GrammarTokens:
+    """The smallest vocabulary, of bytes and an end token, or one of `size` tokens: the others stand for no text."""
+    end = 256
+    spelled = [*(bytes([byte]) for byte in range(end)), b"<end>", *[b""] * (size - end - 1)]
+    return grammar_tokens(spelled, {end}, end, lambda text: list(text.encode()))
+
+
+class _Encoder:
+    """The tokens of a text that a grammar forces."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, special: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._special = special
+
+    def __call__(self, text: str) -> list[int]:
         return self._encode(text)[0]
 
     def _encode(self, text: str) -> tuple[list[int], bool]:
         """Up to what cannot be spelled, and whether that is all: without special tokens, since a text that spells one
         is meant as text, and without those that the tokenizer knows and the model does not."""
         ids = self._tokenizer.encode_behind(text)
-        if all(token < len(self.tokens) and token not in self._special for token in ids):
+        if all(token < self._vocab_size and token not in self._special for token in ids):
             return ids, True
         if len(text) < 2:
             return [], False
@@ -140,29 +133,6 @@ class _Face:
         return left + right, whole
 
 
-def _native(tokenizer: Tokenizer, face: _Face) -> llguidance.LLTokenizer | None:
-    """llguidance's own reading of the tokenizer; None if it is not the same as ours in every token."""
-    if tokenizer.vocab_size > len(face.tokens):
-        return None  # it would use those that the model does not have
-    try:
-        with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
-            file.write(tokenizer.backend.to_str())
-            file.flush()
-            native = llguidance.LLTokenizer(file.name, n_vocab=len(face.tokens), eos_token=face.eos_token_id)
-    except Exception:  # of a kind that it does not know
-        return None
-    special = frozenset(face.special_token_ids)
-    for token, spelled in enumerate(face.tokens):
-        # Those without a spelling too: many a model has more rows than its tokenizer has tokens.
-        if token in special or not spelled:
-            if not native.is_special_token(token):
-                return None
-        # A byte 0xFF is how it marks special tokens.
-        elif spelled[:1] != b"\xff" and native.decode_bytes([token]) != spelled:
-            return None
-    return native if native.vocab_size == len(face.tokens) else None
-
-
 class Grammar:
     """A compiled grammar. Immutable; matchers are copies of its beginning."""
 
@@ -170,31 +140,27 @@ class Grammar:
         """Takes milliseconds to seconds, without the interpreter lock. Raises GrammarError."""
         self.source = source
         self.vocabulary = vocabulary
-        self._start = compile_source(source, vocabulary.handle_for(source))
+        self._start = compile_source(source, vocabulary.tokens)
 
     @property
     def vocab_size(self) -> int:
         return self.vocabulary.vocab_size
 
     def matcher(self) -> GrammarMatcher:
-        return GrammarMatcher(self._start.deep_copy(), self.vocabulary.end_token_ids)
+        return GrammarMatcher(self._start.copy(), self.vocabulary.end_token_ids)
 
 
-def compile_source(source: GrammarSource, vocabulary: llguidance.LLTokenizer) -> llguidance.LLMatcher:
+def compile_source(source: GrammarSource, tokens: GrammarTokens) -> Matcher:
     """The beginning of a grammar. Raises GrammarError."""
     try:
-        start = llguidance.LLMatcher(vocabulary, _serialised(source), log_level=0, limits=_LIMITS)
+        start = Matcher(tokens, _serialised(source), _LIMITS)
     except ValueError as error:
         raise _explained(str(error)) from None
     # The first masks too, up to where there is a choice: some limits are reached only there.
-    trial = start.deep_copy()
-    if not trial.is_error():
-        trial.compute_bitmask()
-        trial.consume_tokens(trial.compute_ff_tokens())
-        if not trial.is_stopped():
-            trial.compute_bitmask()
-    if trial.is_error():
-        raise _explained(trial.get_error())
+    trial = start.copy()
+    trial.try_first_masks()
+    if trial.is_error:
+        raise _explained(trial.error)
     return start
 
 
@@ -216,7 +182,7 @@ class GrammarMatcher:
 
     __slots__ = ("_num_sampled", "end_token_ids", "ended", "failed", "failed_ahead", "handle", "num_seen")
 
-    def __init__(self, handle: llguidance.LLMatcher, end_token_ids: tuple[int, ...]) -> None:
+    def __init__(self, handle: Matcher, end_token_ids: tuple[int, ...]) -> None:
         self.handle = handle
         self.end_token_ids = end_token_ids
         self._num_sampled = 0
@@ -244,35 +210,40 @@ class GrammarMasks:
 
     def __init__(self, most_threads: int) -> None:
         self._most_threads = most_threads
-        self._threads: dict[int, llguidance.LLExecutor] = {}  # by their number
+        self._moves: list[tuple[Matcher, int]] = []  # not made yet; one of each matcher at most
 
     def advance(self, sampled: Sequence[tuple[GrammarMatcher, Sequence[int | None]]]) -> None:
-        """By the tokens of a step; None: nothing could be sampled."""
-        moves = []
+        """By the tokens of a step; None: nothing could be sampled. The matchers move when the next masks are made, or
+        are settled: one call does both, since each hands the interpreter over, and has to get it back."""
+        self.settle()
         for matcher, tokens in sampled:
             matcher.num_seen += 1
             said = _before_end(matcher, tokens)
             if matcher.failed is not None or not said:
                 continue
             if len(said) > 1:  # drafts were right
-                matcher.handle.consume_tokens(said[:-1])
-            moves.append((matcher.handle, said[-1]))
-        if moves:
-            # One call: each hands the interpreter over, and has to get it back.
-            consume_token_par(self._threads_for(moves), moves)
+                matcher.handle.consume(said[:-1])
+            self._moves.append((matcher.handle, said[-1]))
+
+    def settle(self) -> None:
+        if self._moves:
+            moves, self._moves = self._moves, []
+            fill_masks(moves, [], 0, 0, self._threads_for(moves))
 
     def fill(
         self, matchers: Sequence[GrammarMatcher], masks: IntArray, drafts: Sequence[tuple[int, ...]] | None = None
     ) -> None:
         """`masks` [rows, words]: of each matcher, one for its next token and one behind each of its drafts."""
+        assert masks.dtype == np.int32 and masks.flags.c_contiguous
         rows = range(len(matchers)) if drafts is None else _first_rows(drafts)
+        assert not matchers or rows[-1] < len(masks)
         live = [(matcher.handle, row) for row, matcher in zip(rows, matchers, strict=True) if not matcher.done]
-        if live:
-            fill_next_token_bitmask_par(self._threads_for(live), live, masks)
-        # The device may be waiting: of a row that is as usual nothing more is asked than this.
-        for row, matcher in zip(rows, matchers, strict=True):
-            if matcher.ended or matcher.failed is not None or matcher.handle.is_error():
-                _fill_idle(matcher, masks[row])
+        moves, self._moves = self._moves, []
+        failed = fill_masks(moves, live, address(masks), masks.shape[1], self._threads_for(live))
+        if failed or len(live) < len(matchers):
+            for row, matcher in zip(rows, matchers, strict=True):
+                if matcher.done or row in failed:
+                    _fill_idle(matcher, masks[row])
         if drafts is not None:
             walks = [_Walk(*walk) for walk in zip(matchers, rows, drafts, strict=True) if walk[2]]
             self._fill_ahead(walks, masks)
@@ -280,27 +251,20 @@ class GrammarMasks:
             _allow_every_end(masks.view(np.uint32), matchers[0].end_token_ids)
 
     def _fill_ahead(self, walks: Sequence[_Walk], masks: IntArray) -> None:
-        """Behind drafts. A copy walks: one that runs into a limit stays there, and the draft may be wrong."""
-        copies = []
+        """Behind drafts."""
+        live = {}
         for matcher, row, drafts in walks:
             matcher.failed_ahead = None
             # Behind a token that cannot come, nothing counts. Who has ended is not listened to.
             masks[row + 1 : row + 1 + len(drafts)] = -1 if matcher.ended else 0
             if not matcher.done:
-                copies.append((matcher.handle.deep_copy(), row, [*drafts]))
-        if copies:
-            fill_next_token_bitmask_par_with_draft_tokens(self._threads_for(copies), copies, masks)
-        failed = {row for copy, row, _ in copies if copy.is_error()}
-        for walk in walks:
-            if walk.row in failed:
-                _walk_to_the_limit(walk, masks)
+                live[row] = matcher, drafts
+        drafted = [(matcher.handle, row, drafts) for row, (matcher, drafts) in live.items()]
+        for row, why in fill_ahead(drafted, address(masks), masks.shape[1], self._threads_for(drafted)):
+            live[row][0].failed_ahead = _first_line(why)
 
-    def _threads_for(self, rows: Sequence[object]) -> llguidance.LLExecutor:
-        number = min(-(-len(rows) // _ROWS_PER_THREAD), self._most_threads)
-        threads = self._threads.get(number)
-        if threads is None:
-            threads = self._threads[number] = llguidance.LLExecutor(number)
-        return threads
+    def _threads_for(self, rows: Sequence[object]) -> int:
+        return max(1, min(-(-len(rows) // _ROWS_PER_THREAD), self._most_threads))
 
 
 class _Walk(NamedTuple):
@@ -326,18 +290,6 @@ def _before_end(matcher: GrammarMatcher, tokens: Sequence[int | None]) -> list[i
     return said
 
 
-def _walk_to_the_limit(walk: _Walk, masks: IntArray) -> None:
-    """Of a walk that ran into one: where it does, nothing may come."""
-    copy = walk.matcher.handle.deep_copy()
-    for row, token in enumerate(walk.drafts, walk.row + 1):
-        if copy.try_consume_tokens([token]) == 1:
-            fill_next_token_bitmask(copy, masks, row)
-        if copy.is_error():
-            masks[row : walk.row + 1 + len(walk.drafts)] = 0
-            walk.matcher.failed_ahead = _first_line(copy.get_error())
-            return
-
-
 def _allow_every_end(masks: npt.NDArray[np.uint32], end_token_ids: tuple[int, ...]) -> None:
     """llguidance knows of one end token of the vocabulary: where that may come, the others may."""
     first, *others = end_token_ids
@@ -350,7 +302,7 @@ def _allow_every_end(masks: npt.NDArray[np.uint32], end_token_ids: tuple[int, ..
 def _fill_idle(matcher: GrammarMatcher, mask: IntArray) -> None:
     """Of one that has ended, or cannot go on: anything may come, or nothing."""
     if not matcher.done:
-        matcher.failed = _first_line(matcher.handle.get_error())
+        matcher.failed = _first_line(matcher.handle.error)
     mask[:] = 0 if matcher.failed is not None else -1
 
 
@@ -360,14 +312,19 @@ def mask_threads() -> int:
 
 
 def _serialised(source: GrammarSource) -> str:
+    """As llguidance's JSON."""
     assert source.kind != "any", "it is made Lark first"
     if source.lead:
-        return llguidance.LLMatcher.grammar_from_lark(f"start: lead answer\n{source.lead}\nanswer: {_nested(source)}\n")
+        return _lark_json(f"start: lead answer\n{source.lead}\nanswer: {_nested(source)}\n")
     if source.kind == "regex":
         return llguidance.LLMatcher.grammar_from_regex(source.text)
     if source.kind == "lark":
-        return llguidance.LLMatcher.grammar_from_lark(source.text)
+        return _lark_json(source.text)
     return llguidance.LLMatcher.grammar_from_json_schema(source.text, overrides=_json_options(source))
+
+
+def _lark_json(text: str) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": text}]})
 
 
 def _json_options(source: GrammarSource) -> JsonCompileOptions:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from bequest.engine.children import Children, TaskTooCostly, serve
-from bequest.engine.constraints.grammar import GrammarError, GrammarSource, compile_source, lark_of_any
+from bequest.engine.constraints.grammar import GrammarError, GrammarSource, byte_tokens, compile_source, lark_of_any
 
 _MOST_BYTES = 2 << 30  # of the child's memory
-_END = 256  # the token behind those of the bytes
 _NAMED = "<["  # begins tokens that a grammar names by their ids
 
 
@@ -55,20 +55,6 @@ class GrammarCheck:
         self._children.close()
 
 
-class _Bytes:
-    """The smallest vocabulary, as llguidance wants it, or one of `size` tokens: the others stand for no text."""
-
-    eos_token_id = _END
-    bos_token_id = None
-    special_token_ids = (_END,)
-
-    def __init__(self, size: int) -> None:
-        self.tokens = (*(bytes([byte]) for byte in range(256)), b"<end>", *[b""] * (size - _END - 1))
-
-    def __call__(self, text: bytes) -> list[int]:
-        return list(text)
-
-
 _MALLOC_FIELDS = (
     *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
     *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
@@ -98,23 +84,19 @@ def _memory_counter() -> Callable[[], int]:
 
 
 def _serve() -> None:
-    import llguidance
-
-    vocabularies: dict[int, llguidance.LLTokenizer] = {}
+    tokens_of_size = cache(byte_tokens)
     allocated = _memory_counter()
 
     def answer(task: list[Any]) -> dict[str, Any]:
         size, source = task[0], GrammarSource(*task[1:])
-        vocabulary = vocabularies.get(size)
-        if vocabulary is None:
-            vocabulary = vocabularies[size] = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes(size)))
+        tokens = tokens_of_size(size)
         try:
             lark = None
             if source.kind == "any":
                 lark = lark_of_any(source.text)
                 source = replace(source, kind="lark", text=lark)
             before = allocated()
-            compiled = compile_source(source, vocabulary)
+            compiled = compile_source(source, tokens)
             num_bytes = max(0, allocated() - before)
             del compiled
         except GrammarError as error:

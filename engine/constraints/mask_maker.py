@@ -14,8 +14,9 @@ import queue
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, islice
 from typing import cast
 
@@ -55,19 +56,13 @@ class _Step:
         return [_accepted(list(islice(tokens, 1 + len(drafts))), drafts) for drafts in self.drafts]
 
 
-@dataclass(frozen=True, slots=True)
-class _Returned:
-    step: _Step
-    result: StepResult
-
-
 class MaskMaker:
     """`add` and `stop` are called on the event loop, `take` by whoever gets the results."""
 
     def __init__(self, channel: MaskChannel) -> None:
         self._channel = channel
         self._launched: dict[int, _Step] = {}  # by number: those with masks whose results have not come
-        self._news: queue.SimpleQueue[_Step | _Returned | None] = queue.SimpleQueue()  # for the mask thread
+        self._news: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # for the mask thread
         self._work: _Work | None = None  # from the first grammar on
 
     def add(self, plan: StepPlan, matchers: Sequence[Matcher]) -> None:
@@ -86,8 +81,10 @@ class MaskMaker:
         if self._work is None:
             sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
             self._work = _Work()
-            threading.Thread(target=self._run, args=(self._work,), name="bequest-masks", daemon=True).start()
-        self._news.put(step)
+            threading.Thread(target=self._run, name="bequest-masks", daemon=True).start()
+        # Mostly the step before runs, and who gets its result makes these masks: nobody has to wake up now.
+        if self._work.can_make_next(step):
+            self._news.put(self._work.make)
 
     def take(self, result: StepResult, here: bool) -> None:
         """A step has come back. Any thread; in the order of the steps. `here`: this thread makes the masks."""
@@ -95,10 +92,11 @@ class MaskMaker:
         if step is None:
             return
         self._channel.close(step.spec.number)
-        if here and self._work is not None:
-            self._work.do(_Returned(step, result))
+        assert self._work is not None
+        if here:
+            self._work.go_on(step, result)
         else:
-            self._news.put(_Returned(step, result))
+            self._news.put(partial(self._work.go_on, step, result))
 
     def stop(self) -> None:
         """Lets go of every step: what it samples is not looked at any more."""
@@ -106,10 +104,10 @@ class MaskMaker:
         self._channel.abandon()
         self._launched.clear()
 
-    def _run(self, work: _Work) -> None:
+    def _run(self) -> None:
         """The mask thread."""
-        while (item := self._news.get()) is not None:
-            work.do(item)
+        while (work := self._news.get()) is not None:
+            work()
 
 
 class _Work:
@@ -121,19 +119,29 @@ class _Work:
         self._due: deque[_Step] = deque()  # in the order of the steps
         self._buffers: deque[IntArray] = deque()  # [rows, words], which take turns
 
-    def do(self, item: _Step | _Returned) -> None:
-        """A step was launched, or has come back: makes the masks that can be made now."""
-        with self._lock:
-            if isinstance(item, _Step):
-                self._due.append(item)
-            else:
-                self._advance(item)
-            while self._due and self._due[0].ready:
-                self._make(self._due.popleft())
+    def can_make_next(self, step: _Step) -> bool:
+        """A step is about to be launched. On the event loop, which has not got the lock: where its tokens come at the
+        same time, this says so, or who has them finds the step."""
+        self._due.append(step)
+        return step.ready
 
-    def _advance(self, returned: _Returned) -> None:
-        step = returned.step
-        sampled = zip(step.matchers, step.tokens(returned.result), strict=True)
+    def go_on(self, step: _Step, result: StepResult) -> None:
+        """A step has come back."""
+        with self._lock:
+            self._advance(step, result)
+            self._make_all()
+
+    def make(self) -> None:
+        with self._lock:
+            self._make_all()
+
+    def _make_all(self) -> None:
+        """The masks that can be made now."""
+        while self._due and self._due[0].ready:
+            self._make(self._due.popleft())
+
+    def _advance(self, step: _Step, result: StepResult) -> None:
+        sampled = zip(step.matchers, step.tokens(result), strict=True)
         try:
             self._filler.advance([(matcher, tokens) for (matcher, _), tokens in sampled])
         except Exception as error:

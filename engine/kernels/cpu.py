@@ -247,11 +247,12 @@ def head_rms_norm(x: Tensor, weight: Tensor, eps: float) -> None:
     _C.head_rms_norm(heads, weight.data_ptr(), eps)
 
 
-def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, query_scales: Tensor | None = None) -> None:
     """Rotates q [T, NQ, D] and k [T, NKV, D] in place (both may be slices of a fused row), half-rotation style.
 
     positions int32 [T]; cos_sin float32 [P, R] holds R / 2 cosines, then R / 2 sines per position. R <= D: the first
-    R dimensions of a head turn. A position outside [0, P) is an Error.
+    R dimensions of a head turn. Whole queries are then multiplied by query_scales float32 [P] at their position. A
+    position outside [0, P) is an Error.
     """
     q_heads, k_heads = _check_heads(q), _check_heads(k)
     num_tokens, head_dim = q_heads[1], q_heads[3]
@@ -259,7 +260,10 @@ def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
     assert k_heads[1] == num_tokens and k_heads[3] == head_dim, (q.shape, k.shape)
     _check_i32(positions, num_tokens)
     _check_f32(cos_sin, num_positions, rotary_dim)
-    _C.rotary(q_heads, k_heads, positions.data_ptr(), (cos_sin.data_ptr(), num_positions, rotary_dim))
+    if query_scales is not None:
+        _check_f32(query_scales, num_positions)
+    scales = 0 if query_scales is None else query_scales.data_ptr()
+    _C.rotary(q_heads, k_heads, positions.data_ptr(), (cos_sin.data_ptr(), num_positions, rotary_dim), scales)
 
 
 # --- attention, cache ----------------------------------------------------------------------------------

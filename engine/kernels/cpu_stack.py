@@ -81,6 +81,11 @@ def set_rope(of: StackHeads, cos_sin: Tensor) -> None:
     of.num_positions, of.rotary_dim = cos_sin.shape
 
 
+def set_query_scales(of: StackHeads, scales: Tensor) -> None:
+    """[P] float32"""
+    of.query_scales = _address(scales, of.num_positions)
+
+
 def set_bias(of: StackHeads, bias: Tensor) -> None:
     """[NQ, 2 R + 1] float32"""
     assert bias.shape[0] == of.num_heads and bias.shape[1] % 2 == 1, bias.shape

@@ -47,6 +47,7 @@ class Heads:
     window: int = 0  # how many tokens back a query sees, itself included; 0: all
     norm: HeadNorm | None = None
     rope: Tensor | None = None  # [P, R] float32: R / 2 cosines, then sines; None: positions turn nothing
+    query_scales: Tensor | None = None  # [P] float32: what turned queries are multiplied by at their position
     bias: Tensor | None = None  # [NQ, 2 R + 1] float32 on the scores: by key position less query's, within [-R, R]
     soft_cap: float = 0.0  # c: scores become c * tanh(score / c); 0: they stay
     sinks: Tensor | None = None  # [NQ] float32: a score per head that takes its share of the softmax and gives nothing

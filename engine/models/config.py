@@ -47,6 +47,8 @@ class RopeConfig:
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: round the ramp's ends to whole dimensions
     attention_factor: float = 1.0  # yarn, longrope: multiplies cos and sin
+    # With a length in training: a query is multiplied by 1 + growth * log(1 + floor(its position / that length)).
+    query_growth: float = 0.0
     short_divisors: tuple[float, ...] = ()  # longrope: [rot_dim / 2] of frequencies, up to the length in training
     long_divisors: tuple[float, ...] = ()  # longrope: [rot_dim / 2], where longer sequences are served
     frequency_divisors: tuple[float, ...] = ()  # [rot_dim / 2], how GGUF stores llama3 scaling; empty: none

@@ -97,26 +97,9 @@ def parse_gguf_config(file: GGUFFile) -> DecoderConfig:
     )
 
 
-def cut_context(file: GGUFFile, config: DecoderConfig) -> tuple[str, ...]:
-    """For people: why a context is shorter than the file says."""
-    key = f"{file.architecture}.attention.temperature_scale"
-    if not file.metadata.get(key):
-        return ()
-    return (
-        f"the context ends at {config.max_position} tokens: {key}, which scales queries behind them, is not computed",
-    )
-
-
 def _max_position(fields: Fields, rope: RopeConfig, *, scales: bool) -> int:
     context_length = fields.integer("context_length")
-    longest = extended_max_position(context_length, rope) if scales else context_length
-    if not fields.number("attention.temperature_scale", 0.0):
-        return longest
-    # Queries are multiplied by 1 + scale * log(1 + floor(position / original length)): by 1 up to that length.
-    original = fields.integer("rope.scaling.original_context_length")
-    if original < 1:
-        raise ModelError(f"{fields.source}: rope.scaling.original_context_length must be positive, not {original}")
-    return min(longest, original)
+    return extended_max_position(context_length, rope) if scales else context_length
 
 
 def _windows(fields: Fields, variant: GGUFVariant, num_layers: int) -> tuple[int, ...]:
@@ -134,8 +117,19 @@ def _windows(fields: Fields, variant: GGUFVariant, num_layers: int) -> tuple[int
 def _parse_ropes(
     file: GGUFFile, fields: Fields, head_dim: int, variant: GGUFVariant
 ) -> tuple[RopeConfig, RopeConfig | None]:
-    rope = _parse_rope(file, fields, head_dim, fields.integer("context_length"), variant)
+    rope = _growing(_parse_rope(file, fields, head_dim, fields.integer("context_length"), variant), fields)
     return rope, _window_rope(rope, variant)
+
+
+def _growing(rope: RopeConfig, fields: Fields) -> RopeConfig:
+    """With queries that grow behind the length in training, if the file says so."""
+    growth = fields.number("attention.temperature_scale", 0.0)
+    if not growth:
+        return rope
+    original = fields.integer("rope.scaling.original_context_length")
+    if original < 1:
+        raise ModelError(f"{fields.source}: rope.scaling.original_context_length must be positive, not {original}")
+    return replace(rope, query_growth=growth, original_max_position=original)
 
 
 def _window_rope(rope: RopeConfig, variant: GGUFVariant) -> RopeConfig | None:

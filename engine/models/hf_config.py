@@ -118,15 +118,22 @@ def _experts(fields: Fields, variant: HFVariant) -> ExpertsConfig | None:
 
 def _with_defaults(fields: Fields, variant: HFVariant) -> Fields:
     """Of the text model alone, where config.json is of one with other parts."""
-    given = fields.section("text_config").values if variant.is_part else fields.values
-    whole = Fields({**variant.defaults, **_shared_by_parts(fields), **given}, fields.source)
+    given = _text_values(fields, variant) if variant.part_of else fields.values
+    whole = Fields({**variant.defaults, **given}, fields.source)
     return gemma4_fields(whole) if variant.gemma4 else whole
 
 
-def _shared_by_parts(fields: Fields) -> dict[str, object]:
-    """What concerns the text model and stands beside its section."""
-    names = ("quantization_config", "tie_word_embeddings")
-    return {name: fields.raw(name) for name in names if fields.has(name)}
+def _text_values(fields: Fields, variant: HFVariant) -> dict[str, object]:
+    section, types = fields.section("text_config"), variant.part_of
+    kind = section.string("model_type", next(iter(types)))
+    if kind not in types:
+        raise ModelError(f"{section.source}: model_type {kind!r} is not supported here; {', '.join(types)} are")
+    # What the whole model says of these, or leaves out, counts more: its section has the defaults of a text model that
+    # stands alone.
+    whole = {"tie_word_embeddings": fields.raw("tie_word_embeddings", True)}
+    if fields.has("quantization_config"):
+        whole["quantization_config"] = fields.raw("quantization_config")
+    return {**types[kind], **section.values, **whole}
 
 
 def _activation(fields: Fields, variant: HFVariant) -> Activation:

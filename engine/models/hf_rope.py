@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from bequest.engine.errors import ModelError
 from bequest.engine.models.config import ROPE_KINDS, RopeConfig, parse_rope_kind
@@ -52,6 +53,8 @@ def _refuse_unknown_to(variant: HFVariant, rope: RopeConfig, source: str) -> Non
     is_named = rope.kind in variant.rope.kinds
     if rope.partial_factor != 1.0 and not (variant.rope.partial or (is_named and rope.kind == "proportional")):
         raise ModelError(f"{source}: partial_rotary_factor is not supported: this architecture turns whole heads")
+    if rope.query_growth and not variant.rope.grows:
+        raise ModelError(f"{source}: llama_4_scaling_beta is not supported: this architecture's queries do not grow")
     if not is_named and (variant.rope.kinds or rope.kind == "proportional"):
         kinds = ", ".join(variant.rope.kinds or (kind for kind in ROPE_KINDS if kind != "proportional"))
         raise ModelError(f"{source}: rope type {rope.kind!r} is not supported; this architecture has {kinds}")
@@ -65,7 +68,20 @@ def _refuse_other_theta(fields: Fields, variant: HFVariant) -> None:
 
 
 def _parse_rope(fields: Fields, scaling: Fields, max_position: int, *, is_local: bool = False) -> RopeConfig:
-    """Of one object `scaling`, whose `rope_type` was once called `type`; `is_local`: of layers with a window."""
+    """Of one object `scaling`; `is_local`: of layers with a window."""
+    rope = _parse_turning(fields, scaling, max_position, is_local)
+    growth = scaling.number("llama_4_scaling_beta", 0.0)
+    if not growth:
+        return rope
+    original = scaling.integer("original_max_position_embeddings", 0)
+    if original < 1 or rope.original_max_position not in (0, original):
+        needed = "llama_4_scaling_beta needs one positive original_max_position_embeddings"
+        raise ModelError(f"{scaling.source}: {needed}, not {original}")
+    return replace(rope, query_growth=growth, original_max_position=original)
+
+
+def _parse_turning(fields: Fields, scaling: Fields, max_position: int, is_local: bool) -> RopeConfig:
+    """The object's `rope_type` was once called `type`."""
     theta = scaling.number("rope_theta", _outer_theta(fields, is_local))
     partial_factor = scaling.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     named = scaling.string("rope_type", scaling.string("type", "default"))
@@ -129,8 +145,6 @@ def _refuse_unsupported(scaling: Fields) -> None:
     for name in ("mrope_section", "full_attention", "sliding_attention"):
         if scaling.has(name):
             raise ModelError(f"{scaling.source}: {name} is not supported; all layers must rotate alike")
-    if scaling.number("llama_4_scaling_beta", 0.0):
-        raise ModelError(f"{scaling.source}: llama_4_scaling_beta, queries that grow with position, is not supported")
 
 
 def _longrope_attention_factor(scaling: Fields, factor: float, original: int) -> float:

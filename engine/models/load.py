@@ -272,13 +272,13 @@ def _from_foreign(foreign: ForeignCheckpoint) -> Checkpoint:
 
 def _open_gguf(path: Path) -> Checkpoint:
     from bequest.engine.formats.gguf_file import GGUFFile  # slow to import, and a directory needs none of it
-    from bequest.engine.models.gguf_config import cut_context, parse_gguf_config
+    from bequest.engine.models.gguf_config import parse_gguf_config
     from bequest.engine.models.gguf_loader import GGUFSource
 
     file = GGUFFile(path)
     config = parse_gguf_config(file)
     source = respelled_gguf(GGUFSource(file, config), config)
-    return Checkpoint(config, source, gguf_generation_defaults(file), cut_context(file, config))
+    return Checkpoint(config, source, gguf_generation_defaults(file))
 
 
 def _tensors(config: OwnConfig) -> dict[str, tuple[int, ...]]:

@@ -43,6 +43,7 @@ class HFRope:
     partial: bool = False  # config.json may have a `partial_rotary_factor`; others turn whole heads
     kinds: tuple[str, ...] = ()  # the types of scaling that it has; empty: any
     named: bool = False  # a file without any description of it means another one than the others'
+    grows: bool = False  # queries may grow with their position
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,9 @@ class HFVariant:
     joined: tuple[str, ...] = ()  # matrices that hold several of ours (respelled.py)
     honoured: frozenset[str] = frozenset()  # fields of config.json that other variants would be refused with
     scales_embedding: bool = False  # by the root of the hidden size
-    is_part: bool = False  # beside an encoder of images, say: config.json has it as `text_config`
+    # Beside an encoder of images, say: config.json has it as `text_config`, of one of these types. What each implies
+    # for fields that are left out comes before `defaults`.
+    part_of: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     experts: HFExperts | None = None  # in place of MLPs
     recurrent: bool = False  # `layer_types` has linear ones, and attention a gate
     sinks: bool = False  # heads have a score that takes its share of attention and gives nothing
@@ -193,13 +196,38 @@ _HYBRID_EXPERTS = HFExperts(
 )
 _ALWAYS_NORMED = replace(_HYBRID_EXPERTS, num_experts=256, top_k=8, renormalises="always")
 
+_MISTRAL = HFVariant("never", "never", qk_norm=False, sliding_window="all_layers", defaults={"sliding_window": 4096})
+
+_MINISTRAL3 = replace(
+    _MISTRAL,
+    defaults={
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1000000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+    rope=HFRope(grows=True),
+)
+
 HF_ARCHITECTURES: Mapping[str, HFVariant] = {
     "LlamaForCausalLM": HFVariant("as_config", "as_config", qk_norm=False, sliding_window="never"),
-    "MistralForCausalLM": HFVariant(
-        "never", "never", qk_norm=False, sliding_window="all_layers", defaults={"sliding_window": 4096}
-    ),
+    "MistralForCausalLM": _MISTRAL,
     "MinistralForCausalLM": HFVariant(
         "never", "never", qk_norm=False, sliding_window="by_type", defaults={"sliding_window": 4096}
+    ),
+    "Ministral3ForCausalLM": _MINISTRAL3,
+    # Mistral Small 3's, Ministral 3's and Devstral 2's text alone.
+    "Mistral3ForConditionalGeneration": replace(
+        _MINISTRAL3, defaults={}, part_of={"mistral": _MISTRAL.defaults, "ministral3": _MINISTRAL3.defaults}
     ),
     "Qwen2ForCausalLM": HFVariant("qkv", "never", qk_norm=False, sliding_window="by_layer"),
     "Qwen3ForCausalLM": HFVariant(
@@ -256,9 +284,9 @@ HF_ARCHITECTURES: Mapping[str, HFVariant] = {
         honoured=SOFT_CAPS,
     ),
     "Gemma3ForCausalLM": _GEMMA3,
-    "Gemma3ForConditionalGeneration": replace(_GEMMA3, is_part=True),  # its text alone
+    "Gemma3ForConditionalGeneration": replace(_GEMMA3, part_of={"gemma3_text": {}}),  # its text alone
     "Gemma4ForCausalLM": _GEMMA4,
-    "Gemma4ForConditionalGeneration": replace(_GEMMA4, is_part=True),  # its text alone
+    "Gemma4ForConditionalGeneration": replace(_GEMMA4, part_of={"gemma4_text": {}}),  # its text alone
     "CohereForCausalLM": replace(_COHERE, honoured=_COHERE.honoured | {"use_qk_norm"}),  # Command R+ has them
     "Cohere2ForCausalLM": replace(
         _COHERE,

@@ -24,7 +24,7 @@ def respelled(source: WeightSource, config: DecoderConfig) -> WeightSource:
         return HybridNames(source, config)
     joined = {name: _JOINED[name](config) for name in variant.joined}
     turned = _heads_of(config) if variant.rope.interleaved else {}
-    text = text_part(source) if variant.is_part or config.vision is not None else source
+    text = text_part(source) if variant.part_of or config.vision is not None else source
     return RespelledSource(text, joined, turned, config.rotary_dim) if joined or turned else text
 
 

@@ -54,6 +54,14 @@ def cos_sin_table(rope: RopeConfig, rotary_dim: int, num_positions: int) -> Tens
     return torch.cat((angles.cos(), angles.sin()), dim=-1) * rope.attention_factor
 
 
+def query_scales(rope: RopeConfig, num_positions: int) -> Tensor | None:
+    """[P] float32: what queries are multiplied by; None: nothing."""
+    if not rope.query_growth:
+        return None
+    lengths = torch.arange(num_positions).div(rope.original_max_position, rounding_mode="floor")
+    return 1 + rope.query_growth * torch.log(1 + lengths.float())
+
+
 class Turns:
     """Rotation by three positions, of rows of images: in time, from above and from the left.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from bequest.engine._C import Batch, BlockTable, gather_tables
+from bequest.engine._C import Batch, BlockTable, any_adapter, gather_tables, rows_of
 from bequest.engine.cache.states import StatePlan
 from bequest.engine.scheduling.outcome import StepOutcome
 from bequest.engine.state.draft import Draft, EncoderRun
@@ -102,12 +102,12 @@ def _masks_of(step: int, sampled: list[Sequence]) -> MaskSpec | None:
 
 
 def _in_order(draft: Draft) -> list[Sequence]:
-    return [*draft.tokens, *[chunk.sequence for chunk in draft.chunks]]
+    return [*draft.streams, *[chunk.sequence for chunk in draft.chunks]]
 
 
 def _cross_arrays(draft: Draft) -> tuple[IntArray | None, IntArray | None]:
     """[S, MBX] blocks and [S] lengths of what the sequences of an encoder-decoder model attend to."""
-    first = draft.tokens[0] if draft.tokens else draft.chunks[0].sequence if draft.chunks else None
+    first = draft.streams[0] if draft.streams else draft.chunks[0].sequence if draft.chunks else None
     if first is None or first.group.request.encoder is None:
         return None, None
     tables: list[BlockTable] = []
@@ -123,7 +123,7 @@ def _cross_arrays(draft: Draft) -> tuple[IntArray | None, IntArray | None]:
 def _adapters(draft: Draft) -> IntArray | None:
     """[S] handles."""
     sequences = _in_order(draft)
-    if all(sequence.group.request.adapter is None for sequence in sequences):
+    if not any_adapter(sequences):
         return None
     handles: list[int] = []
     for sequence in sequences:
@@ -166,7 +166,7 @@ def _samples(step: int, outcome: StepOutcome) -> StepSamples:
     tokens, rows, positions = samples
     if num:
         tokens[:num] = outcome.sample_tokens
-        rows[:num] = [s.row for s in outcome.sampled]
+        rows[:num] = rows_of(outcome.sampled)
         positions[:num] = outcome.positions
     if num_beams:
         tokens[num:] = of_beams[0] if len(of_beams) == 1 else np.concatenate(of_beams)

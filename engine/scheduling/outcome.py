@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from bequest.engine._C import sample_streams
 from bequest.engine.scheduling.results import PromptLogprobsOf
 from bequest.engine.scheduling.sampler_rows import SamplerRows
 from bequest.engine.state.draft import Chunk
@@ -29,6 +30,7 @@ class StepOutcome:
     opened: list[RowSpec] = field(default_factory=list)
     scored: list[PromptLogprobSpec] = field(default_factory=list)
     ranked: list[tuple[range, Callable[[int], BeamSpec]]] = field(default_factory=list)
+    masked: bool = False  # whether one of the sampled has a grammar
     num_logprobs: int | None = None  # the largest number of alternatives that anybody wants
     tapped: list[tuple[Sequence, Indices, Indices]] = field(default_factory=list)  # positions, tokens of the step
     expected: list[Expectation] = field(default_factory=list)
@@ -43,6 +45,7 @@ class StepOutcome:
             self.opened.append(self.rows.open(sequence))
         if (num_logprobs := sequence.group.request.params.logprobs) is not None:
             self._want_logprobs(num_logprobs)
+        self.masked |= sequence.matcher is not None
         if drafts:
             self._sample_drafts(sequence, token, drafts)
             return
@@ -53,18 +56,12 @@ class StepOutcome:
         self.positions.append(sequence.planned_len)
         sequence.note_sampling()
 
-    def sample_first(self, sequences: list[Sequence]) -> None:
+    def sample_first(self, streams: list[Sequence]) -> None:
         """The same of each, whose tokens are the first of the step. REQUIRES: nothing was sampled before"""
-        positions = self.positions
-        for sequence in sequences:
-            if sequence.row == NO_ROW:
-                self.opened.append(self.rows.open(sequence))
-            if (num_logprobs := sequence.group.request.params.logprobs) is not None:
-                self._want_logprobs(num_logprobs)
-            positions.append(sequence.planned_len)
-            sequence.note_sampling()
-        self.sampled += sequences
-        self.sample_tokens += range(len(sequences))
+        positions, self.num_logprobs, self.masked = sample_streams(streams)
+        self.positions += positions
+        self.sampled += streams
+        self.sample_tokens += range(len(streams))
 
     def rank(self, tokens: range, spec: Callable[[int], BeamSpec], num_logprobs: int | None) -> int:
         if num_logprobs is not None:

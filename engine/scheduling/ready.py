@@ -7,6 +7,7 @@ from operator import attrgetter
 
 import msgspec
 
+from bequest.engine._C import ready_streams
 from bequest.engine.scheduling.fairness import FairQueue, turn
 from bequest.engine.scheduling.policy.pieces import Demand
 from bequest.engine.state.sequence import Lane, Sequence
@@ -28,29 +29,29 @@ class Ready(msgspec.Struct, frozen=True):
         entering = max(0, min(num_waiting, num_free))
         return Demand(
             num_streams=len(self.decoding),
-            rows=sum(1 if s.work.plain else s.work.num_rows(s) for s in self.decoding),
+            rows=sum(1 if s.plain else s.work.num_rows(s) for s in self.decoding),
             num_waiting=len(self.prefilling) + entering,
             backlog=sum(s.num_pending for s in self.prefilling)
             + (waiting.num_tokens * entering // num_waiting if num_waiting else 0),
         )
 
 
-def ready_of(running: Iterable[Sequence]) -> Ready:
-    decoding: list[Sequence] = []
-    prefilling: list[Sequence] = []
+def ready_of(running: dict[Sequence, None]) -> Ready:
+    """REQUIRES: they are sorted by their urgency"""
+    decoding, prefilling, others = ready_streams(running)
     extracting: list[Sequence] = []
-    for sequence in running:
-        work = sequence.work
-        num = work.num_ready(sequence)
+    for sequence in others:
+        num = sequence.work.num_ready(sequence)
         if num <= 0:
             continue
-        if not work.plain and sequence.group.kind.lane is Lane.EXTRACTION:  # plain work is no extraction
+        if sequence.group.kind.lane is Lane.EXTRACTION:
             extracting.append(sequence)
         elif num == 1:
             decoding.append(sequence)
         else:
             prefilling.append(sequence)
-    decoding.sort(key=attrgetter("urgency"))
+    if others:  # else they are in the order of those that run
+        decoding.sort(key=attrgetter("urgency"))
     return Ready(decoding, sorted(prefilling, key=turn), sorted(extracting, key=turn))
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import msgspec
 
+from bequest.engine._C import take_samples
 from bequest.engine.state.launch import Launch
 from bequest.engine.state.sequence import Applied, Group, Sequence, Status
-from bequest.engine.types import StepResult
+from bequest.engine.types import LogprobArrays, StepResult
 
 
 def apply_result(launch: Launch, result: StepResult, now: float) -> Applied:
@@ -24,30 +25,39 @@ class Samples(msgspec.Struct, frozen=True):
 
     sequences: tuple[Sequence, ...]  # as the plan's samples, up to those of beams
     drafts: tuple[int, ...] | None  # as the sequences: the token that was guessed to follow; None: the step has none
+    commits: bool = True  # full blocks become findable
 
     def apply(self, result: StepResult, applied: Applied) -> None:
-        tokens: list[int | None] = result.tokens.tolist()
-        bad = result.bad_rows.tolist()
-        if True in bad:
-            tokens = [None if is_bad else token for token, is_bad in zip(tokens, bad, strict=True)]
-        if self.drafts is None:
-            for sequence in self.sequences:
-                sequence.num_in_flight -= 1
-            numbered = zip(self.sequences, range(len(self.sequences)), strict=True)
-        else:
-            applied.one_each = False
-            drafts = self.drafts if result.drafts is None else result.drafts.tolist()
-            numbered = zip(*self._accepted(tokens, drafts, applied), strict=True)
-        finished, failed, logprobs = Status.FINISHED, applied.failed, result.logprobs
         num_before = applied.num_noted
-        for sequence, i in numbered:
-            if sequence.status is not finished and sequence.group not in failed:
-                sequence.work.take_sample(sequence, tokens[i], i, logprobs, applied)
+        if self.drafts is not None:
+            applied.one_each = False
+            tokens = _tokens_of(result)
+            drafts = self.drafts if result.drafts is None else result.drafts.tolist()
+            self._take(self._accepted(tokens, drafts, applied), tokens, result.logprobs, applied)
+        elif left := self._pass(result, applied):
+            self._take(left, _tokens_of(result), result.logprobs, applied)
         applied.num_generated += applied.num_noted - num_before
 
-    def _accepted(
-        self, tokens: list[int | None], drafts: tuple[int, ...] | list[int], applied: Applied
-    ) -> tuple[list[Sequence], list[int]]:
+    def _take(
+        self, numbers: list[int], tokens: list[int | None], logprobs: LogprobArrays | None, applied: Applied
+    ) -> None:
+        finished, failed, sequences = Status.FINISHED, applied.failed, self.sequences
+        for i in numbers:
+            sequence = sequences[i]
+            if sequence.status is not finished and sequence.group not in failed:
+                sequence.work.take_sample(sequence, tokens[i], i, logprobs, applied)
+
+    def _pass(self, result: StepResult, applied: Applied) -> list[int]:
+        """Accepts tokens that no work has to look at: nearly all. Returns the numbers of the other samples."""
+        passed, tokens, seconds, left = take_samples(
+            self.sequences, result.tokens, result.bad_rows, applied.now, Status.RUNNING, self.commits
+        )
+        applied.passed += passed
+        applied.passed_tokens += tokens
+        applied.inter_token_seconds += seconds
+        return left
+
+    def _accepted(self, tokens: list[int | None], drafts: tuple[int, ...] | list[int], applied: Applied) -> list[int]:
         """The samples that count: those of a sequence until the first that is not what was guessed."""
         accepted: list[int] = []
         begin = 0
@@ -61,7 +71,14 @@ class Samples(msgspec.Struct, frozen=True):
                 _learn(sequence, end - begin - 1, last - begin, applied)
             accepted += range(begin, last + 1)
             begin = end
-        return [self.sequences[i] for i in accepted], accepted
+        return accepted
+
+
+def _tokens_of(result: StepResult) -> list[int | None]:
+    """None: nothing could be sampled."""
+    tokens: list[int | None] = result.tokens.tolist()
+    bad = result.bad_rows.tolist()
+    return [None if is_bad else token for token, is_bad in zip(tokens, bad, strict=True)] if True in bad else tokens
 
 
 def _learn(sequence: Sequence, num_drafted: int, num_right: int, applied: Applied) -> None:

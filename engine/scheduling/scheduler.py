@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Kinds
 from functools import partial
+from operator import attrgetter
 
-from bequest.engine._C import BlockPool
+from bequest.engine._C import BlockPool, plan_streams
 from bequest.engine.cache.images import DeviceImages
 from bequest.engine.cache.kv_cache import KvCache
 from bequest.engine.cache.salt import salt_of
@@ -73,7 +74,8 @@ class Scheduler:
         self.clock = StepClock(limits.extraction_sizes, limits.mixed_sizes, limits.tuning)
         self.extractions = Extractions(limits.extraction, self.clock)
         self.waiting = FairQueue()  # generations; extractions have a queue of their own
-        self._running: dict[Sequence, None] = {}  # an ordered set
+        self._running: dict[Sequence, None] = {}  # an ordered set: by urgency, when a step is planned
+        self._in_order = True  # it is
         self._entered: set[Sequence] = set()  # of them, those that the plan in the making has let in
         self._placer = Placer(cache, max(limits.max_num_beams, MAX_BEAM_WIDTH))
         self.seats = AdapterSeats()
@@ -156,6 +158,9 @@ class Scheduler:
 
     def plan(self, now: float, behind: bool = False, yielding: int = 0) -> Launch | None:
         """The next step; None: nothing can move. `behind`: it will wait for one; `yielding`: it may pass so many."""
+        if not self._in_order:
+            self._running = dict.fromkeys(sorted(self._running, key=attrgetter("urgency")))
+            self._in_order = True
         ready = ready_of(self._running)
         if behind and gathers(self.limits.beams_of_step, self._running, self.waiting, self.extractions.waiting):
             return None  # they go on together
@@ -196,6 +201,7 @@ class Scheduler:
 
     def run(self, sequence: Sequence) -> None:
         self._running[sequence] = None
+        self._in_order = False
 
     def queue(self, sequence: Sequence) -> None:
         self._placer.drop_blocks(sequence)
@@ -308,19 +314,13 @@ class Scheduler:
 
     def _decode(self, draft: Draft, sequences: list[Sequence]) -> None:
         """The same of sequences that need one token: in most steps all there are, and most have its place already."""
-        for sequence in sequences:
-            if draft.budget == 0:
-                return
-            if sequence.status is not Status.RUNNING or sequence in draft.used:
-                continue
-            # Who has sampled before is past its prompt.
-            if sequence.work.plain and (sequence.num_in_flight or sequence.num_output):
-                begin = sequence.num_computed
-                pairs = sequence.table.try_prepare_write(begin, begin + 1)
-                if pairs is not None:
-                    draft.add_token(sequence, pairs)
-                    continue
-            self._schedule_work(draft, sequence)
+        number = 0
+        while number < len(sequences) and draft.budget > 0:
+            planned, copies, number = plan_streams(sequences, number, draft.budget, draft.used, Status.RUNNING)
+            draft.add_streams(planned, copies)
+            if number < len(sequences) and draft.budget > 0:
+                self._schedule_work(draft, sequences[number])
+                number += 1
 
     def _extract(self, draft: Draft, ready: Ready) -> None:
         self._schedule(draft, ready.extracting)
@@ -487,7 +487,7 @@ class Scheduler:
         self.queue_of(sequence.group.kind.lane).pop(sequence)
         self._placer.forget(sequence)
         sequence.status = Status.RUNNING
-        self._running[sequence] = None
+        self.run(sequence)
         self._entered.add(sequence)
         if sequence.group.times.admitted is None:
             sequence.group.times.admitted = now

@@ -38,23 +38,17 @@ class StepMaker:
         self._step = 0
 
     def make(self, draft: Draft, moves: BlockMoves, images: DeviceImages) -> Launch:
-        tokens, chunks = draft.tokens, draft.chunks
-        batch = prepare_batch(
-            [*[s.table for s in tokens], *[c.tables for c in chunks]],
-            [*[s.tokens for s in tokens], *[c.tokens for c in chunks]],
-            [*[s.num_computed - 1 for s in tokens], *[c.begin for c in chunks]],
-            [*[1] * len(tokens), *[c.count for c in chunks]],
-            [*[s.row for s in tokens], *[c.sequence.row for c in chunks]],
-        )
+        streams, chunks = draft.streams, draft.chunks
+        batch = prepare_batch(streams, [(c.tables, c.tokens, c.begin, c.count, c.sequence.row) for c in chunks])
         states = self._states.plan(draft)  # choices that part ways in this step share what it leaves
         yields = self._yields(draft, len(batch.input_ids))
         # What passes a step that yields may open a row that it would close.
         closing = () if yields else self._rows.take_closed()
         outcome = StepOutcome(self._rows)
         if self._turns:
-            batch.positions[: len(tokens)] += np.asarray([s.group.prompt.shift for s in tokens], np.int32)
-        outcome.sample_first(tokens)
-        start = len(tokens)
+            batch.positions[: len(streams)] += np.asarray([s.group.prompt.shift for s in streams], np.int32)
+        outcome.sample_first(streams)
+        start = len(streams)
         for chunk in chunks:
             if chunk.read_only:
                 batch.slot_mapping[:, start : start + chunk.count] = NO_SLOT
@@ -68,7 +62,8 @@ class StepMaker:
         runs = sorted(draft.encoders, key=lambda run: run.spec.slots is None)  # those that fill cross blocks come first
         plan = assemble(self._step, draft, batch, moves, runs, closing, outcome, states, images.take())
         plan = structs.replace(plan, yields=True) if yields else plan
-        samples = Samples(tuple(outcome.sampled), tuple(outcome.drafts) if outcome.drafts else None)
+        drafts = tuple(outcome.drafts) if outcome.drafts else None
+        samples = Samples(tuple(outcome.sampled), drafts, commits=self._prefix_caching)
         return Launch(
             plan=plan,
             expected=(samples, *outcome.expected, *self._expected_states(outcome, runs)),
@@ -115,7 +110,7 @@ class StepMaker:
 
 
 def _extracts(draft: Draft) -> bool:
-    return not draft.tokens and all(chunk.sequence.group.kind.lane is Lane.EXTRACTION for chunk in draft.chunks)
+    return not draft.streams and all(chunk.sequence.group.kind.lane is Lane.EXTRACTION for chunk in draft.chunks)
 
 
 def _nature(draft: Draft, outcome: StepOutcome, num_tokens: int) -> Literal["decode", "extraction", "mixed"]:
@@ -128,9 +123,9 @@ def _nature(draft: Draft, outcome: StepOutcome, num_tokens: int) -> Literal["dec
 
 def _masked_last(outcome: StepOutcome) -> tuple[Matcher, ...]:
     """Moves the samples of rows with a grammar behind the others; returns their matchers."""
-    masked = [s.matcher is not None for s in outcome.sampled]
-    if not any(masked):
+    if not outcome.masked:
         return ()
+    masked = [s.matcher is not None for s in outcome.sampled]
     order = sorted(range(len(masked)), key=masked.__getitem__)
     outcome.sampled = [outcome.sampled[i] for i in order]
     outcome.sample_tokens = [outcome.sample_tokens[i] for i in order]

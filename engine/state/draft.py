@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from bequest.engine._C import BeamTables, BlockTable, TokenList
+from bequest.engine._C import BeamTables, BlockTable, TokenList, count_accounts
 from bequest.engine.state.account import Account
 from bequest.engine.state.capture import EncoderCapture
 from bequest.engine.state.sequence import Copies, Group, Lane, Sequence
@@ -67,7 +67,7 @@ class Draft:
     state_rows: int  # room for hidden states
     # Of plain work, those that compute their last token and sample behind it: in most steps all there is. They come
     # before the chunks.
-    tokens: list[Sequence] = field(default_factory=list)
+    streams: list[Sequence] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     used: set[Sequence] = field(default_factory=set)
     copies: list[tuple[int, int]] = field(default_factory=list)
@@ -88,11 +88,11 @@ class Draft:
 
     @property
     def empty(self) -> bool:
-        return not self.tokens and not self.chunks
+        return not self.streams and not self.chunks
 
     @property
     def chunks_left(self) -> int:
-        return self.limits.max_chunks - len(self.tokens) - len(self.chunks)
+        return self.limits.max_chunks - len(self.streams) - len(self.chunks)
 
     @property
     def beams_left(self) -> int:
@@ -170,19 +170,18 @@ class Draft:
         self.num_beams += work.num_beams(sequence)
         sequence.group.account.served += num_tokens
 
-    def add_token(self, sequence: Sequence, copies: list[tuple[int, int]]) -> None:
-        """Plain work computes its last token."""
+    def add_streams(self, sequences: list[Sequence], copies: list[tuple[int, int]]) -> None:
+        """Plain work computes its last token. REQUIRES: as of csrc/bindings/bind_streams.cpp, plan_streams"""
         self.copies += copies
-        self.tokens.append(sequence)
-        self.used.add(sequence)
-        self.budget -= 1
-        sequence.num_computed += 1
-        sequence.group.account.served += 1
+        self.streams += sequences
+        self.budget -= len(sequences)
+        for account, num_tokens in count_accounts(sequences):
+            account.served += num_tokens
 
     def all_chunks(self) -> list[Chunk]:
-        """As if the tokens were some, too."""
-        tokens = [Chunk(s.num_computed - 1, 1, sequence=s, tables=s.table, tokens=s.tokens) for s in self.tokens]
-        return [*tokens, *self.chunks]
+        """As if the streams were some, too."""
+        streams = [Chunk(s.num_computed - 1, 1, sequence=s, tables=s.table, tokens=s.tokens) for s in self.streams]
+        return [*streams, *self.chunks]
 
     def add_copies(self, copies: Copies) -> None:
         """Blocks that are copied before the step."""

@@ -18,13 +18,6 @@ class Output(Protocol):
         """Sampled tokens that are part of the text shown."""
 
     @property
-    def last_token_at(self) -> float:
-        """On the engine's clock; 0: it has none."""
-
-    @last_token_at.setter
-    def last_token_at(self, now: float) -> None: ...
-
-    @property
     def outlet(self) -> Outlet | None:
         """Where tokens go that are nothing but their own text; None: they are pushed, like all others."""
 

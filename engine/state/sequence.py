@@ -27,7 +27,7 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
-from bequest.engine._C import BeamTables, BlockPool, BlockTable, Outlet, TokenList
+from bequest.engine._C import BeamTables, BlockPool, BlockTable, Progress, TokenList
 from bequest.engine.errors import EngineError
 from bequest.engine.state.account import Account
 from bequest.engine.state.capture import Capture
@@ -36,9 +36,9 @@ from bequest.engine.state.output import Output
 from bequest.engine.state.parts import PromptParts, StatesCharge, Ties, Times
 from bequest.engine.state.record import Holding, Record, count_by_strip
 from bequest.engine.state.step import EncoderWish, Stretch
-from bequest.engine.types import NO_ROW, BeamSpec, ChoiceEntry, IntArray, LogprobArrays, Matcher, Request, StepResult
+from bequest.engine.types import BeamSpec, ChoiceEntry, IntArray, LogprobArrays, Request, StepResult
 from bequest.engine.types.adapter import NO_ADAPTER
-from bequest.engine.types.delta import ChoiceDelta, Sink
+from bequest.engine.types.delta import ChoiceDelta, Choices, Sink
 
 Copies = list[tuple[int, int]] | IntArray  # (source, destination) blocks, of the latter [C, 2]
 
@@ -98,7 +98,6 @@ class Applied:
     moved: dict[Group, None] = field(default_factory=dict)  # an ordered set: have something to deliver
     one_each: bool = True  # no sequence has more than one sample in the step
     passed: list[Sequence] = field(default_factory=list)  # those whose token goes to their outlet
-    outlets: list[Outlet] = field(default_factory=list)  # as these
     passed_tokens: list[int] = field(default_factory=list)  # as these
     failed: dict[Group, EngineError] = field(default_factory=dict)
     num_generated: int = 0  # sampled, and those of the answers of searches that ended
@@ -114,7 +113,7 @@ class Applied:
 
     def note_first(self, sequence: Sequence) -> None:
         """A choice got its first token, or its first since it began again."""
-        sequence.output.last_token_at = self.now
+        sequence.last_token_at = self.now
         times = sequence.group.times
         self.first_token_seconds.append(self.now - times.arrived)
         if times.first_token is None:
@@ -158,10 +157,6 @@ class Outcome(Protocol):
 
 class Work(ABC):
     """What a sequence is there for."""
-
-    # The next token of a sequence that needs one takes a slot and nothing else, and past its prompt it leads to a
-    # sample and nothing else. Most work is plain most of the time, and is spared the verbs.
-    plain: bool = False
 
     @abstractmethod
     def num_ready(self, sequence: Sequence) -> int:
@@ -305,20 +300,20 @@ class Kind(Work):
         """Whether a choice of a finished group ended for its length."""
         return any(s.output.finish_reason == "length" for s in self.group.sequences)
 
-    def take_deltas(self, first: bool) -> tuple[ChoiceDelta, ...]:
+    def take_deltas(self, first: bool) -> Choices:
         """What its choices have to deliver now."""
         sequences = self.group.sequences
         if len(sequences) == 1:
-            delta = sequences[0].output.take(first)
+            delta = sequences[0].take_delta(first)
             return () if delta is None else (delta,)
-        return tuple([d for s in sequences if (d := s.output.take(first)) is not None])
+        return tuple([d for s in sequences if (d := s.take_delta(first)) is not None])
 
 
 # --- the state -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class Sequence(Progress):
     """One choice of a request. While it runs it is an estate, too: others may continue from what it has."""
 
     group: Group
@@ -330,23 +325,19 @@ class Sequence:
     num_computed: int = 0  # tokens whose KV a launched step has written or will write
     status: Status = Status.WAITING
     capture: Capture | None = None  # of hidden states, if they were asked for
-    row: int = NO_ROW
-    num_in_flight: int = 0  # sampled by a launched step, not yet applied
-    num_output: int = 0  # sampled and applied
-    planned_len: int = field(init=False)  # len(tokens) + num_in_flight, but for drafts
-    matcher: Matcher | None = field(init=False)  # where it stands in its grammar, if it has one
     # Sorts: lower runs earlier and is preempted later. No two are equal, whatever head start they have.
     urgency: tuple[int, int, int, int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.planned_len = len(self.tokens)
-        grammar = self.group.request.params.grammar
-        self.matcher = None if grammar is None else grammar.matcher()
+        self.num_prompt = self.group.num_prompt
+        params = self.group.request.params
+        self.account, self.adapter = self.group.account, self.group.adapter
+        if params.logprobs is not None:
+            self.num_logprobs = params.logprobs
+        if params.grammar is not None:
+            self.matcher = params.grammar.matcher()
         self.urgency = (*self.group.urgency, self.choice)
-
-    @property
-    def num_prompt(self) -> int:
-        return len(self.group.request.prompt_token_ids)
 
     @property
     def num_pending(self) -> int:
@@ -357,7 +348,7 @@ class Sequence:
     def ended(self) -> bool:
         return self.status is Status.FINISHED
 
-    # Plain counts, moved by these and nobody else: they are read several times per token.
+    # Counts are moved by these, and by the loops over streams of csrc/bindings/bind_streams.cpp.
 
     def note_sampling(self) -> None:
         """A launched step samples a token for it."""
@@ -383,6 +374,12 @@ class Sequence:
         """A token that no step had announced: beams choose theirs when the result is here."""
         self.planned_len += 1
         self.accept(token_id)
+
+    def take_delta(self, always: bool) -> ChoiceDelta | None:
+        """What to deliver now, or None when there is nothing new and not `always`."""
+        delta = self.output.take(always)
+        self.outlet = self.output.outlet
+        return delta
 
     @property
     def may_owe_blocks(self) -> bool:

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
-from itertools import chain
 
 from bequest.engine.text.tokenizer import Tokenizer
+from bequest.engine.text.whole_answers import spell_answers
 
 MAX_UTF8_BYTES = 4
 # Prompt tokens that give the window its context, and output tokens that may wait for a character to complete.
@@ -85,17 +85,7 @@ class _ByteStream:
 
     def wholes(self, answers: Sequence[Sequence[int]]) -> list[str]:
         begun = self._decoder.getstate()[0]  # of a character, by the prompt
-        if self._hidden.isdisjoint(chain.from_iterable(answers)):  # mostly
-            spelled = self._bytes.__getitem__
-            parts = [b"".join(map(spelled, token_ids)) for token_ids in answers]
-        else:
-            parts = list(map(self._shown_bytes, answers))
-        if begun:
-            parts = [begun + part for part in parts]
-        # In one go: a byte of ASCII ends what is incomplete before it, as the end does.
-        texts = b"\0".join(parts).decode("utf-8", "replace").split("\0")
-        if len(texts) != len(parts):  # a token has that byte, or there are no answers
-            texts = [part.decode("utf-8", "replace") for part in parts]
+        texts = spell_answers(self._bytes, self._hidden, begun, list(answers))
         return [text.removeprefix(" ") for text in texts] if self._strip_space else texts
 
     def _shown_bytes(self, token_ids: Sequence[int]) -> bytes:

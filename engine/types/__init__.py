@@ -6,7 +6,9 @@ engine stands on this folder, and it imports nothing of the engine but the error
 
 from bequest.engine.types.arrays import BoolArray, FloatArray, IntArray
 from bequest.engine.types.delta import (
+    BeamChoices,
     ChoiceDelta,
+    Choices,
     Delta,
     FinishReason,
     Inheritance,
@@ -50,11 +52,13 @@ from bequest.engine.types.sampling import (
 
 __all__ = [
     "BeamCandidates",
+    "BeamChoices",
     "BeamParams",
     "BeamSpec",
     "BoolArray",
     "CatalogueSpec",
     "ChoiceDelta",
+    "Choices",
     "ChoiceEntry",
     "ComingMasks",
     "Delta",

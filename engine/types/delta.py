@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, overload
 
 import msgspec
 
@@ -38,6 +38,36 @@ class ChoiceDelta(msgspec.Struct, frozen=True, gc=False):
     stop_reason: StopReason = None
     cumulative_logprob: float | None = None  # set with finish_reason if logprobs were asked for, or of a beam
     beam_score: float | None = None  # of a beam, with finish_reason: the same with the length penalty
+
+
+Choices = Sequence[ChoiceDelta]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BeamChoices(Choices):
+    """The complete choices of a search, best first, that all ended alike: columns, until somebody wants one of them."""
+
+    texts: list[str]
+    token_ids: list[tuple[int, ...]]
+    scores: list[float]  # summed log-probabilities
+    beam_scores: list[float]
+    finish_reason: FinishReason
+    stop_reason: StopReason
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @overload
+    def __getitem__(self, index: int) -> ChoiceDelta: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ChoiceDelta]: ...
+    def __getitem__(self, index: int | slice) -> ChoiceDelta | list[ChoiceDelta]:
+        return list(self)[index]
+
+    def __iter__(self) -> Iterator[ChoiceDelta]:
+        told = zip(self.texts, self.token_ids, self.scores, self.beam_scores, strict=True)
+        for index, (text, token_ids, score, beam_score) in enumerate(told):
+            yield ChoiceDelta(index, text, token_ids, None, self.finish_reason, self.stop_reason, score, beam_score)
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -81,7 +111,7 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     """
 
     request_id: str
-    choices: tuple[ChoiceDelta, ...] = ()
+    choices: Choices = ()
     first: bool = False
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # on the first delivery, if asked for
     usage: Usage | None = None

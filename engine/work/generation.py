@@ -8,6 +8,7 @@ the same with and without.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import takewhile
 
 from bequest.engine._C import BlockTable, TokenList
@@ -41,8 +42,8 @@ class Generation(Kind):
         self._desk = desk
         self._params = params
         self._most_len = group.num_prompt + params.max_tokens
-        self._eos = frozenset(desk.eos_token_ids if params.ends_at_eos else ())
-        self._ends = self._eos | params.stop_token_ids
+        self._eos = _set_of(desk.eos_token_ids if params.ends_at_eos else ())
+        self._ends = self._eos | params.stop_token_ids if params.stop_token_ids else self._eos
         self._num_logprobs = params.logprobs
         self._closing = None if params.rules is None else params.rules.closing(params.max_tokens)
         self._drafter = desk.drafter
@@ -63,16 +64,17 @@ class Generation(Kind):
         tokens = TokenList(self.group.request.prompt_token_ids)
         table = BlockTable(self._desk.pool, self.group.salt)
         leader = Sequence(self.group, 0, tokens, table, output, self, capture=capture_of(self.group.request))
-        self._draft_for(leader)
-        self._open(leader)
+        self._prepare(leader)
         self.group.sequences.append(leader)
 
-    def _draft_for(self, sequence: Sequence) -> None:
+    def _prepare(self, sequence: Sequence) -> None:
+        """The model may force the first token: it is known before anything is computed."""
+        sequence.most_len = self._most_len
         if self._drafter is not None and (guesses := self._drafter.guesses_of(sequence)) is not None:
             self._guesses[sequence] = guesses
-
-    def _open(self, sequence: Sequence) -> None:
-        """The model may force the first token: it is known before anything is computed."""
+        else:
+            sequence.ends = self._ends
+            self._let_pass(sequence)
         rules = self._params.rules
         first = None if rules is None else rules.opening(self._params.max_tokens)
         if first is not None:
@@ -91,9 +93,10 @@ class Generation(Kind):
         """The choices of the group, whose prefill ends here: as many as there are slots for. The others wait for those,
         and find the prompt in the index."""
         self.forked = True
-        self.plain = self._may_be_plain
+        leader.plain = self._may_be_plain
         for choice in range(1, self._params.n):
             child = self._sibling(leader, choice)
+            child.plain = self._may_be_plain
             self.group.sequences.append(child)
             if choice < self.num_slots:
                 self._desk.run(child)
@@ -114,8 +117,7 @@ class Generation(Kind):
             capture=None if leader.capture is None else leader.capture.sibling(),
         )
         self._desk.states.fork(leader, other)
-        self._draft_for(other)
-        self._open(other)
+        self._prepare(other)
         return other
 
     # --- steps ---------------------------------------------------------------------------------------------------
@@ -162,8 +164,7 @@ class Generation(Kind):
         if most > 0:
             most = min(most, self._desk.states.room_for_drafts(sequence))
         guesses.look(sequence.tokens, most, beside=not self._desk.is_alone(sequence))
-        if guesses.waits == self.plain:
-            self.plain = self._may_be_plain and not any(map(self._waits, self.group.sequences))
+        sequence.plain = self._may_be_plain and not guesses.waits
 
     def _waits(self, sequence: Sequence) -> bool:
         guesses = self._guesses.get(sequence)
@@ -203,8 +204,8 @@ class Generation(Kind):
             applied.failed[self.group] = _why_nothing_was_sampled(sequence)
             return
         output, params, logprob = sequence.output, self._params, None
-        if before := output.last_token_at:  # nearly always
-            output.last_token_at = applied.now
+        if before := sequence.last_token_at:  # nearly always
+            sequence.last_token_at = applied.now
             applied.inter_token_seconds.append(applied.now - before)
         else:
             applied.note_first(sequence)
@@ -216,11 +217,11 @@ class Generation(Kind):
         self._desk.accept(sequence, token)
         if (guesses := self._guesses.get(sequence)) is not None:
             self._look_ahead(sequence, guesses)
+        elif sequence.num_output >= sequence.free_until:
+            self._let_pass(sequence)
         ended = token in self._ends and sequence.num_output >= params.min_tokens
-        outlet = output.outlet
-        if outlet is not None and not ended and applied.one_each and sequence.num_output < params.max_tokens:
+        if sequence.outlet is not None and not ended and applied.one_each and sequence.num_output < params.max_tokens:
             applied.passed.append(sequence)  # nearly always
-            applied.outlets.append(outlet)
             applied.passed_tokens.append(token)
             return
         applied.moved[self.group] = None
@@ -232,6 +233,11 @@ class Generation(Kind):
         elif sequence.num_output >= params.max_tokens:
             self._end(sequence, "length", None)
 
+    def _let_pass(self, sequence: Sequence) -> None:
+        """Says which of the next tokens need not be looked at, unless they are ends: all before the last one, and
+        before the first that its lease was not charged for."""
+        sequence.free_until = min(self._params.max_tokens, self.group.ties.charged_output + 1)
+
     def _end(self, sequence: Sequence, reason: FinishReason, stop_reason: StopReason) -> None:
         sequence.output.finish(reason, stop_reason)
         end(sequence, self._desk)
@@ -240,6 +246,12 @@ class Generation(Kind):
         for sequence in self.group.sequences:
             if sequence.status is not Status.FINISHED and sequence.work is self:
                 self._end(sequence, "length", "deadline")
+
+
+@lru_cache(maxsize=8)
+def _set_of(token_ids: tuple[int, ...]) -> frozenset[int]:
+    """One for all requests: each looks at it in every step, and finds it in a near cache."""
+    return frozenset(token_ids)
 
 
 def _why_nothing_was_sampled(sequence: Sequence) -> EngineError:

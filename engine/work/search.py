@@ -32,7 +32,7 @@ from bequest.engine.types import (
     BeamParams,
     BeamSpec,
     CatalogueSpec,
-    ChoiceDelta,
+    Choices,
     LogprobArrays,
     ModelInfo,
     Request,
@@ -228,7 +228,7 @@ class Search(Kind):
         self._drop(sequence)
         self._new_leader(sequence.output).capture = capture
         group.times.first_token = None  # whoever cuts it now gets nothing
-        sequence.output.last_token_at = 0.0
+        sequence.last_token_at = 0.0
         self._desk.queue(group.sequences[0])
         self._desk.release_cross(group)
         return True
@@ -370,8 +370,8 @@ class Search(Kind):
                 num_computed=len(tokens) - 1,
                 status=Status.RUNNING,
                 capture=capture_of(self.group.request) if first is None else first.sibling(),
-                num_output=len(generated),
             )
+            choice.num_output = len(generated)
             self._desk.states.take_ended(leader, ended.place, choice)
             choices.append(choice)
         return choices
@@ -386,7 +386,7 @@ class Search(Kind):
     def cut_short(self) -> bool:
         return super().cut_short if self.answer is None else self.answer.cut_short
 
-    def take_deltas(self, first: bool) -> tuple[ChoiceDelta, ...]:
+    def take_deltas(self, first: bool) -> Choices:
         if self.answer is None:
             return super().take_deltas(first)
         return self.answer.deltas(self.group.sequences[0].output)
@@ -428,8 +428,8 @@ class _Candidates:
             applied.failed[group] = InternalError("The model produced NaN.", reason="not_a_number")
             return
         leader, num_beams = group.sequences[0], self.search.num_running
-        if before := leader.output.last_token_at or group.times.first_token:
-            leader.output.last_token_at = applied.now
+        if before := leader.last_token_at or group.times.first_token:
+            leader.last_token_at = applied.now
             applied.inter_token_seconds.append(applied.now - before)
         else:
             applied.note_first(leader)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
+import orjson
 from aiohttp import web
 
 from bequest.engine.types import Usage
@@ -42,7 +43,7 @@ class Shape(Protocol):
     def chunks(self, head: Head, index: int, report: Report) -> ChunkFormat:
         """The events of the request with this index; `head` is what each of them begins with."""
 
-    def choices(self, results: Sequence[Collector]) -> list[dict[str, Any]]:
+    def choices(self, results: Sequence[Collector]) -> list[dict[str, Any]] | orjson.Fragment:
         """Of a whole answer."""
 
     def extras(self, results: Sequence[Collector]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Protocol, Self
 
 from bequest.engine.errors import EngineError
 from bequest.engine.types import (
+    BeamChoices,
     ChoiceDelta,
     Delta,
     Request,
@@ -67,17 +68,28 @@ class Collector:
 
     def __init__(self, done: asyncio.Future[None]) -> None:
         self._done = done
-        self.choices: dict[int, ChoiceDelta] = {}
+        self._choices: dict[int, ChoiceDelta] = {}
+        self.beams: BeamChoices | None = None  # instead of choices, where they came as columns
         self.prompt_logprobs: Sequence[TokenLogprob | None] | None = None
         self.usage: Usage | None = None
         self.delivery = Delta("")  # the last one; with OutputMode.FINAL the only one
         self.finished = False
 
+    @property
+    def choices(self) -> dict[int, ChoiceDelta]:
+        """By number."""
+        if self.beams is not None and not self._choices:
+            self._choices = dict(enumerate(self.beams))
+        return self._choices
+
     def __call__(self, delta: Delta) -> None:
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs
-        for choice in delta.choices:
-            self.choices[choice.index] = choice
+        if type(delta.choices) is BeamChoices:
+            self.beams = delta.choices
+        else:
+            for choice in delta.choices:
+                self._choices[choice.index] = choice
         self.delivery, self.usage, self.finished = delta, delta.usage, delta.finished
         if self._done.done():
             return

@@ -22,6 +22,8 @@ async def written(context: Context, results: Sequence[Collector], answer: Callab
 
 def _num_logprobs(result: Collector) -> int:
     """As many as if all choices were like the first: near enough."""
+    if result.beams is not None and result.prompt_logprobs is None:
+        return 0
     first = result.choices.get(0)
     sampled = () if first is None else first.logprobs or ()
     prompt = result.prompt_logprobs or ()

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from bequest.engine.text.whole_answers import json_rows
 from bequest.engine.types import ChoiceDelta, TokenLogprob
 from bequest.server.answers.chunks import Chunks, PromptLogprobs
 from bequest.server.answers.generated import Head, Shape, answer_of, answered, head_of
@@ -59,7 +60,9 @@ class CompletionShape:
         call, ask = self._call, self._ask
         return CompletionChunks(call.context, call.body, head, ask.prompts[index], index, ask.n, report)
 
-    def choices(self, results: Sequence[Collector]) -> list[dict[str, Any]]:
+    def choices(self, results: Sequence[Collector]) -> list[dict[str, Any]] | orjson.Fragment:
+        if len(results) == 1 and (rows := _rows(self._call.body, self._ask.prompts[0], results[0])) is not None:
+            return orjson.Fragment(rows)
         whole = (self.chunks({}, index, Report()).whole_choices(result) for index, result in enumerate(results))
         return [choice for choices in whole for choice in choices]
 
@@ -94,7 +97,7 @@ class CompletionChunks(Chunks):
         self._offsets: dict[int, Offsets] = {}  # by choice
 
     def whole_choices(self, result: Collector) -> list[dict[str, Any]]:
-        """All choices of a whole answer. A search has many that tell little: these cost one dict each."""
+        """All choices of a whole answer. Those that tell little cost one dict each."""
         choices = [result.choices[index] for index in sorted(result.choices)]
         if self._detailed or result.prompt_logprobs is not None or self._body.prompt_logprobs is not None:
             return [self.choice(choice, True, result.prompt_logprobs) for choice in choices]
@@ -160,6 +163,17 @@ class CompletionChunks(Chunks):
             shows = body.catalogue is not None if body.skip_special_tokens is None else not body.skip_special_tokens
             self._offsets[choice] = Offsets(self._tokenizer, shows, self._prompt.said_ids)
         return self._offsets[choice]
+
+
+def _rows(body: CompletionBody, prompt: Prompt, result: Collector) -> bytes | None:
+    """The choices of a search as a list of JSON, written in one go; None: there is more to tell of each."""
+    beams = result.beams
+    more = body.logprobs is not None or body.return_token_ids or body.prompt_logprobs is not None
+    if beams is None or more or prompt.text or result.prompt_logprobs is not None:
+        return None
+    ends = f'"finish_reason":"{beams.finish_reason}","stop_reason":{orjson.dumps(beams.stop_reason).decode()}'
+    parts = ('{"index":', ',"text":', f',"logprobs":null,{ends},"cumulative_logprob":', ',"beam_score":', "}")
+    return json_rows(parts, beams.texts, beams.scores, beams.beam_scores)
 
 
 def _all_finite(choices: Sequence[ChoiceDelta]) -> bool:

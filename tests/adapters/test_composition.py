@@ -18,7 +18,7 @@ from bequest.engine.errors import ParentNotFound
 from bequest.engine.recording import AdapterRegistered, AdapterReleased
 from bequest.engine.types import Lineage, OutputMode, Request, Retain, SamplingParams, Terms
 from bequest.engine.types.speculation import Speculation
-from tests.adapters.tiny_adapters import make_adapter, save_adapter
+from tests.adapters.tiny_adapters import make_adapter, make_adapters, save_adapter
 from tests.engine.harness import Answer, ask, ask_all, request
 from tests.engine.model_scores import last_delta
 from tests.engine.recorded_runs import Requests, check_replay, kinds_of, record, records_of
@@ -32,7 +32,8 @@ PROMPT = torch.randint(3, VOCAB_SIZE, (21,), generator=torch.Generator().manual_
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("adapters")
-    return {name: save_adapter(make_adapter(make_reference("llama"), name), folder / name) for name in NAMES}
+    made = make_adapters(lambda: make_reference("llama"), dict.fromkeys(NAMES, 4))
+    return {name: save_adapter(adapted, folder / name) for name, adapted in made}
 
 
 @pytest.fixture

@@ -27,11 +27,12 @@ from bequest.engine.types import BeamParams, Lineage, OutputMode, Request, Retai
 from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.types.hidden import HiddenStatesParams
 from bequest.engine.watching.observation import AdapterLoad
-from tests.adapters.tiny_adapters import make_adapter, save_adapter
+from tests.adapters.tiny_adapters import make_adapters, save_adapter
 from tests.engine.harness import Answer, ask, ask_all, request, until
 from tests.tiny_models import VOCAB_SIZE, make_reference
 
 NUM_ADAPTERS = 16
+RANKS = {f"a{i}": (1, 2, 4, 8)[i % 4] for i in range(NUM_ADAPTERS)}
 LENGTH = 8  # of answers
 SCENARIOS = {
     "ample": {"num_blocks": 600, "max_num_batched_tokens": 64},
@@ -46,11 +47,8 @@ PROMPT = torch.randint(3, VOCAB_SIZE, (19,), generator=torch.Generator().manual_
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("adapters")
-    ranks = [1, 2, 4, 8]
-    return {
-        f"a{i}": save_adapter(make_adapter(make_reference("llama"), f"a{i}", r=ranks[i % 4]), folder / f"a{i}")
-        for i in range(NUM_ADAPTERS)
-    }
+    made = make_adapters(lambda: make_reference("llama"), RANKS)
+    return {name: save_adapter(adapted, folder / name) for name, adapted in made}
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +62,8 @@ def expected() -> dict[str, list[int]]:
                 tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
         return tokens[len(PROMPT) :]
 
-    ranks = [1, 2, 4, 8]
-    names = {f"a{i}": make_adapter(make_reference("llama"), f"a{i}", r=ranks[i % 4]) for i in range(NUM_ADAPTERS)}
-    return {"": greedy(make_reference("llama"))} | {name: greedy(model) for name, model in names.items()}
+    made = make_adapters(lambda: make_reference("llama"), RANKS)
+    return {"": greedy(make_reference("llama"))} | {name: greedy(adapted) for name, adapted in made}
 
 
 Opener = Callable[..., "asyncio.Future[AsyncEngine]"]

@@ -15,7 +15,7 @@ from bequest.engine.backends.cpu.backend import CpuBackend
 from bequest.engine.kernels.cpu_lora import LoraMatrices
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.load import LoadedModel, load_model
-from tests.adapters.tiny_adapters import DENSE, make_adapter, save_adapter
+from tests.adapters.tiny_adapters import DENSE, make_adapter, make_adapters, save_adapter
 from tests.models.paged import PagedSequences
 from tests.models.tiny_gguf import write_tiny_gguf
 from tests.tiny_models import TINY_MODELS, VOCAB_SIZE, make_reference
@@ -114,14 +114,9 @@ def test_a_crowd_of_sixteen_adapters_and_none_changes_nothing(
 ) -> None:
     """Prompts, chunks and decodes of seventeen sequences in each step: every row has the bits that it has alone."""
     loaded = load_model(tiny_model(name))
-    ranks = [1, 2, 4, 8]
-    adapters = {
-        number: load(
-            save_adapter(make_adapter(make_reference(name), f"{number}", r=ranks[number % 4]), tmp_path / f"{number}"),
-            loaded,
-        )
-        for number in range(NUM_ADAPTERS)
-    }
+    ranks = {f"{number}": (1, 2, 4, 8)[number % 4] for number in range(NUM_ADAPTERS)}
+    made = make_adapters(lambda: make_reference(name), ranks)
+    adapters = {int(number): load(save_adapter(adapted, tmp_path / number), loaded) for number, adapted in made}
     crowd = PagedSequences(loaded.model, NUM_ADAPTERS + 2, LENGTH)
     crowd.adapters = adapters
     done = {number: number % 5 for number in range(NUM_ADAPTERS + 2)}

@@ -16,7 +16,7 @@ from bequest.engine.engine import AsyncEngine
 from bequest.engine.errors import InvalidAdapter
 from bequest.engine.types import BeamParams, Request, SamplingParams
 from bequest.engine.types.adapter import AdapterSource, AdapterWeights, LoadAdapter
-from tests.adapters.tiny_adapters import make_adapter, save_adapter
+from tests.adapters.tiny_adapters import make_adapters, save_adapter
 from tests.engine.harness import ask, ask_all, request
 from tests.tiny_models import VOCAB_SIZE, make_reference
 
@@ -46,7 +46,8 @@ class Places:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("adapters")
-    return {name: save_adapter(make_adapter(make_reference("llama"), name, r=4), folder / name) for name in NAMES}
+    made = make_adapters(lambda: make_reference("llama"), dict.fromkeys(NAMES, 4))
+    return {name: save_adapter(adapted, folder / name) for name, adapted in made}
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,20 @@ DENSE = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_p
 def make_adapter(model: PreTrainedModel, name: str, **options: Any) -> PeftModel:
     """The model with an adapter whose values depend on the name alone. `options` are LoraConfig's."""
     given = {"r": 4, "lora_alpha": 16, "target_modules": "all-linear", **options}
-    adapted = get_peft_model(model, LoraConfig(**given))
+    return _with_values(get_peft_model(model, LoraConfig(**given)), name)
+
+
+def make_adapters(make: Callable[[], PreTrainedModel], ranks: Mapping[str, int]) -> Iterator[tuple[str, PeftModel]]:
+    """Each name with its adapter of this rank, as make_adapter gives it, until the next one is asked for: those of a
+    rank have one model, since PEFT takes longer to make it than to save it."""
+    models: dict[int, PeftModel] = {}
+    for name, rank in ranks.items():
+        if rank not in models:
+            models[rank] = make_adapter(make(), name, r=rank)
+        yield name, _with_values(models[rank], name)
+
+
+def _with_values(adapted: PeftModel, name: str) -> PeftModel:
     random = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     with torch.no_grad():
         for parameter_name, parameter in adapted.named_parameters():

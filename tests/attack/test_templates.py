@@ -30,9 +30,9 @@ def _ask(template: str) -> bytes:
     ],
 )
 async def test_a_wild_template_costs_its_sender_alone(serve: Serve, template: str) -> None:
-    victim = serve(chat_template_seconds=0.5)
+    victim = serve(chat_template_seconds=0.25)
     bodies = [_ask(template + "{# again #}" * i) for i in range(3)]  # what is compiled may be kept
-    sent = victim.calmly(lambda i: victim.front.post("/v1/chat/completions", bodies[i]), stall=0.05, cpu=0.5)
+    sent = victim.calmly(lambda i: victim.front.post("/v1/chat/completions", bodies[i]), stall=0.05, cpu=0.25)
     answer, content = await sent
     assert answer.status in (200, 400), content
     assert answer.status == 200 or content["error"]["param"] in ("chat_template", "messages"), content
@@ -44,7 +44,7 @@ async def test_an_operator_may_refuse_them(serve: Serve) -> None:
 
 
 async def test_slow_templates_do_not_hold_the_texts_of_others(serve: Serve) -> None:
-    victim = serve(chat_template_seconds=1)
+    victim = serve(chat_template_seconds=0.5)
     slow = _ask(_LOOP.format("7", "ns.x * ns.x"))
     attack = [asyncio.ensure_future(victim.front.post("/v1/chat/completions", slow)) for _ in range(6)]
     await asyncio.sleep(0.1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,11 @@ def table_for(pool: BlockPool, num_tokens: int) -> BlockTable:
     return table
 
 
+def chunks(*parts: Sequence[Any]) -> list[Any]:
+    """By what they have in common: tables, tokens, computed, scheduled, last rows."""
+    return list(zip(*parts, strict=True))
+
+
 def test_worked_example() -> None:
     pool = BlockPool(100, 16)
     computed, scheduled = [54, 145, 0, 0, 0], [1, 1, 93, 75, 30]
@@ -25,7 +31,7 @@ def test_worked_example() -> None:
     tables = [table_for(pool, n) for n in lengths]
     tokens = [TokenList(range(1000 * i, 1000 * i + n)) for i, n in enumerate(lengths)]
 
-    batch = prepare_batch(tables, tokens, computed, scheduled, [-1] * 5, room=(0, 0, 15))
+    batch = prepare_batch([], chunks(tables, tokens, computed, scheduled, [-1] * 5), room=(0, 0, 15))
 
     assert batch.query_start.tolist() == [0, 1, 2, 95, 170, 200]
     assert batch.positions.tolist() == [54, 145, *range(93), *range(75), *range(30)]
@@ -38,7 +44,7 @@ def test_worked_example() -> None:
 
 
 def test_dtypes_are_those_of_a_plan() -> None:
-    batch = prepare_batch([table_for(BlockPool(9, 4), 5)], [TokenList(range(5))], [0], [5], [-1])
+    batch = prepare_batch([], [(table_for(BlockPool(9, 4), 5), TokenList(range(5)), 0, 5, -1)])
     for name in ("input_ids", "input_rows", "positions", "query_start", "seq_lens", "block_tables"):
         assert getattr(batch, name).dtype == np.int32
     assert batch.slot_mapping.dtype == np.int64
@@ -81,7 +87,7 @@ def test_random_batches_equal_the_reference(block_size: int) -> None:
         ]
         last_rows = [rng.randrange(50) if m else -1 for m in missing]
 
-        batch = prepare_batch(tables, tokens, computed, scheduled, last_rows)
+        batch = prepare_batch([], chunks(tables, tokens, computed, scheduled, last_rows))
 
         for name, values in reference(tables, tokens, computed, scheduled, last_rows, block_size).items():
             assert getattr(batch, name).ravel().tolist() == values, name
@@ -96,7 +102,7 @@ def one_row(
     computed: int, scheduled: int, known: int, last_row: int = -1, room: tuple[int, int, int] = (0, 0, 0)
 ) -> Batch:
     table = table_for(BlockPool(9, 4), 12)
-    return prepare_batch([table], [TokenList(range(known))], [computed], [scheduled], [last_row], room)
+    return prepare_batch([], [(table, TokenList(range(known)), computed, scheduled, last_row)], room)
 
 
 def test_token_on_the_device() -> None:
@@ -133,5 +139,5 @@ def test_broken_contracts() -> None:
         one_row(0, 5, known=5, room=(4, 0, 0))
     with pytest.raises(Error, match="counts"):
         one_row(-1, 1, known=5)
-    with pytest.raises(Error, match="one element per sequence"):
-        prepare_batch([], [], [0], [], [])
+    with pytest.raises(TypeError, match="not a sequence"):
+        prepare_batch([BlockTable(BlockPool(9, 4))], [])  # type: ignore[list-item]

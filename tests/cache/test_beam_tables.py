@@ -95,7 +95,7 @@ def test_a_batch_has_a_row_for_each_beam(pool: BlockPool) -> None:
     pool.end_plan()
     other = BlockTable(pool)
     write(other, 0, 3)
-    batch = prepare_batch([beams, other], [TokenList(), TokenList([5, 6, 7])], [4, 0], [1, 3], [-1, -1])
+    batch = prepare_batch([], [(beams, TokenList(), 4, 1, -1), (other, TokenList([5, 6, 7]), 0, 3, -1)])
     assert batch.input_ids.tolist() == [70, 80, 5, 6, 7]
     assert batch.positions.tolist() == [4, 4, 0, 1, 2]
     assert batch.query_start.tolist() == [0, 1, 2, 5] and batch.seq_lens.tolist() == [5, 5, 3]

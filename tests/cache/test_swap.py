@@ -151,7 +151,7 @@ def test_a_table_that_is_out_cannot_be_used(device: BlockPool, host: BlockPool) 
     for use in (
         lambda: table.try_prepare_write(8, 9),
         lambda: table.commit(tokens, 8),
-        lambda: prepare_batch([table], [tokens], [7], [1], [-1]),
+        lambda: prepare_batch([], [(table, tokens, 7, 1, -1)]),
     ):
         with pytest.raises(Error, match="swapped out"):
             use()

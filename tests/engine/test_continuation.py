@@ -267,9 +267,9 @@ async def test_records_without_a_lease_are_bounded() -> None:
 
 async def test_a_lease_ends_with_its_time() -> None:
     async with running(BASE) as (engine, _):
-        first = await parent_of(engine, retain=Retain(0.05))
+        first = await parent_of(engine, retain=Retain(0.25))
         assert engine.record("t", first.id).grade == "leased"
-        await asyncio.sleep(0.12)
+        await until(lambda: engine.load().retention_charged == 0)
         with pytest.raises(ParentExpired):
             engine.parent("t", first.id)
         assert engine.load().retention_charged == 0 and engine.load().used_blocks == 0

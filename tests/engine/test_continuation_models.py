@@ -100,7 +100,8 @@ async def branch_from_a_running_one(engine: AsyncEngine) -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize(
-    "name", ["llama", "mistral", "qwen3", "smollm3", "qwen3.5", "qwen3.5-moe", "qwen3-moe", "gemma4-shared"]
+    "name",
+    ["llama", "mistral", "ministral3", "qwen3", "smollm3", "qwen3.5", "qwen3.5-moe", "qwen3-moe", "gemma4-shared"],
 )
 def test_to_the_bit(name: str, scenario: str, tiny_model: Callable[[str], Path]) -> None:
     config = EngineConfig(

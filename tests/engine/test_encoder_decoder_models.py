@@ -90,33 +90,70 @@ def positions_for(reference: PreTrainedModel, item: Item) -> Iterator[None]:
     encoder.embed_positions = whole
 
 
-def expect(name: str, reference: PreTrainedModel, item: Item, prompt: Sequence[int], **options: Any) -> Any:
-    given = {"input_features": item[None]} if isinstance(item, torch.Tensor) else {"input_ids": torch.tensor([item])}
-    if "input_ids" in given:
-        given["attention_mask"] = torch.ones_like(given["input_ids"])
+@dataclass(frozen=True)
+class Said:
+    """By the library: rows of a prompt and its answers, and the scores of beams."""
+
+    sequences: torch.Tensor
+    sequences_scores: torch.Tensor | None
+
+
+def expect(
+    name: str, reference: PreTrainedModel, items: Sequence[Item], prompt: Sequence[int], **options: Any
+) -> list[Said]:
+    """Of all inputs at once, with padding behind them: several take the library as long as one."""
+    if isinstance(items[0], torch.Tensor):
+        [item] = items
+        given = {"input_features": item[None]}
+    else:
+        longest = max(map(len, items))
+        given = {
+            "input_ids": torch.tensor([[*item, *[PAD] * (longest - len(item))] for item in items]),
+            "attention_mask": torch.tensor([[1] * len(item) + [0] * (longest - len(item)) for item in items]),
+        }
     options = {"max_new_tokens": MOST, "pad_token_id": PAD, "eos_token_id": 2, "do_sample": False} | options
-    with torch.no_grad(), positions_for(reference, item):
-        return GenerationMixin.generate(
+    with torch.no_grad(), positions_for(reference, items[0]):
+        found = GenerationMixin.generate(
             reference,
             **given,
-            decoder_input_ids=torch.tensor([list(prompt)]),
+            decoder_input_ids=torch.tensor([list(prompt)] * len(items)),
             return_dict_in_generate=True,
             output_scores=True,
             use_cache=False,  # T5's goes wrong where its encoder has fewer layers than its decoder
             **RULES[name],
             **options,
         )
+    parts, scores = found.sequences.chunk(len(items)), found.get("sequences_scores")
+    of_parts = [None] * len(items) if scores is None else scores.chunk(len(items))
+    return [Said(*both) for both in zip(parts, of_parts, strict=True)]
 
 
-def check_greedy(answer: Completion, prompt: Sequence[int], expected: Any) -> None:
+def expect_all(
+    name: str, reference: PreTrainedModel, pairs: Sequence[tuple[Item, list[int]]], **options: Any
+) -> list[Said]:
+    """Of each input with its prompt. Those of tokens behind the same prompt are asked for at once."""
+    groups: dict[Any, list[int]] = {}
+    for number, (item, prompt) in enumerate(pairs):
+        groups.setdefault(number if isinstance(item, torch.Tensor) else tuple(prompt), []).append(number)
+    said: dict[int, Said] = {}
+    for numbers in groups.values():
+        items, prompt = [pairs[number][0] for number in numbers], pairs[numbers[0]][1]
+        said |= zip(numbers, expect(name, reference, items, prompt, **options), strict=True)
+    return [said[number] for number in range(len(pairs))]
+
+
+def check_greedy(answer: Completion, prompt: Sequence[int], expected: Said) -> None:
     (choice,) = answer.choices
     tokens = list(choice.token_ids)
     assert list(answer.prompt_token_ids) == list(prompt)
-    assert tokens == expected.sequences[0].tolist()[len(prompt) :]
+    row = expected.sequences[0].tolist()[len(prompt) :]
+    assert tokens == row[: len(tokens)] and all(token == PAD for token in row[len(tokens) :])
+    assert tokens[-1] == 2 or len(tokens) == MOST
     assert choice.finish_reason == ("stop" if tokens[-1] == 2 else "length")
 
 
-def check_beams(answer: Completion, prompt: Sequence[int], expected: Any) -> None:
+def check_beams(answer: Completion, prompt: Sequence[int], expected: Said) -> None:
+    assert expected.sequences_scores is not None
     scores = expected.sequences_scores.tolist()
     assert len(answer.choices) == len(scores)
     for choice, row, score in zip(answer.choices, expected.sequences.tolist(), scores, strict=True):
@@ -164,8 +201,8 @@ class Cases:
 
     asked: list[EncoderDecoderPrompt]
     prompts: list[list[int]]  # of the decoder, with the start token
-    greedy: list[Any]
-    searched: list[Any]  # beams of 4
+    greedy: list[Said]
+    searched: list[Said]  # beams of 4
 
 
 def make_cases(name: str) -> Cases:
@@ -183,8 +220,8 @@ def make_cases(name: str) -> Cases:
     return Cases(
         asked,
         prompts,
-        [expect(name, reference, item, prompt) for item, prompt in pairs],
-        [expect(name, reference, item, prompt, num_beams=4, num_return_sequences=4) for item, prompt in pairs],
+        expect_all(name, reference, pairs),
+        expect_all(name, reference, pairs, num_beams=4, num_return_sequences=4),
     )
 
 

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from bequest.engine._C import Progress
 from bequest.engine.models.embedded import embedded_model_path
 from bequest.engine.outputs import ChoiceOutput
 from bequest.engine.text import load_text
@@ -189,6 +190,13 @@ class Wire:
         self.data += data
 
 
+def through(outlet: Outlet) -> Progress:
+    """A sequence whose tokens go there."""
+    progress = Progress()
+    progress.outlet = outlet
+    return progress
+
+
 @pytest.mark.parametrize("fields", [{}, {"skip_special_tokens": False}])
 def test_tokens_that_are_nothing_but_their_text_pass_an_outlet(tokenizer: Tokenizer, fields: dict[str, bool]) -> None:
     """Special tokens and those that spell parts of characters do not, nor those behind a part."""
@@ -206,7 +214,7 @@ def test_tokens_that_are_nothing_but_their_text_pass_an_outlet(tokenizer: Tokeni
         alone.push(token, None, shown=True)
         expected = alone.take(always=False)
         assert expected is not None
-        if output.outlet is None or pass_on(texts, [output.outlet], [token]):
+        if output.outlet is None or pass_on(texts, [through(output.outlet)], [token]):
             num_pushed += 1
             output.push(token, None, shown=True)
             assert output.take(always=False) == expected

@@ -17,6 +17,8 @@ from tests.engine.test_leases_under_load import child_of
 from tests.engine.test_random_schedule import drive
 from tests.engine.world import World
 
+STEPS = 150  # of each of ten worlds
+
 
 class SlowTier(HostTier):
     """Has nothing at hand that was written since it was read last: that comes when `arrive` is called, or is lost."""
@@ -82,10 +84,10 @@ def test_random_steps_over_a_slow_tier(most_encoder: int) -> None:
     waits = 0
     for seed in range(400, 410):
         world = SlowWorld(seed, most_encoder)
-        drive(world, 300)
+        drive(world, STEPS)
         assert world.seen["finished"] > 5
         waits += world.tier.num_waits
-    assert waits > 20
+    assert waits > 10
 
 
 @pytest.mark.parametrize("most_encoder", [0, 50])
@@ -94,7 +96,7 @@ def test_random_steps_over_a_tier_that_loses_blocks(most_encoder: int) -> None:
     lost = 0
     for seed in range(420, 430):
         world = SlowWorld(seed, most_encoder, losing=0.7)
-        drive(world, 300)
+        drive(world, STEPS)
         assert world.seen["finished"] > 5
         lost += world.tier.num_lost
     assert lost > 5

@@ -58,7 +58,9 @@ def config(directory: Path, **fields: object) -> EngineConfig:
     return EngineConfig(model=str(directory), device="cuda", **(shape | fields))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "glm", "glm4", *OTHERS])
+@pytest.mark.parametrize(
+    "name", ["llama", "mistral", "ministral3", "qwen2", "qwen3", "smollm3", "phi3", "glm", "glm4", *OTHERS]
+)
 @pytest.mark.parametrize("chunk", [7, 256])
 def test_float32_equals_transformers(name: str, chunk: int, tiny_model: Callable[[str], Path]) -> None:
     asked = prompts()

@@ -23,7 +23,19 @@ from tests.tiny_models import VOCAB_SIZE, make_reference
 pytestmark = pytest.mark.gpu
 
 # Experts, norms on both sides, attention beside the rest, with a gate, recurrent layers.
-NAMES = ["llama", "qwen3", "qwen3-moe", "gpt-oss", "olmo2", "gemma2", "gemma4", "cohere", "qwen3.5", "smollm3"]
+NAMES = [
+    "llama",
+    "ministral3",
+    "qwen3",
+    "qwen3-moe",
+    "gpt-oss",
+    "olmo2",
+    "gemma2",
+    "gemma4",
+    "cohere",
+    "qwen3.5",
+    "smollm3",
+]
 
 
 @pytest.fixture(autouse=True)

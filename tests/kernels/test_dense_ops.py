@@ -133,6 +133,17 @@ def test_rotary_turns_queries_and_keys_of_the_fused_row(nq: int, nkv: int, d: in
         assert torch.equal(qkv[:, (nq + nkv) * d :], old_v)
 
 
+def test_whole_queries_grow_with_their_position() -> None:
+    """Those dimensions, too, that do not turn; keys do not grow."""
+    cos_sin, scales = random(50, 4), random(50, seed=4)
+    q, k = random(7, 3, 6, seed=2), random(7, 2, 6, seed=3)
+    positions = torch.tensor([0, 1, 12, 13, 49, 1, 7], dtype=torch.int32)
+    plain, same_k = q.clone(), k.clone()
+    kernels.rotary(plain, same_k, positions, cos_sin)
+    kernels.rotary(q, k, positions, cos_sin, scales)
+    assert torch.equal(q, plain * scales[positions.long(), None, None]) and torch.equal(k, same_k)
+
+
 def test_rotary_refuses_positions_outside_the_table() -> None:
     q, k = random(2, 1, 4), random(2, 1, 4)
     before = q.clone()

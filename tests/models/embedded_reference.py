@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -12,8 +14,11 @@ from bequest.engine.models.gguf_registry import GGUF_ARCHITECTURES
 from bequest.engine.models.style import LLAMA
 
 
+@functools.cache
 def embedded_reference() -> LlamaForCausalLM:
-    """Configured by hand. The transformers library can read the file too, but takes half a minute for it."""
+    """Configured by hand. The transformers library can read the file too, but takes half a minute for it.
+
+    One for all tests of a process, which must not change it: its codes take longer to decode than most tests."""
     config = LlamaConfig(
         vocab_size=49152,
         hidden_size=576,

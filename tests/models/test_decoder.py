@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from bequest.engine.models.load import LoadedModel, load_model
 from tests.models.paged import PagedSequences
@@ -32,10 +33,21 @@ def tokens() -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def expected(name: str, tokens: list[int]) -> Tensor:
+def reference(name: str) -> PreTrainedModel:
+    return make_reference(name)
+
+
+@pytest.fixture(scope="module")
+def expected(reference: PreTrainedModel, tokens: list[int]) -> Tensor:
     """[LENGTH, V]"""
     with torch.no_grad():
-        return make_reference(name)(torch.tensor([tokens])).logits[0]
+        return reference(torch.tensor([tokens])).logits[0]
+
+
+@pytest.fixture(scope="module")
+def whole(loaded: LoadedModel, tokens: list[int]) -> Tensor:
+    """[LENGTH, V], ours in one step"""
+    return PagedSequences(loaded.model, 1, LENGTH).run(0, tokens, chunk=LENGTH)
 
 
 def assert_near(actual: Tensor, expected: Tensor, relative: float = 2e-5) -> None:
@@ -43,14 +55,12 @@ def assert_near(actual: Tensor, expected: Tensor, relative: float = 2e-5) -> Non
     assert error < relative, f"relative error {error:.2e}"
 
 
-def test_whole_prompt_in_one_step(loaded: LoadedModel, tokens: list[int], expected: Tensor) -> None:
-    sequences = PagedSequences(loaded.model, 1, LENGTH)
-    assert_near(sequences.run(0, tokens, chunk=LENGTH), expected)
+def test_whole_prompt_in_one_step(whole: Tensor, expected: Tensor) -> None:
+    assert_near(whole, expected)
 
 
 @pytest.mark.parametrize("chunk", [1, 7])
-def test_chunks_change_nothing(loaded: LoadedModel, tokens: list[int], chunk: int) -> None:
-    whole = PagedSequences(loaded.model, 1, LENGTH).run(0, tokens, chunk=LENGTH)
+def test_chunks_change_nothing(loaded: LoadedModel, tokens: list[int], whole: Tensor, chunk: int) -> None:
     chunked = PagedSequences(loaded.model, 1, LENGTH).run(0, tokens, chunk=chunk)
     assert torch.equal(chunked, whole)
 
@@ -112,8 +122,7 @@ def test_bfloat16_weights_and_cache(
         assert near.float().mean() > (0.8 if loaded.config.recurrent is None else 0.3)
 
 
-def test_facts(name: str, loaded: LoadedModel) -> None:
-    reference = make_reference(name)
+def test_facts(reference: PreTrainedModel, loaded: LoadedModel) -> None:
     stored = ("correction_bias", "layer_scalar")
     buffers = sum(b.numel() for n, b in reference.named_buffers() if n.endswith(stored))
     assert loaded.num_parameters == buffers + sum(parameter.numel() for parameter in reference.parameters())

@@ -38,6 +38,7 @@ from transformers import (
 
 from bequest.engine.errors import ModelError
 from bequest.engine.formats.gguf_file import GGUFFile
+from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.fields import Fields
 from bequest.engine.models.gguf_config import parse_gguf_config
 from bequest.engine.models.gguf_hybrids import parse_gguf_recurrent
@@ -107,7 +108,7 @@ def make(name: str) -> PreTrainedModel:
             experts = GEMMA4 | GEMMA4_KEYS | GEMMA4_EXPERTS | {"moe_intermediate_size": 32}
             return randomised(Gemma4ForCausalLM(Gemma4TextConfig(**experts)), name)
         case "ministral3":
-            rope = YARN | {"original_max_position_embeddings": 37, "mscale": 1.0, "mscale_all_dim": 0.5}
+            rope = YARN | {"original_max_position_embeddings": 13, "mscale": 1.0, "mscale_all_dim": 0.5}
             rope |= {"factor": 8.0, "llama_4_scaling_beta": 0.1}
             return randomised(Ministral3ForCausalLM(Ministral3Config(**SHAPE, head_dim=32, rope_parameters=rope)), name)
         case "olmo3":  # files have one theta for all layers
@@ -166,16 +167,16 @@ def test_heads_of_a_hybrid_that_cannot_be_shared() -> None:
         parse_gguf_recurrent(Fields({**values, "ssm.conv_kernel": 4, "ssm.group_count": 0}, "model.gguf"), 4)
 
 
-def test_a_context_ends_where_queries_would_be_scaled(tmp_path: Path) -> None:
-    """Ministral 3's are from the length in training on, and not here."""
-    write_tiny_gguf(make("ministral3"), tmp_path / "model.gguf")
-    opened = open_checkpoint(tmp_path / "model.gguf")
-    assert opened.config.max_position == 37
-    note = "the context ends at 37 tokens: mistral3.attention.temperature_scale"
-    assert [said.startswith(note) for said in opened.notes] == [True]
-    write_tiny_gguf(make("ministral3"), tmp_path / "model.gguf", metadata={"attention.temperature_scale": 0.0})
-    opened = open_checkpoint(tmp_path / "model.gguf")
-    assert (opened.config.max_position, opened.notes) == (296, ())
+def test_queries_that_grow(tmp_path: Path) -> None:
+    """Ministral 3's do behind the length in training, which a file must have then."""
+    path = tmp_path / "model.gguf"
+    write_tiny_gguf(make("ministral3"), path)
+    config = open_checkpoint(path).config
+    assert isinstance(config, DecoderConfig) and config.max_position == 256
+    assert (config.rope.query_growth, config.rope.original_max_position) == (pytest.approx(0.1), 13)
+    write_tiny_gguf(make("ministral3"), path, metadata={"rope.scaling.original_context_length": 0})
+    with pytest.raises(ModelError, match=r"rope\.scaling\.original_context_length must be positive, not 0"):
+        open_checkpoint(path)
 
 
 def test_windows_of_olmo_without_a_pattern(tmp_path: Path) -> None:

@@ -204,6 +204,12 @@ def test_windows_of_a_description_without_types(architecture: str, windows: tupl
         ("Olmo3ForCausalLM", {"rope_theta": 5.0}, "rope_theta must be 500000.0"),
         ("GptOssForCausalLM", {}, "config.json lacks rope_parameters"),
         ("OlmoeForCausalLM", {"num_experts": 8, "num_local_experts": 4}, "names of one number, and differ"),
+        (
+            "Ministral3ForCausalLM",
+            {"rope_parameters": {"llama_4_scaling_beta": 0.1}},
+            "needs one positive",
+        ),
+        ("Mistral3ForConditionalGeneration", {"text_config": {"model_type": "llama"}}, "'llama' is not supported here"),
         ("Gemma3ForConditionalGeneration", {"text_config": 3}, "text_config must be an object"),
         (
             "Gemma3ForConditionalGeneration",

@@ -31,10 +31,13 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 BLOCKS = FP8 | {"weight_block_size": [48, 40]}  # which leave a shorter block at the end
 
 TOOLS = {
-    "fp8-tensor": tiny.Tool(FP8 | {"activation_scheme": "static"}, tiny.fp8(None, None, extra=True)),
+    "fp8-tensor": tiny.Tool(FP8 | {"activation_scheme": "static"}, tiny.fp8(None, None, extra="input_scale")),
+    "fp8-transformers": tiny.Tool(
+        FP8 | {"activation_scheme": "static"}, tiny.fp8(None, None, "weight_scale_inv", extra="activation_scale")
+    ),
     "fp8-blocks": tiny.Tool(BLOCKS, tiny.fp8(48, 40, "weight_scale_inv")),
     "fbgemm": tiny.Tool({"quant_method": "fbgemm_fp8"}, tiny.fp8(1, None)),
-    "modelopt": tiny.Tool({"quant_method": "modelopt", "quant_algo": "FP8"}, tiny.fp8(None, None, extra=True)),
+    "modelopt": tiny.Tool({"quant_method": "modelopt", "quant_algo": "FP8"}, tiny.fp8(None, None, extra="input_scale")),
     "compressed-fp8": tiny.Tool(
         tiny.compressed("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}), tiny.fp8(1, None)
     ),

@@ -10,12 +10,22 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import (
+    Ministral3Config,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    MistralConfig,
+    PreTrainedConfig,
+)
 
 from bequest.engine.errors import ModelError
 from bequest.engine.models.load import load_model
+from tests.models import tiny_quantised
 from tests.models.paged import PagedSequences
+from tests.tiny_models import TINY_MODELS, randomised
 
 TOKENS = [5, 9, 14, 3, 77, 31, 200, 8, 19]
+LONGER = [*TOKENS, *TOKENS[::-1], *TOKENS]
 # Names of the text model, before transformers 5 and since.
 SPELLINGS = {"old": "language_model.model.", "new": "model.language_model."}
 
@@ -26,7 +36,13 @@ def write(source: Path, directory: Path, spelling: str, **other_tensors: torch.T
     (directory / "config.json").write_text(json.dumps(outer))
     shutil.copy(source / "generation_config.json", directory)
     tensors = load_file(source / "model.safetensors")
-    renamed = {SPELLINGS[spelling] + name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    head = "language_model.lm_head." if spelling == "old" else "lm_head."
+    renamed = {
+        name.replace("lm_head.", head)
+        if name.startswith("lm_head.")
+        else SPELLINGS[spelling] + name.removeprefix("model."): tensor
+        for name, tensor in tensors.items()
+    }
     vision = "vision_tower.x.weight" if spelling == "old" else "model.vision_tower.x.weight"
     save_file(renamed | {vision: torch.ones(3)} | other_tensors, directory / "model.safetensors")
     return directory
@@ -39,6 +55,42 @@ def test_the_text_is_read_and_the_rest_left(spelling: str, tiny_model: Callable[
     one, other = (PagedSequences(loaded.model, 1, 16).run(0, TOKENS, chunk=16) for loaded in (whole, part))
     assert torch.equal(one, other)
     assert part.num_parameters == whole.num_parameters
+
+
+@pytest.mark.parametrize(("name", "text"), [("mistral", MistralConfig), ("ministral3", Ministral3Config)])
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_text_of_mistral_3(name: str, text: type[PreTrainedConfig], tied: bool, tmp_path: Path) -> None:
+    """Beside a tower: as transformers writes it, whose section says nothing of a head that is its embedding."""
+    fields = {**TINY_MODELS[name][1].to_dict(), "tie_word_embeddings": False}
+    eye = {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
+    config = Mistral3Config(
+        text_config=text(**fields), vision_config={**eye, "num_attention_heads": 4}, tie_word_embeddings=tied
+    )
+    reference = Mistral3ForConditionalGeneration(config).eval()
+    randomised(reference.model.language_model, name)
+    reference.save_pretrained(tmp_path)
+    logits = PagedSequences(load_model(tmp_path).model, 1, 32).run(0, LONGER, chunk=5)
+    with torch.inference_mode():
+        torch.testing.assert_close(logits, reference(torch.tensor([LONGER])).logits[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_the_text_of_ministral_3_in_float8(spelling: str, tmp_path: Path) -> None:
+    """As it is published: the whole model says how it is quantised, and has scales of activations."""
+    alone, whole = tmp_path / "alone", tmp_path / "whole"
+    described = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    left = {"modules_to_not_convert": ["model.vision_tower", "model.multi_modal_projector", "lm_head"]}
+    store = tiny_quantised.fp8(None, None, "weight_scale_inv", extra="activation_scale")
+    alone.mkdir(), whole.mkdir()
+    reference = tiny_quantised.write("ministral3", alone, tiny_quantised.Tool(described | left, store))
+    write(alone, whole, spelling)
+    config = json.loads((alone / "config.json").read_text())
+    names = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}
+    outer = names | {"quantization_config": config.pop("quantization_config"), "tie_word_embeddings": False}
+    (whole / "config.json").write_text(json.dumps(outer | {"text_config": config}))
+    logits = PagedSequences(load_model(whole).model, 1, 32).run(0, LONGER, chunk=5)
+    with torch.inference_mode():
+        torch.testing.assert_close(logits, reference(torch.tensor([LONGER])).logits[0], rtol=1e-4, atol=1e-4)
 
 
 def test_a_tensor_of_no_part_is_named(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:

@@ -82,8 +82,9 @@ def _expert(name: str) -> tuple[str, int, str]:
 # --- float8 ---------------------------------------------------------------------------------------------------------
 
 
-def fp8(rows: int | None, columns: int | None, scale_name: str = "weight_scale", *, extra: bool = False) -> Any:
-    """With one scale for so many rows and columns each; None: for all."""
+def fp8(rows: int | None, columns: int | None, scale_name: str = "weight_scale", *, extra: str = "") -> Any:
+    """With one scale for so many rows and columns each; None: for all. `extra`: the name of a scale of activations, if
+    there is one."""
 
     def store(matrix: Tensor) -> Stored:
         down, across = rows or matrix.shape[0], columns or matrix.shape[1]
@@ -93,7 +94,7 @@ def fp8(rows: int | None, columns: int | None, scale_name: str = "weight_scale",
         codes = (matrix / spread).to(torch.float8_e4m3fn)
         tensors = {"weight": codes, scale_name: scales.reshape(()) if scales.numel() == 1 and not columns else scales}
         if extra:
-            tensors["input_scale"] = torch.tensor(0.03)
+            tensors[extra] = torch.tensor(0.03)
         return Stored(tensors, codes.float() * spread)
 
     return store

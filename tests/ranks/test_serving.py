@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -174,6 +175,7 @@ def ends(server: Server, act: Callable[[int], None], patience: float) -> tuple[i
     """The exit code of a server whose second rank something happens to in the middle of an answer, and what the client
     of that was told."""
     (rank,) = ranks_of(server)
+    os.kill(rank, signal.SIGSTOP)  # so the answer is in its middle, however fast the others are
     heard: list[object] = []
 
     def ask() -> None:
@@ -184,13 +186,21 @@ def ends(server: Server, act: Callable[[int], None], patience: float) -> tuple[i
 
     asking = threading.Thread(target=ask)
     asking.start()
-    time.sleep(0.15)
+    until = time.monotonic() + patience
+    while not num_running(server):
+        assert time.monotonic() < until
+        time.sleep(0.01)
     act(rank)
     asking.join(patience)
     assert not asking.is_alive(), "".join(server.log)
     code = server.process.wait(patience)
     assert not is_alive(rank)
     return code, heard[0]
+
+
+def num_running(server: Server) -> float:
+    found = re.search(rb"^vllm:num_requests_running\{[^}]*\} (\S+)$", send(server, "GET", "/metrics"), re.MULTILINE)
+    return float(found[1]) if found else 0.0
 
 
 def is_alive(process: int) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bequest.engine._C import TokenTexts
+from bequest.engine._C import Progress, TokenTexts
 from bequest.engine.text.outlets import Outlet, pass_on
 from bequest.engine.types import ChoiceDelta, Delta, Usage
 from bequest.server.answers.chunks import Chunks
@@ -101,6 +101,8 @@ async def streamed(steps: list[tuple[bool, int]], chunked: bool, through: bool) 
     stream = EventStream(Done(lambda endings: b""), keep_alive=0)
     source = stream.add_source(PlainChunks({"id": "x"}, range(1), detailed=False, report=Report()))
     assert source.outlet is not None
+    sequence = Progress()
+    sequence.outlet = source.outlet
     stream._connection = _Connection(SimpleNamespace(protocol=wire, transport=wire, chunked=chunked))  # type: ignore[arg-type]
     source(Delta("x", (ChoiceDelta(0, "begin", (1,)),), first=True))
     stream._flush()
@@ -110,7 +112,7 @@ async def streamed(steps: list[tuple[bool, int]], chunked: bool, through: bool) 
         if takes:
             stream._flush()  # as the handler's task does when the client has caught up
         assert source.outlet.is_open == (not source.holds)
-        if not through or pass_on(texts, [source.outlet], [token]):
+        if not through or pass_on(texts, [sequence], [token]):
             source(Delta("x", (ChoiceDelta(0, ALPHABET[token % 8], (token,)),)))
     if through:
         assert source.outlet.num_written == sum(takes and token < 8 for takes, token in steps)
@@ -132,9 +134,12 @@ def test_an_outlet_writes_nothing_to_a_connection_that_closes_or_fails() -> None
             raise RuntimeError("the transport is gone")
 
     wire, outlet, texts = Broken(), Outlet(b"<", b">"), TokenTexts(lambda token: b"x")
-    assert pass_on(texts, [outlet], [1]) == [0]  # closed
+    sequence = Progress()
+    assert pass_on(texts, [sequence], [1]) == [0]  # it has none
+    sequence.outlet = outlet
+    assert pass_on(texts, [sequence], [1]) == [0]  # closed
     outlet.open(wire, wire, True)
-    assert pass_on(texts, [outlet, outlet], [1, 1]) == [0, 1]
+    assert pass_on(texts, [sequence, sequence], [1, 1]) == [0, 1]
     wire.closing = True
-    assert pass_on(texts, [outlet], [1]) == [0]
+    assert pass_on(texts, [sequence], [1]) == [0]
     assert outlet.num_written == 0

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
-import llguidance
 import pytest
 
-from bequest.engine.constraints.grammar import GrammarSource, compile_source
+from bequest.engine._C import GrammarTokens
+from bequest.engine.constraints.grammar import GrammarSource, compile_source, grammar_tokens
 from bequest.engine.dialects.formats import FORMATS
 from bequest.engine.dialects.harmony import MARKS
 from bequest.engine.dialects.reader import Dialect
@@ -69,16 +70,11 @@ WRITTEN = {
 }
 
 
-class _Bytes:
+@cache
+def byte_tokens() -> GrammarTokens:
     """Bytes, an end token, and the special tokens of harmony."""
-
-    eos_token_id = 256
-    bos_token_id = None
-    special_token_ids = (256, *SPECIALS.values())
-    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>", *(mark.encode() for mark in SPECIALS))
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        return list(text.encode() if isinstance(text, str) else text)
+    spelled = [*(bytes([byte]) for byte in range(256)), b"<end>", *(mark.encode() for mark in SPECIALS)]
+    return grammar_tokens(spelled, {256, *SPECIALS.values()}, 256, lambda text: list(text.encode()))
 
 
 def tokens_of(text: str, specials: dict[str, int]) -> list[int]:
@@ -92,10 +88,9 @@ def tokens_of(text: str, specials: dict[str, int]) -> list[int]:
 
 def follows(grammar: str, text: str, lead: str = "", kind: Any = "lark") -> bool:
     """Whether a text is a whole answer of the grammar."""
-    vocabulary = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
-    matcher = compile_source(GrammarSource(kind, grammar, lead=lead), vocabulary)
+    matcher = compile_source(GrammarSource(kind, grammar, lead=lead), byte_tokens())
     ids = tokens_of(text, SPECIALS if "<[" in grammar + lead else {})
-    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+    return matcher.count_valid(ids) == len(ids) and matcher.consume(ids) and matcher.is_accepting
 
 
 def written(name: str) -> str:

@@ -289,7 +289,7 @@ class StackRun {
     }
     if (heads.cos_sin != nullptr)
       rotary({q, k, stride, stride, step_.positions, heads.cos_sin, tokens, heads.num_positions,
-              heads.num_heads, kv_heads, head_dim, heads.rotary_dim});
+              heads.num_heads, kv_heads, head_dim, heads.rotary_dim, heads.query_scales});
     write_kv({k, v, stride, stride, slots_of(heads), tokens, step_.kv_cache, step_.kv_dtype, step_.layout,
               heads.cache_layer, heads.key_factor, heads.value_factor});
     return stride;

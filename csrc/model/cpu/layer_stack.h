@@ -53,7 +53,8 @@ struct StackHeads {
   const float* cos_sin = nullptr;  // [P, R] as in ops/cpu/rope.h, or null
   int64_t num_positions = 0;
   int64_t rotary_dim = 0;
-  const float* bias = nullptr;  // on the scores, as in attention/cpu/attention.h; or null
+  const float* query_scales = nullptr;  // [P], or null
+  const float* bias = nullptr;          // on the scores, as in attention/cpu/attention.h; or null
   int64_t bias_reach = 0;
   float soft_cap = 0.0f;         // as in attention/cpu/attention.h, like the next two
   const float* sinks = nullptr;  // [NQ], or null

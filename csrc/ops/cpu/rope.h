@@ -18,7 +18,8 @@ struct RotaryParams {
   int64_t q_heads;
   int64_t k_heads;
   int64_t head_dim;
-  int64_t rotary_dim;  // R: even, at most D; the rest of a head stays as it is
+  int64_t rotary_dim;                   // R: even, at most D; the rest of a head stays as it is
+  const float* query_scales = nullptr;  // [P]: what whole queries are multiplied by then, or null
 };
 
 // Throws on a position outside the table, before anything is written.

@@ -23,6 +23,10 @@ void rotate_head(float* head, const float* cos, const float* sin, int64_t half) 
   }
 }
 
+void scale(float* row, float factor, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) row[i] *= factor;
+}
+
 }  // namespace
 
 void rotary(const RotaryParams& p) {
@@ -32,8 +36,9 @@ void rotary(const RotaryParams& p) {
     for (int64_t t = begin; t < end; ++t) {
       const float* cos = p.cos_sin + p.positions[t] * p.rotary_dim;
       const float* sin = cos + half;
-      for (int64_t h = 0; h < p.q_heads; ++h)
-        rotate_head(p.q + t * p.q_stride + h * p.head_dim, cos, sin, half);
+      float* const q = p.q + t * p.q_stride;
+      for (int64_t h = 0; h < p.q_heads; ++h) rotate_head(q + h * p.head_dim, cos, sin, half);
+      if (p.query_scales != nullptr) scale(q, p.query_scales[p.positions[t]], p.q_heads * p.head_dim);
       for (int64_t h = 0; h < p.k_heads; ++h)
         rotate_head(p.k + t * p.k_stride + h * p.head_dim, cos, sin, half);
     }

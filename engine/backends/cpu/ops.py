@@ -112,7 +112,7 @@ def _prepared(qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
             else:
                 kernels.head_rms_norm(_as_one_head(part) if norm.over_rows else part, weight, norm.eps)
     if heads.rope is not None:
-        kernels.rotary(q, k, step.positions, heads.rope)
+        kernels.rotary(q, k, step.positions, heads.rope, heads.query_scales)
     if heads.stores:
         kernels.write_kv(k, v, kv_cache, heads.cache_layer, step.slot_mapping[heads.strip], heads.kv_scales)
     return q

@@ -142,6 +142,8 @@ class StackProgram:
             cpu_stack.set_head_norms(made, norm.q_weight, norm.k_weight, norm.eps, over_rows=norm.over_rows)
         if heads.rope is not None:
             cpu_stack.set_rope(made, heads.rope)
+        if heads.query_scales is not None:
+            cpu_stack.set_query_scales(made, heads.query_scales)
         if heads.bias is not None:
             cpu_stack.set_bias(made, heads.bias)
         if heads.sinks is not None:

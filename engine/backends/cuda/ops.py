@@ -93,6 +93,7 @@ def _prepared(qkv: Tensor, heads: Heads, step: LayerStep) -> Tensor:
         return _prepared_queries(qkv.view(-1, heads.num_heads, kv_cache.shape[5]), heads, step)
     _norm_rows(qkv, heads)
     _norm_values(qkv, heads, kv_cache)
+    _scale_queries(qkv, heads, step, kv_cache.shape[5])
     return cuda.prepare_qkv(
         qkv,
         heads.num_heads,
@@ -113,7 +114,17 @@ def _prepared_queries(q: Tensor, heads: Heads, step: LayerStep) -> Tensor:
         cuda.head_rms_norm(q, norm.q_weight, norm.eps)
     if heads.rope is not None:
         cuda.rotary(q, q[:, :0], step.positions, heads.rope)
+    assert heads.query_scales is None, "no model whose layers share keys has these"
     return q
+
+
+def _scale_queries(qkv: Tensor, heads: Heads, step: LayerStep, head_dim: int) -> None:
+    """In place. Before they turn instead of behind it, which is the same: kernels of attention do not have it."""
+    if heads.query_scales is None:
+        return
+    assert heads.norm is None, "a norm would undo it"
+    scales = heads.query_scales.index_select(0, step.positions)
+    qkv[:, : heads.num_heads * head_dim].mul_(scales[:, None])
 
 
 def _norm_values(qkv: Tensor, heads: Heads, kv_cache: Tensor) -> None:
@@ -159,6 +170,7 @@ def _attend_token(qkv: Tensor, heads: Heads, step: LayerStep, plan: cuda_attenti
     kv_cache = step.cache_of(heads.strip)
     _norm_rows(qkv, heads)
     _norm_values(qkv, heads, kv_cache)
+    _scale_queries(qkv, heads, step, kv_cache.shape[5])
     return cuda_attention.attend_token(
         qkv,
         kv_cache,

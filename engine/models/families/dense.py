@@ -49,6 +49,7 @@ def _attention(config: DecoderConfig, at: Reader, ropes: Ropes, index: int) -> A
         window=config.sliding_windows[index],
         norm=_head_norm(config, at) if config.qk_norm else None,
         rope=ropes.of_layer(index),
+        query_scales=ropes.query_scales_of(index),
         soft_cap=config.attention_cap,
         sinks=at.placed(at.tensor("sinks", (config.num_heads,))) if config.sinks else None,
         kv_scales=at.kv_scales(),

@@ -7,7 +7,7 @@ from torch import Tensor
 from bequest.engine.layers.parts import Norm
 from bequest.engine.models.config import DecoderConfig, RopeConfig
 from bequest.engine.models.reader import Reader
-from bequest.engine.models.rope import Turns, cos_sin_table
+from bequest.engine.models.rope import Turns, cos_sin_table, query_scales
 
 
 class Ropes:
@@ -17,6 +17,8 @@ class Ropes:
         self._config = config
         kinds = {self._kind(layer) for layer in range(config.num_layers)} | {(config.rope, config.rotary_dim)}
         self._tables = {kind: read.placed(cos_sin_table(*kind, num_positions)) for kind in kinds}
+        scales = {rope: query_scales(rope, num_positions) for rope, _ in kinds}
+        self._query_scales = {rope: read.placed(each) for rope, each in scales.items() if each is not None}
         self.turns: Turns | None = None
         if config.vision is not None and config.vision.axes:
             self.turns = Turns(self._tables[config.rope, config.rotary_dim], config.vision.axes)
@@ -24,6 +26,10 @@ class Ropes:
 
     def of_layer(self, index: int) -> Tensor | None:
         return None if index in self._config.unrotated_layers else self._tables[self._kind(index)]
+
+    def query_scales_of(self, index: int) -> Tensor | None:
+        """[P]; None: queries stay as they are."""
+        return self._query_scales.get(self._config.rope_of(index))
 
     def _kind(self, layer: int) -> tuple[RopeConfig, int]:
         return self._config.rope_of(layer), self._config.rotary_dim_of(layer)

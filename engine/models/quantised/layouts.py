@@ -120,6 +120,7 @@ class Scaled(Layout):
         "weight_scale_inv": _FLOATS | {"F8_E8M0"},
         "weight_zero_point": frozenset({"I8"}),
         "input_scale": _FLOATS,
+        "activation_scale": _FLOATS,  # as transformers calls it
         "input_zero_point": frozenset({"I8"}),
     }
 
