@@ -165,9 +165,9 @@ __device__ __forceinline__ void attend_line(const AttentionArgs& a, WorkItem ite
 
 // What this block has to do.
 //
-// The line of most steps has to stand at the kernel's begin: 140 KB of rare code in front of it cost 3 to 4 µs
-// of a launch (docs/lab/kernels_decode.md). Compilers put first what is reached without a jump, and they jump
-// to the body of a loop; they also put what may follow rare code behind it, so there are two lines.
+// The line of most steps has to stand at the kernel's begin: 140 KB of rare code in front of it cost 3 to 4
+// µs of a launch (docs/lab/kernels_decode.md). Compilers put first what is reached without a jump, and they
+// jump to the body of a loop; they also put what may follow rare code behind it, so there are two lines.
 template <int D, class Cache, Scores kScores>
 __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* shared) {
   __shared__ StatePlaces states;
