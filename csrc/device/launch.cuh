@@ -91,6 +91,14 @@ int clusters_at_once(void (*kernel)(Params...), LaunchShape shape) {
   return clusters;
 }
 
+// Whether what is launched becomes a graph. That begins when all before it has ended; launches one by one
+// overlap with what came before them.
+inline bool is_captured(Stream stream) {
+  cudaStreamCaptureStatus capture{};
+  check_cuda(cudaStreamIsCapturing(stream, &capture));
+  return capture == cudaStreamCaptureStatusActive;
+}
+
 // Until the grid before this one has ended and its results can be read.
 __device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 // The grid after this one may be brought onto the chip; its wait_for_previous() still waits for our end.

@@ -126,7 +126,7 @@ class CudaAttentionWorkspace:
         """Writes the list of a step to `work_list` [list_len], host memory (a view of pinned staging).
 
         query_start [S + 1], seq_lens [S]: computed tokens after the step; a sequence of 0 tokens is padding.
-        block_tables [S, MB].
+        block_tables [S, MB]. Where it is causal they are all sequences that write keys in the step.
         """
         starts, (num_starts,) = host_ints(query_start)
         lens, (num_sequences,) = host_ints(seq_lens)
@@ -247,6 +247,8 @@ def paged_attention(
     query's, within [-R, R]; where it is causal the workspace then needs a window, however wide. Sinks float32 [NQ] are
     one more score per head in the softmax, whose value is zero.
     Rows of `out` that belong to no sequence stay as they are.
+    A graph that this is captured in must not write keys and values of tokens before those of the step: they are read
+    while the kernel ahead still runs.
     """
     workspace = plan.workspace
     out = _attended(q, workspace, out)

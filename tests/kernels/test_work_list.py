@@ -69,6 +69,7 @@ class WorkList:
     joins: dict[int, Join]  # by the token of the tail
     num_wide_workers: int
     mail_rows: int  # 0: no states are mailed
+    keys_are_old: bool
 
     @property
     def decode(self) -> list[Item]:
@@ -107,7 +108,7 @@ def build(shape: Shape, lens: list[tuple[int, int]], tables: np.ndarray | None =
     assert len({item.state_row for item in tails}) == len(tails) <= len(entries) - len(merges)
     joins = {item.first_token: Join(*map(int, entries[-2 - item.state_row, :7])) for item in tails}
     mail_rows = work.mail_ints // shape.num_kv_heads // (shape.head_dim // 2 + 2) if buffer[5] and mails else 0
-    return WorkList(workers, prefill, merges, joins, int(buffer[6]), mail_rows)
+    return WorkList(workers, prefill, merges, joins, int(buffer[6]), mail_rows, bool(buffer[8]))
 
 
 def items_of(section: np.ndarray, count: int) -> list[Item]:
@@ -504,6 +505,45 @@ def test_prefill_items_of_like_length_stand_with_their_sequence() -> None:
         own = [item.kv_end - item.kv_begin for item in items]
         assert own == sorted(own, reverse=True)
     assert lengths[-1] == min(lengths)
+
+
+def planned_tables(rng: np.random.Generator, lens: list[tuple[int, int]]) -> np.ndarray:
+    """Sequences share their first blocks with one before them: some that it has filled, maybe in this step, and none
+    that they write to."""
+    tables = np.zeros((len(lens), 1 + max(seq_len for _, seq_len in lens) // BLOCK_SIZE), np.int32)
+    tables[:] = rng.permutation(np.arange(1, tables.size + 1)).reshape(tables.shape)
+    for s, (query_len, seq_len) in enumerate(lens):
+        if s == 0 or rng.integers(3) == 0:
+            continue
+        other = int(rng.integers(s))
+        most = min(lens[other][1], seq_len - query_len) // BLOCK_SIZE
+        shared = most if rng.integers(2) else int(rng.integers(most + 1))
+        tables[s, :shared] = tables[other, :shared]
+    return tables
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_it_says_whether_keys_are_old(seed: int) -> None:
+    """They are not where a sequence sees what another one writes in the step."""
+    rng = np.random.default_rng(seed)
+    lens = []
+    for _ in range(int(rng.integers(1, 12))):
+        seq_len = int(rng.choice([16, 32, 33, 48, 64, int(rng.integers(1, 100))]))
+        lens.append((min(seq_len, int(rng.integers(1, 9))) if seed % 3 == 0 else 1, seq_len))
+    tables = planned_tables(rng, lens)
+    slots = [[(int(tables[s, p // BLOCK_SIZE]), p % BLOCK_SIZE) for p in range(n)] for s, (_, n) in enumerate(lens)]
+    old = {slot for found, (query_len, n) in zip(slots, lens, strict=True) for slot in found[: n - query_len]}
+    written = {slot for found, (query_len, n) in zip(slots, lens, strict=True) for slot in found[n - query_len :]}
+    assert build(Shape(), lens, tables).keys_are_old == old.isdisjoint(written)
+
+
+def test_nobody_looks_for_old_keys_without_tables_or_beside_prompts() -> None:
+    lens = [(1, 40), (1, 70)]
+    tables = planned_tables(np.random.default_rng(1), [(1, 40), (1, 300)])
+    assert build(Shape(), lens, tables).keys_are_old
+    assert not build(Shape(), lens).keys_are_old
+    assert not build(Shape(causal=False), lens, tables).keys_are_old
+    assert not build(Shape(), [(1, 40), (200, 300)], tables).keys_are_old
 
 
 def test_float32_tiles_stay_whole() -> None:

@@ -125,6 +125,7 @@ void launch_bf16(const CudaAttentionParams& p, const AttentionLaunches& launches
   dispatch_head_dim(a.head_dim, [&]<int D>() {
     if (launches.prefill) launch_prefill_any<D, Cache>(p, a, scores, stream);
     a.follows_prefill = launches.prefill;
+    a.reads_early = p.causal && !launches.prefill && is_captured(stream);
     if (launches.decode) launch_decode<D, Cache>(a, p.lists.workers, scores, stream);
   });
   finish();

@@ -68,11 +68,11 @@ __device__ void finish_item(const AttentionArgs& a, const WorkItem& item, const 
 // The items of a step in which sequences share keys, in wide tiles or in narrow ones. Whether it was one of
 // them: else nothing is done. By the whole block.
 template <int D, class Cache, Scores kScores>
-__device__ __forceinline__ bool attend_shared_items(const AttentionArgs& a, const WorkItem& item, int head,
-                                                    uint8_t* shared,
+__device__ __forceinline__ bool attend_shared_items(const AttentionArgs& a, const SharedWork& work,
+                                                    const WorkItem& item, uint8_t* shared,
                                                     float2 (&scales)[kDecodeWarps][kDecodeRows]) {
   static_assert(DecodeShape<D, Cache>::kBlockBytes >= WideShape<D>::kBlockBytes);
-  const SharedWork work(a);
+  const int head = static_cast<int>(blockIdx.y);
   if (work.first_joining.exists()) {
     if (worker_of_block() < work.first_joining.get()) return false;
     attend_joining_items<D, Cache, kScores>(a, work, head, shared, scales);
@@ -92,27 +92,41 @@ __device__ __forceinline__ bool attend_shared_items(const AttentionArgs& a, cons
   return is_wide;
 }
 
-// The items of this block's worker. By the whole block.
+// Asks for a warp's first steps, and waits for inputs. Items and block tables came before any kernel of the
+// step, and so did most keys; queries, and the keys and values of their tokens, come from the grid before.
+template <class S, class Reader>
+__device__ __forceinline__ void fill_ring(const AttentionArgs& a, Reader& reader, uint32_t ring_address) {
+  bool has_waited = !reads_early(a);
+  if (has_waited) wait_for_inputs(a);
+#pragma unroll 1  // a copy of the reads for each stage takes 45 registers more of the kernel over bf16
+  for (int s = 0; s < S::kStages; ++s) {
+    if (!has_waited && !reader.next_is_old()) {
+      wait_for_inputs(a);
+      has_waited = true;
+    }
+    reader.read_step(ring_address + s * S::kStageBytes);
+  }
+  if (!has_waited) wait_for_inputs(a);
+}
+
+// Of the states of a block's warps, which meet in the ring.
+struct StatePlaces {
+  float2 scales[kDecodeWarps][kDecodeRows];
+  float* tiles[kDecodeWarps];
+};
+
+// The line of this block's worker. By the whole block.
 template <int D, class Cache, Scores kScores>
-__device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* shared) {
+__device__ __forceinline__ void attend_line(const AttentionArgs& a, WorkItem item, uint8_t* shared,
+                                            StatePlaces& states) {
   using S = DecodeShape<D, Cache>;
-  __shared__ float2 scales[kDecodeWarps][kDecodeRows];
-  __shared__ float* shared_tiles[kDecodeWarps];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y;
   uint8_t* const ring = shared + warp * S::kWarpBytes;
   const uint32_t ring_address = shared_address(ring);
 
-  WorkItem item = load_item(a.items, worker_of_block());
-  // Where there is a bias nothing is shared; wide tiles are for Hopper, and nothing is narrow without them.
-  if constexpr (kIsHopper && kScores != Scores::kBias)
-    if (attend_shared_items<D, Cache, kScores>(a, item, head, shared, scales)) return;
   const BlockWork<D, Cache> work{warp};
   StepReader<D, Cache, BlockWork<D, Cache>> reader(a, work, lane, head);
-  // Items and block tables came before any kernel of the step; keys, values and queries come from the grid
-  // before.
-  wait_for_inputs(a);
-#pragma unroll
-  for (int s = 0; s < S::kStages; ++s) reader.read_step(ring_address + s * S::kStageBytes);
+  fill_ring<S>(a, reader, ring_address);
   if (item.num_tokens == 0) return;
   QueryRows<D, Cache> queries;
   queries.read(a, item, head, lane);
@@ -134,12 +148,12 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* sh
       stage = stage + 1 == S::kStages ? 0 : stage + 1;
     }
     float* tile = held < 0 ? nullptr : reinterpret_cast<float*>(ring + held * S::kStageBytes);
-    if (held >= 0) state.store(tile, scales[warp], item.num_tokens * a.group);
-    if (lane == 0) shared_tiles[warp] = tile;
+    if (held >= 0) state.store(tile, states.scales[warp], item.num_tokens * a.group);
+    if (lane == 0) states.tiles[warp] = tile;
     if (!last) queries.read(a, next, head, lane);
     __syncthreads();
-    float* const tiles[kDecodeWarps] = {shared_tiles[0], shared_tiles[1], shared_tiles[2], shared_tiles[3]};
-    finish_item<D, Cache>(a, item, join, head, tiles, scales);
+    float* const tiles[kDecodeWarps] = {states.tiles[0], states.tiles[1], states.tiles[2], states.tiles[3]};
+    finish_item<D, Cache>(a, item, join, head, tiles, states.scales);
     __syncthreads();
     if (join && threadIdx.x == 0) join.leave(a, head);
     count_piece(a, item, head);
@@ -147,6 +161,27 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* sh
     if (held >= 0) reader.read_step(ring_address + held * S::kStageBytes);
     item = next;
   }
+}
+
+// What this block has to do.
+//
+// The line of most steps has to stand at the kernel's begin: 140 KB of rare code in front of it cost 3 to 4
+// µs of a launch (docs/lab/kernels_decode.md). Compilers put first what is reached without a jump, and they
+// jump to the body of a loop; they also put what may follow rare code behind it, so there are two lines.
+template <int D, class Cache, Scores kScores>
+__device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* shared) {
+  __shared__ StatePlaces states;
+  const WorkItem item = load_item(a.items, worker_of_block());
+  // Where there is a bias nothing is shared; wide tiles are for Hopper, and nothing is narrow without them.
+  if constexpr (kIsHopper && kScores != Scores::kBias) {
+    const SharedWork work(a);
+    for (int i = 0; i < work.count(); ++i) {  // once
+      if (!attend_shared_items<D, Cache, kScores>(a, work, item, shared, states.scales))
+        attend_line<D, Cache, kScores>(a, item, shared, states);
+      return;
+    }
+  }
+  attend_line<D, Cache, kScores>(a, item, shared, states);
 }
 
 template <int D, class Cache, Scores kScores>

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "attention/cuda/device_args.cuh"
+#include "attention/cuda/few_queries.h"
 #include "attention/cuda/kv_formats.cuh"
 #include "attention/cuda/mailbox.cuh"
 #include "device/copies.cuh"
@@ -129,6 +130,12 @@ class StepReader {
     enter_item();
   }
 
+  // Whether the next step has nothing but keys that are older than the queries of its sequence. A few of
+  // these may be in tiles before that of the item.
+  __device__ bool next_is_old() const {
+    return token_ < end_ && token_ + DecodeShape<D, Cache>::kStepKeys <= first_position_ - kFewTokens;
+  }
+
   // One group of copies, empty behind the last step.
   __device__ void read_step(uint32_t stage) {
     if (token_ < end_) {
@@ -152,6 +159,7 @@ class StepReader {
       token_ = work_.first_key(item);
       begin_ = item.kv_begin;
       end_ = item.kv_end;
+      first_position_ = item.first_position;
       table_ = a_.block_tables + item.sequence * a_.max_blocks;
       if (token_ < end_) return fetch_blocks();
     }
@@ -165,7 +173,7 @@ class StepReader {
   const Work work_;
   const int32_t* table_ = nullptr;
   MaybeIndex item_;
-  int token_ = 0, begin_ = 0, end_ = 0;
+  int token_ = 0, begin_ = 0, end_ = 0, first_position_ = 0;
   typename StepCopier<D, Cache>::Blocks blocks_ = {};
 };
 

@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include <climits>
+#include <cstddef>
 #include <cstdint>
 
 #include "attention/cuda/attention.h"
@@ -36,6 +37,8 @@ struct AttentionArgs {
   const int4* merges;         // where joins are, too
   int32_t num_merge_entries;  // of that section, used or not
   bool follows_prefill;  // the grid ahead is the prefill kernel, which began when all before it had ended
+  // What was in the cache before the step may be read before the grid ahead has ended.
+  bool reads_early;
   float* state_values;
   float2* state_scales;
   // States on their way (mailbox.cuh): [NKV, mail_rows, D / 2] pairs of o and [NKV, mail_rows, 2], {m, d}.
@@ -94,6 +97,12 @@ __device__ inline JoinEntry load_join(const AttentionArgs& a, int index) {
 // of them.
 __device__ inline void wait_for_inputs(const AttentionArgs& a) {
   if (!a.follows_prefill) wait_for_previous();
+}
+
+// Whether keys before the queries of a sequence may be read before wait_for_inputs().
+__device__ inline bool reads_early(const AttentionArgs& a) {
+  constexpr int kWord = offsetof(WorkListHeader, keys_are_old) / sizeof(int32_t);
+  return a.reads_early && __ldg(a.work_list + kWord) != 0;
 }
 
 // The worker that this block of a decode grid (workers, NKV) is a part of. A multiprocessor has two blocks,

@@ -26,6 +26,9 @@ struct SharedWork {
     num_wide_workers = half.z;
     first_joining = MaybeIndex{half.w};
   }
+
+  // 0: there is nothing but lines.
+  __device__ int count() const { return max(num_wide_workers, num_narrow_items); }
 };
 
 // Steps that a warp attends to at once: as many as its registers and shared memory hold.

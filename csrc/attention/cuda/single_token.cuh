@@ -371,17 +371,13 @@ template <int D, class Cache>
 void launch_single_token(const AttentionArgs& a, const QkvParams& p, int multiprocessors, Stream stream) {
   static_assert(D > 128 || most_single_token_bytes<D, Cache>() <= kSingleTokenBytes);
   const auto kernel = single_token_kernel<D, Cache>;
-  cudaStreamCaptureStatus capture{};
-  check_cuda(cudaStreamIsCapturing(stream, &capture));
-  // A graph begins when all before it has ended; launches one by one overlap with what came before them.
-  const bool early = capture == cudaStreamCaptureStatusActive;
   LaunchShape shape{.grid = {},
                     .block = kDecodeWarps * 32,
                     .shared_bytes = static_cast<size_t>(SingleShape<D, Cache>::bytes(a.group)),
                     .overlaps_previous = true};
   shape.cluster = single_token_parts(kernel, a.num_kv_heads, multiprocessors, shape);
   shape.grid = dim3(shape.cluster, a.num_kv_heads);
-  launch(kernel, shape, stream, a, p, early);
+  launch(kernel, shape, stream, a, p, is_captured(stream));
 }
 
 }  // namespace bequest::cuda

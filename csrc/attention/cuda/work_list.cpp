@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "attention/cuda/few_queries.h"
+#include "attention/cuda/old_keys.h"
 #include "attention/cuda/work_tiles.h"
 #include "core/check.h"
 
@@ -13,7 +14,7 @@ namespace {
 constexpr int kItemInts = sizeof(WorkItem) / sizeof(int32_t);
 constexpr int kMergeInts = sizeof(MergeEntry) / sizeof(int32_t);
 constexpr int kHeaderInts = sizeof(WorkListHeader) / sizeof(int32_t);
-static_assert(kItemInts == 8 && kMergeInts == 8 && kHeaderInts == 8 &&
+static_assert(kItemInts == 8 && kMergeInts == 8 && kHeaderInts % 4 == 0 &&
                   sizeof(JoinEntry) == sizeof(MergeEntry),
               "the kernels read these as 16-byte vectors");
 
@@ -464,6 +465,7 @@ WorkListHeader build_work_list(const WorkShape& shape, const WorkListLayout& lay
     JoinWriter joins(buffer + layout.merges, layout);
     header.num_decode_items = write_decode(step, joins, header, decode);
     if (!step.runs.empty()) joins.finish(decode_items, header.num_decode_items);
+    header.keys_are_old = shape.causal && header.num_prefill_items == 0 && has_old_keys(batch);
   }
   *reinterpret_cast<WorkListHeader*>(buffer) = header;
   return header;

@@ -109,6 +109,11 @@ struct WorkListHeader {
   // The narrow items are for the warps from this worker on, join states of prefill tiles by themselves, and
   // those of one warp are linked. The workers before it have all else. None: narrow items send mail.
   MaybeIndex first_joining = MaybeIndex::none();
+  // Whether all keys before the queries of each sequence were in the cache before this step. If not, a
+  // sequence sees a block that another one fills in it: a prompt may share blocks as soon as they are
+  // planned. 0 also where nobody looked: with prefill tiles, or without block tables.
+  int32_t keys_are_old;
+  int32_t unused[3];
 };
 
 // What is fixed when an engine starts. Everything about the buffer's size follows from it.
