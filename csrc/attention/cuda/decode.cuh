@@ -163,11 +163,13 @@ __device__ __forceinline__ void attend_line(const AttentionArgs& a, WorkItem ite
   }
 }
 
+// Whether the line of most steps stands at the kernel's begin: 140 KB of rare code in front of it cost 3 to 4
+// µs of a launch (docs/lab/kernels_decode.md). It is so where it has been timed. The other kernels would take
+// up to 50 registers more for it, or spill.
+template <int D, class Cache>
+inline constexpr bool kLineFirst = D == 128 && std::is_same_v<Cache, Fp8Cache>;
+
 // What this block has to do.
-//
-// The line of most steps has to stand at the kernel's begin: 140 KB of rare code in front of it cost 3 to 4
-// µs of a launch (docs/lab/kernels_decode.md). Compilers put first what is reached without a jump, and they
-// jump to the body of a loop; they also put what may follow rare code behind it, so there are two lines.
 template <int D, class Cache, Scores kScores>
 __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* shared) {
   __shared__ StatePlaces states;
@@ -175,9 +177,15 @@ __device__ __forceinline__ void attend_items(const AttentionArgs& a, uint8_t* sh
   // Where there is a bias nothing is shared; wide tiles are for Hopper, and nothing is narrow without them.
   if constexpr (kIsHopper && kScores != Scores::kBias) {
     const SharedWork work(a);
-    for (int i = 0; i < work.count(); ++i) {  // once
-      if (!attend_shared_items<D, Cache, kScores>(a, work, item, shared, states.scales))
-        attend_line<D, Cache, kScores>(a, item, shared, states);
+    if constexpr (kLineFirst<D, Cache>) {
+      // Compilers put first what is reached without a jump, and they jump to the body of a loop; they also
+      // put what may follow rare code behind it, so there are two lines.
+      for (int i = 0; i < work.count(); ++i) {  // once
+        if (!attend_shared_items<D, Cache, kScores>(a, work, item, shared, states.scales))
+          attend_line<D, Cache, kScores>(a, item, shared, states);
+        return;
+      }
+    } else if (attend_shared_items<D, Cache, kScores>(a, work, item, shared, states.scales)) {
       return;
     }
   }
