@@ -522,7 +522,13 @@ def planned_tables(rng: np.random.Generator, lens: list[tuple[int, int]]) -> np.
     return tables
 
 
-@pytest.mark.parametrize("seed", range(60))
+def give_back(rng: np.random.Generator, tables: np.ndarray, lens: list[tuple[int, int]]) -> None:
+    """Behind a window, each sequence for itself: none that it writes to, and some keep all."""
+    for s, (query_len, seq_len) in enumerate(lens):
+        tables[s, : int(rng.integers((seq_len - query_len) // BLOCK_SIZE + 1))] = 0
+
+
+@pytest.mark.parametrize("seed", range(120))
 def test_it_says_whether_keys_are_old(seed: int) -> None:
     """They are not where a sequence sees what another one writes in the step."""
     rng = np.random.default_rng(seed)
@@ -531,6 +537,8 @@ def test_it_says_whether_keys_are_old(seed: int) -> None:
         seq_len = int(rng.choice([16, 32, 33, 48, 64, int(rng.integers(1, 100))]))
         lens.append((min(seq_len, int(rng.integers(1, 9))) if seed % 3 == 0 else 1, seq_len))
     tables = planned_tables(rng, lens)
+    if seed % 2:
+        give_back(rng, tables, lens)
     slots = [[(int(tables[s, p // BLOCK_SIZE]), p % BLOCK_SIZE) for p in range(n)] for s, (_, n) in enumerate(lens)]
     old = {slot for found, (query_len, n) in zip(slots, lens, strict=True) for slot in found[: n - query_len]}
     written = {slot for found, (query_len, n) in zip(slots, lens, strict=True) for slot in found[n - query_len :]}
@@ -544,6 +552,11 @@ def test_nobody_looks_for_old_keys_without_tables_or_beside_prompts() -> None:
     assert not build(Shape(), lens).keys_are_old
     assert not build(Shape(causal=False), lens, tables).keys_are_old
     assert not build(Shape(), [(1, 40), (200, 300)], tables).keys_are_old
+
+
+def test_padding_fills_no_block() -> None:
+    lens = [(1, 40), (40, 0), (1, 70)]
+    assert build(Shape(), lens, planned_tables(np.random.default_rng(2), [(1, 80)] * 3)).keys_are_old
 
 
 def test_float32_tiles_stay_whole() -> None:

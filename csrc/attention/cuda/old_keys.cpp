@@ -4,6 +4,8 @@
 #include <array>
 #include <vector>
 
+#include "cache/prefix_index.h"
+
 namespace bequest {
 namespace {
 
@@ -22,6 +24,7 @@ std::vector<FilledBlock> find_filled(const BlockTableRows& rows) {
   for (int64_t s = 0; s < rows.num_sequences; ++s) most_before = std::max(most_before, num_before(rows, s));
   std::vector<FilledBlock> filled;
   for (int64_t s = 0; s < rows.num_sequences; ++s) {
+    if (rows.seq_lens[s] == 0) continue;  // padding
     const int64_t end = std::min<int64_t>(rows.seq_lens[s], most_before) / rows.block_size;
     for (int64_t i = num_before(rows, s) / rows.block_size; i < end; ++i) filled.push_back({s, i});
   }
@@ -35,14 +38,22 @@ bool has_old_keys(const BlockTableRows& rows) {
   const std::vector<FilledBlock> filled = find_filled(rows);
   if (filled.empty()) return true;
   const auto block = [&](int64_t s, int64_t i) { return rows.block_tables[s * rows.max_blocks + i]; };
-  // Most sequences have nothing in common with those that fill a block, not even their first one.
+  // Most sequences have nothing in common with those that fill a block, not even their first one. Behind a
+  // window that one may have been given back: it tells nothing.
   constexpr uint32_t kPlaces = 4096;
   std::array<bool, kPlaces> is_first{};
-  for (const FilledBlock& one : filled)
-    is_first[static_cast<uint32_t>(block(one.sequence, 0)) % kPlaces] = true;
+  bool may_be_any = false;
+  for (const FilledBlock& one : filled) {
+    const BlockId first = block(one.sequence, 0);
+    is_first[static_cast<uint32_t>(first) % kPlaces] = true;
+    may_be_any |= first == kNullBlock;
+  }
+  const auto may_share = [&](BlockId first) {
+    return may_be_any || first == kNullBlock || is_first[static_cast<uint32_t>(first) % kPlaces];
+  };
   for (int64_t s = 0; s < rows.num_sequences; ++s) {
     const int64_t before = num_before(rows, s);
-    if (before < rows.block_size || !is_first[static_cast<uint32_t>(block(s, 0)) % kPlaces]) continue;
+    if (before < rows.block_size || !may_share(block(s, 0))) continue;
     for (const FilledBlock& one : filled)
       if (one.sequence != s && before >= (one.index + 1) * rows.block_size &&
           block(s, one.index) == block(one.sequence, one.index))

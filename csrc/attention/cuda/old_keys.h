@@ -4,7 +4,7 @@
 // they are planned (engine/cache), and a sequence may see what another one writes in the same step. Who
 // writes to a block is its only owner, so one that is shared is full: what is looked for are blocks that one
 // sequence fills in this step and another one has before its queries. It has them at the same place, and the
-// blocks before it, too.
+// blocks before it, too, but for those that one of the two has given back behind a window.
 #pragma once
 
 #include "attention/shared_prefix.h"
