@@ -17,7 +17,7 @@ from bequest.engine.kernels.cuda_linear import RowNorm
 from tests.gpu.test_engine import BF16_GAP
 from tests.gpu.test_ops import DEVICE, guarded, randn
 from tests.gpu.test_quantised import assert_near_tokens
-from tests.gpu.test_skinny_chain import Layers, Sizes, assert_near, inputs, make_scratch, reference
+from tests.gpu.test_skinny_chain import Layers, Sizes, assert_near, check_graph, inputs, make_scratch, reference
 from tests.models import tiny_quantised as tiny
 from tests.tiny_models import SHAPE, TINY_MODELS
 
@@ -99,28 +99,7 @@ def test_chains_in_a_graph(num_tokens: int) -> None:
     """Each asks the L2 for weights of its own and of the next one, while the one before it ends."""
     sizes = (2048, 5120, 9216, 2048)
     layers = [make_layers(sizes, with_bias=with_bias)[0] for with_bias in (False, True)]
-    start, kept = inputs(sizes, num_tokens)
-    residual, scratch = kept.clone(), make_scratch()
-
-    def run(apart: bool) -> Tensor:
-        attended = start
-        for i in range(8):
-            attended = layers[i % 2].run(attended, residual, scratch)
-            if apart:
-                torch.cuda.synchronize()
-        return attended
-
-    first = run(apart=True)
-    last_residual = residual.clone()
-    assert first.isfinite().all()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        last = run(apart=False)
-    for _ in range(50):
-        residual.copy_(kept)
-        last.zero_()
-        graph.replay()
-        assert torch.equal(last, first) and torch.equal(residual, last_residual)
+    check_graph(layers, *inputs(sizes, num_tokens), count=8)
 
 
 # (N, K): few tiles, part of a stage, several stages, rows that the chain does not take.

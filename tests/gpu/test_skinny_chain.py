@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import pytest
@@ -164,18 +166,21 @@ def test_hidden_tap() -> None:
     check()
 
 
-@pytest.mark.parametrize("num_tokens", [1, 4])
-def test_chains_in_a_graph(num_tokens: int) -> None:
-    """One begins while the one before it ends, replay after replay, and what they exchange is never an older one's."""
-    sizes = (1024, 1024, 3072, 1024)
-    layers = [make_layers(sizes), make_layers(sizes, activation="gelu")]
-    start, kept = inputs(sizes, num_tokens)
+class Chain(Protocol):
+    def run(self, attended: Tensor, residual: Tensor, scratch: Tensor) -> Tensor | None: ...
+
+
+def check_graph(chains: Sequence[Chain], start: Tensor, kept: Tensor, count: int = 20) -> None:
+    """So many of them by turns, each behind the one before it: replay after replay a graph gives what they give one by
+    one."""
     residual, scratch = kept.clone(), make_scratch()
 
     def run(apart: bool) -> Tensor:
         attended = start
-        for i in range(20):
-            attended = layers[i % 2].run(attended, residual, scratch)
+        for i in range(count):
+            qkv = chains[i % len(chains)].run(attended, residual, scratch)
+            assert qkv is not None
+            attended = qkv
             if apart:
                 torch.cuda.synchronize()
         return attended
@@ -190,6 +195,13 @@ def test_chains_in_a_graph(num_tokens: int) -> None:
         last.zero_()
         graph.replay()
         assert torch.equal(last, first) and torch.equal(residual, last_residual)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 4])
+def test_chains_in_a_graph(num_tokens: int) -> None:
+    """One begins while the one before it ends, replay after replay, and what they exchange is never an older one's."""
+    sizes = (1024, 1024, 3072, 1024)
+    check_graph([make_layers(sizes), make_layers(sizes, activation="gelu")], *inputs(sizes, num_tokens))
 
 
 def test_what_cannot_be_chained() -> None:

@@ -16,7 +16,7 @@ from bequest.engine.kernels import cuda_chain
 from bequest.engine.kernels.cuda_chain import Choice, Head, Product, Tail
 from bequest.engine.kernels.cuda_linear import RowNorm
 from tests.gpu.test_ops import guarded, randn, reference_norm
-from tests.gpu.test_skinny_chain import apply, assert_near, make_scratch, product
+from tests.gpu.test_skinny_chain import apply, assert_near, check_graph, make_scratch, product
 
 pytestmark = pytest.mark.gpu
 
@@ -202,28 +202,7 @@ def test_chains_in_a_graph() -> None:
     layers = [make_layer(sizes, has_shared=True), make_layer(sizes, activation="gelu")]
     layers = [layer.foreseeing(layer.foresight()) for layer in layers]
     start, kept, _ = inputs(sizes, layers[0])
-    residual, scratch = kept.clone(), make_scratch()
-
-    def run(apart: bool) -> Tensor:
-        attended = start
-        for i in range(20):
-            qkv = layers[i % 2].run(attended, residual, scratch)
-            assert qkv is not None
-            attended = qkv
-            if apart:
-                torch.cuda.synchronize()
-        return attended
-
-    first = run(apart=True)
-    last_residual = residual.clone()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        last = run(apart=False)
-    for _ in range(50):
-        residual.copy_(kept)
-        last.zero_()
-        graph.replay()
-        assert torch.equal(last, first) and torch.equal(residual, last_residual)
+    check_graph(layers, start, kept)
 
 
 def test_nan_gives_nan() -> None:
