@@ -145,7 +145,7 @@ async def build_engine(
     sys.setswitchinterval(0.0001)
     path = await asyncio.to_thread(model_path, config.model, Implementation.of(config))
     text = await asyncio.to_thread(_read_text, config, path)
-    prepared = await asyncio.to_thread(_prepare, config, path)
+    prepared = await _prepare_apart(config, path)
     fingerprint = await asyncio.to_thread(Fingerprint, path, config.quantization)
     shelf = await asyncio.to_thread(_open_shelf, config)
     drafter = make_drafter(config.speculative, prepared.info.drafts)
@@ -180,6 +180,15 @@ async def build_engine(
     if shelf is not None:
         await engine.open_files(shelf, config.durable_wait, warm=config.warm_estates)
     return Built(engine, text)
+
+
+async def _prepare_apart(config: EngineConfig, path: Path) -> Prepared:
+    """In a thread that ends: an allocator may keep the memory of threads that live, whoever frees it."""
+    loader = ThreadPoolExecutor(1)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(loader, _prepare, config, path)
+    finally:
+        loader.shutdown(wait=False)
 
 
 def _open_shelf(config: EngineConfig) -> Shelving | None:
