@@ -104,13 +104,16 @@ class TaskReader {
 
   __device__ PrefillTask next() {
     control_.task_full[cursor_.index].wait(cursor_.parity);
-    const PrefillTask& slot = control_.tasks[cursor_.index];
+    // One lane reads and gives back: what the others have read would have to be waited for.
+    const bool reads = threadIdx.x % 32 == 0;
+    PrefillTask slot{};
+    if (reads) slot = control_.tasks[cursor_.index];
     const WorkItem& item = slot.item;
     const PrefillTask task{
         {same(item.sequence), same(item.first_token), same(item.num_tokens), same(item.first_position),
          same(item.kv_begin), same(item.kv_end), ResultPlace{same(item.result.code)}, MaybeIndex::none()},
         MaybeIndex{same(slot.head.code)}};
-    if (threadIdx.x % 32 == 0) control_.task_empty[cursor_.index].arrive();
+    if (reads) control_.task_empty[cursor_.index].arrive();
     cursor_.advance();
     return task;
   }
