@@ -1,8 +1,10 @@
 // A cluster per row. Greedy rows and rows with a temperature alone stream their logits once, from device
 // memory into registers; the others stage them in shared memory, edit them there, and search where the kept
-// tokens end.
+// tokens end. Each kind has a kernel of its own: instructions come from far behind a product that has read
+// all of the L2 anew, and the first one is small enough to begin beside that product.
 #include <algorithm>
 
+#include "device/cluster.cuh"
 #include "device/launch.cuh"
 #include "device/reductions.cuh"
 #include "device/vectors.cuh"
@@ -86,8 +88,8 @@ __device__ int all_best(RowCluster& logits, uint64_t best) {
 }
 
 // No edits and no filters, but for the step's mask: one pass over the logits in device memory.
-// kLoads: units of a thread that are on their way at once
-template <class T, bool kDraws, bool kMasked, int kLoads>
+// Few loads of a draw are on their way at once: each is a copy of its code.
+template <class T, bool kDraws, bool kMasked>
 __device__ Choice choose_streaming(RowCluster& logits, const Input<T>& in, const SamplerRow& row) {
   float max = -INFINITY;
   bool broken = false;
@@ -114,13 +116,13 @@ __device__ Choice choose_streaming(RowCluster& logits, const Input<T>& in, const
     }
     max = fmaxf(max, most);
   };
-  logits.for_each_loaded<kLoads>(in.logits, in.aligned, offer, [&] {
+  logits.for_each_loaded<kDraws ? 2 : 4>(in.logits, in.aligned, offer, [&] {
     if constexpr (kDraws) draw.publish();
   });
   uint64_t parts[2] = {warp_reduce(kDraws ? draw.best() : best, larger),
                        uint64_t{__reduce_max_sync(kAllLanes, static_cast<unsigned>(broken))} << 32 |
                            __reduce_max_sync(kAllLanes, ordered(max))};
-  logits.combine(parts, larger);
+  logits.find_largest(parts);
   const float row_max = from_ordered(static_cast<uint32_t>(parts[1]));
   return {ranked_id(parts[0]), parts[1] >> 32 != 0 || row_max == -INFINITY};
 }
@@ -298,10 +300,10 @@ __device__ void store(const SampleParams& p, const HostTokens& told, int64_t ite
   if (item == 0 && told.num_read != nullptr) *told.num_read = *told.read;
 }
 
-// What both kernels do after the choice. REQUIRES: all CTAs of the cluster are here.
+// What both kernels do after the choice, which rank 0 has. REQUIRES: all CTAs of the cluster have read the
+// row, and none reads what is another's.
 __device__ void finish(const SampleParams& p, RowCluster& logits, const RowMemory& memory, int64_t item,
                        const Choice& choice) {
-  logits.sync();  // nobody leaves while its shared memory is read, and all have read the row
   if (!logits.leads()) return;
   const int row_id = p.row_ids[item];
   if (!choice.bad && !p.guesses)
@@ -334,7 +336,7 @@ __device__ int end_of_run(const SampleParams& p, int first) {
 
 // Samples of the run that begins with `first`, one behind the other: each sees what those before it have left
 // in the row. A sample that is not what was drafted is the last. choose(item): by the row's copy, which is
-// there.
+// there; behind it is what finish() requires.
 template <bool kRuns, class F>
 __device__ void sample_run(const SampleParams& p, RowCluster& logits, int first, RowMemory& memory,
                            F&& choose) {
@@ -356,64 +358,74 @@ __device__ void sample_run(const SampleParams& p, RowCluster& logits, int first,
 template <class T, bool kRuns>
 __device__ void sample_staged(const SampleParams& p, RowCluster& logits, int64_t first, RowMemory& memory) {
   sample_run<kRuns>(p, logits, static_cast<int>(first), memory, [&](int i) {
-    return choose_staged(logits, Input<T>(p, i, memory.row), memory.row, static_cast<int>(p.vocab_size));
+    const Choice choice =
+        choose_staged(logits, Input<T>(p, i, memory.row), memory.row, static_cast<int>(p.vocab_size));
+    logits.sync();
+    return choice;
   });
 }
 
-// The rows that need no staging, and those that are not open. kStages: the others, too; clusters are then of
-// kClusterSize.
-template <class T, bool kMasked, bool kRuns, bool kStages>
-__global__ void __launch_bounds__(kRowThreads, kStages ? 1 : 2) stream_kernel(const SampleParams p) {
-  constexpr int kLoads = kStages ? 6 : 4;  // six are all of a row of 196,608 tokens
-  extern __shared__ float4 slice[];
+// The rows that need no staging, and those that are not open. `early`: rows and the step's arrays are what
+// they were before the kernel ahead began.
+template <class T, bool kMasked, bool kRuns>
+__global__ void __launch_bounds__(kRowThreads, 2) stream_kernel(const SampleParams p, bool early) {
   __shared__ ClusterShared shared;
   __shared__ RowMemory memory;
   let_next_start();
-  wait_for_previous();
+  arrive_in_cluster();
+  if (!early) wait_for_previous();
   const int vocab = static_cast<int>(p.vocab_size);
-  RowCluster logits(shared, kStages ? reinterpret_cast<float*>(slice) : nullptr, vocab);
+  RowCluster logits(shared, nullptr, vocab);
   const int64_t item = blockIdx.x / logits.size();
   ask_whom_to_tell(p, memory.told);
   const int row_id = p.row_ids[item];
   const SamplerRow& row = memory.row;
   if (exists(p, row_id)) copy_row(p.rows[row_id], memory.row);
+  if (early) wait_for_previous();
+  await_cluster();  // all have begun
   if (!exists(p, row_id) || row.state == RowState::kClosed) {
     if (logits.leads() && threadIdx.x == 0) store(p, memory.told, item, 0, row_id >= 0);
     return;
   }
-  if (!begins_run<kRuns>(p, item)) return;
-  if (needs_staging(row, vocab)) {
-    if constexpr (kStages) sample_staged<T, kRuns>(p, logits, item, memory);
-    return;
-  }
+  if (!begins_run<kRuns>(p, item) || needs_staging(row, vocab)) return;
   sample_run<kRuns>(p, logits, static_cast<int>(item), memory, [&](int i) {
     const Input<T> in(p, i, row);
-    return row.state == RowState::kDraws ? choose_streaming<T, true, kMasked, kLoads>(logits, in, row)
-                                         : choose_streaming<T, false, kMasked, kLoads>(logits, in, row);
+    if (row.state == RowState::kGreedy) [[likely]]
+      return choose_streaming<T, false, kMasked>(logits, in, row);
+    return choose_streaming<T, true, kMasked>(logits, in, row);
   });
+}
+
+template <bool kRuns>
+__device__ bool is_staged(const SampleParams& p, int64_t item) {
+  const int row_id = p.row_ids[item];
+  if (!exists(p, row_id) || !begins_run<kRuns>(p, item)) return false;
+  const SamplerRow& row = p.rows[row_id];
+  return row.state != RowState::kClosed && needs_staging(row, static_cast<int>(p.vocab_size));
 }
 
 // The rows that need staging, taken in turn by as many clusters as fit on the device: a batch without such
 // rows costs a look at each. Runs after stream_kernel: a row that did not need staging does not need it one
 // token later either, but the last token that is held back moves a row from here to there. The rest of its
-// run stays here, where the same token is chosen.
+// run stays here, where the same token is chosen. `early`: as above; stream_kernel changes no row of these.
 template <class T, bool kRuns>
-__global__ void __launch_bounds__(kRowThreads, 2) stage_kernel(const SampleParams p) {
+__global__ void __launch_bounds__(kRowThreads, 2) stage_kernel(const SampleParams p, bool early) {
   extern __shared__ float4 slice[];
   __shared__ ClusterShared shared;
   __shared__ RowMemory memory;
   let_next_start();
-  wait_for_previous();
-  const int vocab = static_cast<int>(p.vocab_size);
-  RowCluster logits(shared, reinterpret_cast<float*>(slice), vocab);
+  if (!early) wait_for_previous();
+  RowCluster logits(shared, reinterpret_cast<float*>(slice), static_cast<int>(p.vocab_size));
+  const int64_t first = blockIdx.x / kClusterSize, stride = gridDim.x / kClusterSize;
+  int64_t item = first;
+  while (item < p.num && !is_staged<kRuns>(p, item)) item += stride;
+  if (early) wait_for_previous();
+  if (item >= p.num) return;
   ask_whom_to_tell(p, memory.told);
-  for (int64_t item = blockIdx.x / kClusterSize; item < p.num; item += gridDim.x / kClusterSize) {
-    const int row_id = p.row_ids[item];
-    if (!exists(p, row_id) || !begins_run<kRuns>(p, item)) continue;
-    const SamplerRow& row = p.rows[row_id];
-    if (row.state == RowState::kClosed || !needs_staging(row, vocab)) continue;
+  for (; item < p.num; item += stride) {
+    if (!is_staged<kRuns>(p, item)) continue;
     __syncthreads();  // the copy of the row before is not read any more
-    copy_row(row, memory.row);
+    copy_row(p.rows[p.row_ids[item]], memory.row);
     sample_staged<T, kRuns>(p, logits, item, memory);
   }
 }
@@ -428,28 +440,42 @@ __global__ void update_rows_kernel(const RowUpdateParams p) {
     update.state.storage[i] = p.payload[update.payload_begin + i];
 }
 
-template <class T, bool kRuns>
-void launch_sampling(const SampleParams& p, Stream stream) {
+LaunchShape shape_of(unsigned clusters, unsigned size, size_t bytes) {
+  return {.grid = clusters * size,
+          .block = kRowThreads,
+          .shared_bytes = bytes,
+          .cluster = size,
+          .overlaps_previous = true};
+}
+
+// CTAs of the largest cluster that this device has room for.
+template <class Kernel>
+unsigned most_ranks(Kernel kernel) {
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  return clusters_at_once(kernel, shape_of(1, kMostRanks, 0)) > 0 ? kMostRanks : kClusterSize;
+}
+
+template <class T, bool kMasked, bool kRuns>
+void launch_streaming(const SampleParams& p, bool early, Stream stream) {
   // About a CTA for each of the device's multiprocessors, however many rows there are.
   constexpr int64_t kMultiprocessors = 132;
-  const auto num = static_cast<unsigned>(p.num);
-  const size_t slice_bytes = slice_size(static_cast<int>(p.vocab_size), kClusterSize) * sizeof(float);
-  const auto shape = [](unsigned clusters, unsigned size, size_t bytes) {
-    return LaunchShape{.grid = clusters * size,
-                       .block = kRowThreads,
-                       .shared_bytes = bytes,
-                       .cluster = size,
-                       .overlaps_previous = true};
-  };
-  if (p.num * kClusterSize <= kMultiprocessors)  // clusters of both kernels would be the same
-    return launch(p.masks ? stream_kernel<T, true, kRuns, true> : stream_kernel<T, false, kRuns, true>,
-                  shape(num, kClusterSize, slice_bytes), stream, p);
-  unsigned size = kClusterSize;
+  const auto kernel = stream_kernel<T, kMasked, kRuns>;
+  static const unsigned most = most_ranks(kernel);
+  unsigned size = most;
   while (size > 1 && p.num * size > kMultiprocessors) size /= 2;
-  launch(p.masks ? stream_kernel<T, true, kRuns, false> : stream_kernel<T, false, kRuns, false>,
-         shape(num, size, 0), stream, p);
-  constexpr unsigned kStagedClusters = 32;
-  launch(stage_kernel<T, kRuns>, shape(std::min(num, kStagedClusters), kClusterSize, slice_bytes), stream, p);
+  launch(kernel, shape_of(static_cast<unsigned>(p.num), size, 0), stream, p, early);
+}
+
+template <class T, bool kRuns>
+void launch_sampling(const SampleParams& p, Stream stream) {
+  const bool early = is_captured(stream) && !p.guesses;
+  p.masks ? launch_streaming<T, true, kRuns>(p, early, stream)
+          : launch_streaming<T, false, kRuns>(p, early, stream);
+  constexpr int64_t kStagedClusters = 32;
+  const size_t slice_bytes = slice_size(static_cast<int>(p.vocab_size), kClusterSize) * sizeof(float);
+  launch(stage_kernel<T, kRuns>,
+         shape_of(static_cast<unsigned>(std::min(p.num, kStagedClusters)), kClusterSize, slice_bytes), stream,
+         p, early);
 }
 
 }  // namespace

@@ -103,7 +103,7 @@ struct SampleParams {
   const HostTokens* told;  // on the device: get what tokens and bad get; null: nobody does
 };
 
-// One launch for up to 16 rows, two for more, whatever their mixture. Throws on a vocabulary above 416,000.
+// Two launches, whatever the rows' mixture. Throws on a vocabulary above 416,000.
 void sample(const SampleParams& p, Stream stream);
 
 }  // namespace bequest::cuda

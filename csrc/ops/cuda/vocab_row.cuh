@@ -14,7 +14,8 @@
 
 namespace bequest::cuda {
 
-inline constexpr int kClusterSize = 8;  // of rows that are staged; none is larger
+inline constexpr int kClusterSize = 8;  // of rows that are staged
+inline constexpr int kMostRanks = 16;   // of a cluster; of others chips may have less
 inline constexpr int kRowThreads = 512;
 inline constexpr int kRowWarps = kRowThreads / kWarp;
 inline constexpr int kUnit = 8;           // tokens that a thread handles at once: two philox blocks
@@ -65,12 +66,13 @@ struct ClusterShared {
   uint64_t warp_part[kRowWarps][kMaxShared];
   uint64_t block_part[2][kMaxShared];  // used in turn: one is read while the other is written
   uint64_t total[kMaxShared];
-  uint64_t sorted[kSortable];  // of rank 0
-  unsigned num_collected;      // of rank 0
-  RowCutoff cutoff;            // of rank 0
-  int crossing;                // of rank 0: where a walk over `sorted` ends
-  uint32_t best_score;         // ordered(): what a draw of this CTA has to beat
-  int found;                   // of rank 0: where a token stands in the row's counts
+  uint64_t largest[kMostRanks][2];  // of rank 0: what each CTA has found
+  uint64_t sorted[kSortable];       // of rank 0
+  unsigned num_collected;           // of rank 0
+  RowCutoff cutoff;                 // of rank 0
+  int crossing;                     // of rank 0: where a walk over `sorted` ends
+  uint32_t best_score;              // ordered(): what a draw of this CTA has to beat
+  int found;                        // of rank 0: where a token stands in the row's counts
 };
 
 // What a row is like. `broken`: it holds a NaN.
@@ -213,6 +215,30 @@ class RowCluster {
 #pragma unroll
     for (int k = 0; k < K; ++k) v[k] = total[k];
     turn_ ^= 1;
+  }
+
+  // The largest over the cluster, elementwise, in every thread of rank 0. Behind it no CTA reads what is
+  // another's. In: valid in lane 0 of each warp. REQUIRES: all CTAs have begun
+  __device__ void find_largest(uint64_t (&v)[2]) {
+    const auto larger = [](uint64_t a, uint64_t b) { return a > b ? a : b; };
+    const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    if (lane == 0) {
+      shared_.warp_part[warp][0] = v[0];
+      shared_.warp_part[warp][1] = v[1];
+    }
+    __syncthreads();
+    if (warp == 0) {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        v[k] = warp_reduce(lane < kRowWarps ? shared_.warp_part[lane][k] : 0, larger);
+        if (lane == 0) *cluster_.map_shared_rank(&shared_.largest[rank()][k], 0) = v[k];
+      }
+    }
+    cluster_.sync();
+    if (!leads()) return;
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+      v[k] = warp_reduce(lane < static_cast<unsigned>(size_) ? shared_.largest[lane][k] : 0, larger);
   }
 
   template <class V, class Op>
