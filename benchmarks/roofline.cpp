@@ -16,7 +16,6 @@ constexpr int kLanes = 8;
 constexpr int kLanes = 4;
 #endif
 constexpr int kChains = 12;  // more than latency × throughput of the multiply-add on any chip we know
-constexpr int kStreams = 8;
 
 typedef float Vec __attribute__((vector_size(kLanes * 4)));
 
@@ -34,24 +33,49 @@ double timed_on(int threads, F f) {
   return seconds() - start;
 }
 
-// The pack makes every index a constant, so that the chains live in registers.
+// A value unknown to the compiler, which would fold chains that start alike into one; in a register.
+void hide(Vec& v) {
+#if defined(__x86_64__)
+  asm volatile("" : "+v"(v));
+#else
+  asm volatile("" : "+w"(v));
+#endif
+}
+
+// The pack makes every index a constant, so that the chains live in registers. Each sum is what its
+// multiply-add adds to: the instruction of aarch64 knows no other place for its result.
 template <size_t... I>
 void spin_chains(long iterations, std::index_sequence<I...>) {
   Vec x = Vec{} + 1.0f, y = Vec{} + 0.5f;
-  asm volatile("" : "+m"(x), "+m"(y));
+  hide(x), hide(y);
   Vec acc[kChains] = {};
-  // Unknown to the compiler: it would fold chains that start alike into one.
-  asm volatile("" : "+m"(acc));
-  for (long i = 0; i < iterations; ++i) ((acc[I] = x * acc[I] + y), ...);
-  asm volatile("" ::"m"(acc));
+  (hide(acc[I]), ...);
+  for (long i = 0; i < iterations; ++i) {
+    hide(x);  // else x * y would be computed once
+    ((acc[I] = x * y + acc[I]), ...);
+  }
+  (hide(acc[I]), ...);
 }
 
+constexpr size_t kLine = 64 / sizeof(float);
+
+// A line of each stream at a time.
 template <size_t... I>
 void read_streams(const float* data, size_t stream, std::index_sequence<I...>) {
-  Vec sum[kStreams] = {};
-  for (size_t i = 0; i < stream; i += kLanes)
-    ((sum[I] += *reinterpret_cast<const Vec*>(data + I * stream + i)), ...);
-  asm volatile("" ::"m"(sum));
+  Vec sum[sizeof...(I)][kLine / kLanes] = {};
+  for (size_t i = 0; i < stream; i += kLine)
+    for (size_t v = 0; v < kLine / kLanes; ++v)
+      ((sum[I][v] += *reinterpret_cast<const Vec*>(data + I * stream + i + v * kLanes)), ...);
+  for (size_t v = 0; v < kLine / kLanes; ++v) (hide(sum[I][v]), ...);
+}
+
+template <size_t Streams>
+double timed_read(const float* data, size_t bytes, int threads) {
+  const size_t stream = bytes / sizeof(float) / threads / Streams / kLine * kLine;
+  const double elapsed = timed_on(threads, [=](int thread) {
+    read_streams(data + thread * stream * Streams, stream, std::make_index_sequence<Streams>());
+  });
+  return stream * Streams * sizeof(float) * threads / elapsed * 1e-9;
 }
 
 }  // namespace
@@ -63,11 +87,9 @@ extern "C" double peak_gflops(int threads, long iterations) {
   return 2.0 * kLanes * kChains * iterations * threads / elapsed * 1e-9;
 }
 
-// GB/s of reading `bytes` of memory once, each thread its own part, in eight streams.
-extern "C" double read_gbps(const float* data, size_t bytes, int threads) {
-  const size_t stream = bytes / sizeof(float) / threads / kStreams / kLanes * kLanes;
-  const double elapsed = timed_on(threads, [=](int thread) {
-    read_streams(data + thread * stream * kStreams, stream, std::make_index_sequence<kStreams>());
-  });
-  return stream * kStreams * sizeof(float) * threads / elapsed * 1e-9;
+// GB/s of reading `bytes` of memory once, each thread its own part, in `streams`: 1, 4 or 8. Which number a
+// chip's prefetchers like best is the chip's matter.
+extern "C" double read_gbps(const float* data, size_t bytes, int threads, int streams) {
+  if (streams == 1) return timed_read<1>(data, bytes, threads);
+  return streams == 4 ? timed_read<4>(data, bytes, threads) : timed_read<8>(data, bytes, threads);
 }

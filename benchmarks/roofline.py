@@ -23,7 +23,7 @@ class Roofline:
             self._library = ctypes.CDLL(str(library))
         self._library.peak_gflops.restype = self._library.read_gbps.restype = ctypes.c_double
         self._library.peak_gflops.argtypes = [ctypes.c_int, ctypes.c_long]
-        self._library.read_gbps.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        self._library.read_gbps.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int]
         self._memory = torch.ones(1 << 28)  # 1 GiB: more than any cache
 
     def gflops(self) -> float:
@@ -31,7 +31,10 @@ class Roofline:
         return float(max(self._library.peak_gflops(self._threads, 200_000) for _ in range(20)))
 
     def gbps(self) -> float:
-        """Reading memory once, in pieces; the best piece, so that a neighbour's burst does not count."""
+        """Reading memory, in pieces and in one, four or eight streams at once; the best piece, so that a neighbour's
+        burst does not count."""
         address, piece = self._memory.data_ptr(), 32 << 20
         pieces = range(address, address + self._memory.nbytes, piece)
-        return float(max(self._library.read_gbps(start, piece, self._threads) for start in pieces))
+        return float(
+            max(self._library.read_gbps(start, piece, self._threads, n) for n in (1, 4, 8) for start in pieces)
+        )

@@ -51,9 +51,17 @@ inline VecF load(const BFloat16* p) {
   // GCC 12 widens 16-bit vectors on x86 in halves that it joins again; this is one instruction.
   return (VecF)((VecU)_mm256_cvtepu16_epi32((__m128i)h) << 16);
 #else
-  return (VecF)((VecU)vmovl_u16((uint16x4_t)h) << 16);  // GCC 12 would widen lane by lane
+  // Zeros in between are one instruction of either pipe; widening and shifting are two of the same one.
+  return (VecF)vzip1q_u16(vdupq_n_u16(0), vcombine_u16((uint16x4_t)h, vcreate_u16(0)));
 #endif
 }
+#if defined(BEQUEST_ISA_neon)
+// One of two vectors that lie behind each other, which are read together.
+inline VecF load_of_two(const BFloat16* p, int which) {
+  const uint16x8_t both = vld1q_u16(&p->bits), zeros = vdupq_n_u16(0);
+  return (VecF)(which == 0 ? vzip1q_u16(zeros, both) : vzip2q_u16(zeros, both));
+}
+#endif
 inline VecF load_half(const uint16_t* p) {  // the bits of float16
 #if defined(BEQUEST_ISA_avx512)
   return (VecF)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i*)p));

@@ -22,26 +22,42 @@ float largest(const float* x) {
   return value;
 }
 
+#if defined(BEQUEST_DOT_dotprod)
+
+// The words that codes of `WordCodes` to a word are multiplied with: those of the high digits of all k, then
+// those of the low ones.
+template <int WordCodes>
+void write_words(const int32_t* q, uint32_t* to) {
+  constexpr int kQuarter = WordCodes / 4;
+  uint8_t order[16];  // byte n of word p of some codes is that of k = p + n * kQuarter
+  for (int i = 0; i < 16; ++i) order[i] = i / WordCodes * WordCodes + i % WordCodes / 4 + i % 4 * kQuarter;
+  const uint8x16_t places = vld1q_u8(order);
+  for (int i = 0; i < kGroup; i += 16) {
+    int16x8_t first = vuzp1q_s16(vld1q_s16((const int16_t*)(q + i)), vld1q_s16((const int16_t*)(q + i + 4)));
+    int16x8_t second =
+        vuzp1q_s16(vld1q_s16((const int16_t*)(q + i + 8)), vld1q_s16((const int16_t*)(q + i + 12)));
+    // A value less its high digit is its lowest byte.
+    const uint8x16_t low = vuzp1q_u8((uint8x16_t)first, (uint8x16_t)second);
+    first += 128;
+    second += 128;
+    const uint8x16_t high = vuzp2q_u8((uint8x16_t)first, (uint8x16_t)second);
+    vst1q_u8((uint8_t*)(to + i / 4), vqtbl1q_u8(high, places));
+    vst1q_u8((uint8_t*)(to + kBlockWords / 2 + i / 4), vqtbl1q_u8(low, places));
+  }
+}
+
+#else
+
 // The words that codes of `WordCodes` to a word are multiplied with.
 template <int WordCodes>
 void write_words(const int32_t* q, uint32_t* to) {
-  constexpr int kHalf = WordCodes / 2, kQuarter = WordCodes / 4;
-  for (int i = 0; i < kGroup; i += WordCodes) {
-    if constexpr (kQuads) {
-      for (int p = 0; p < kQuarter; ++p, to += 2) {
-        to[0] = to[1] = 0;
-        for (int n = 0; n < 4; ++n) {
-          const int32_t value = q[i + p + n * kQuarter], high = (value + 128) >> 8;
-          to[0] |= (static_cast<uint32_t>(high) & 255u) << 8 * n;
-          to[1] |= (static_cast<uint32_t>(value - 256 * high) & 255u) << 8 * n;
-        }
-      }
-    } else {
-      for (int p = 0; p < kHalf; ++p)
-        *to++ = (static_cast<uint32_t>(q[i + p]) & 0xffffu) | static_cast<uint32_t>(q[i + p + kHalf]) << 16;
-    }
-  }
+  constexpr int kHalf = WordCodes / 2;
+  for (int i = 0; i < kGroup; i += WordCodes)
+    for (int p = 0; p < kHalf; ++p)
+      *to++ = (static_cast<uint32_t>(q[i + p]) & 0xffffu) | static_cast<uint32_t>(q[i + p + kHalf]) << 16;
 }
+
+#endif
 
 template <int WordCodes>
 void round_block(const float* x, uint32_t* words, float* steps) {

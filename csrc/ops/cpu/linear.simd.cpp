@@ -62,7 +62,9 @@ void multiply(const LinearParams& p, const Pass& pass) {
   if constexpr (R > 1) {
     if (pass.rows.end - pass.rows.begin < R) return multiply<Panel, R - 1>(p, pass);
   }
-  multiply_strip<R, tile_panels(R), Panel>(p, pass, pass.panels.begin);
+  constexpr int kMost = R <= kStreamedRows ? streamed_panels<Panel::kRowBytes>() : kTilePanels;
+  constexpr int kPanels = tile_panels(R) < kMost ? tile_panels(R) : kMost;
+  multiply_strip<R, kPanels, Panel>(p, pass, pass.panels.begin);
 }
 
 // All tiles over one strip, pass by pass. `next` is the distance to the strip that follows, in panels.

@@ -1,9 +1,8 @@
 // Few rows read codes and make operands of them in registers. For many rows a strip of panels is made
 // operands once, in L2, and all tiles of rows pass over it.
 #include "ops/cpu/linear_integer.h"
-#include "core/dot_products.h"
+#include "ops/cpu/integer_tiles.h"
 #include "ops/cpu/quantised_columns.h"
-#include "ops/cpu/quantised_operands.h"
 
 namespace bequest::BEQUEST_ISA {
 namespace {
@@ -22,92 +21,15 @@ constexpr int kStripRows = 6, kLeastRows = 3, kTileWidth = 2;
 constexpr int kFewRows = 3;
 constexpr int few_panels(int) { return 1; }
 constexpr int kStripRows = 3, kLeastRows = 2, kTileWidth = 1;
+#elif defined(BEQUEST_DOT_dotprod)
+constexpr int kFewRows = 2;
+constexpr int few_panels(int) { return 1; }
+constexpr int kStripRows = 4, kLeastRows = 2, kTileWidth = 1;
 #else
 constexpr int kFewRows = 3;
 constexpr int few_panels(int) { return 1; }
 constexpr int kStripRows = 3, kLeastRows = 2, kTileWidth = 1;
 #endif
-
-// What a tile multiplies, and where its sums go.
-struct IntegerTile {
-  const uint32_t* x;   // [R, groups, 16]
-  const float* steps;  // [R, groups, 2]
-  int64_t row_groups;  // from one row to the next
-  int64_t groups;
-  bool resumes;       // starts from the sums in c
-  const float* bias;  // [16 P], with the last group; or null
-  float* c;           // [R, 16 P], rows c_stride apart
-  int64_t c_stride;
-};
-
-// c [R, 16 P] = x · weightsᵀ, where `weights` shows a group of P panels at a time.
-template <int R, int P, class Weights>
-void multiply_groups(const IntegerTile& t, Weights weights) {
-  constexpr int kScales = Weights::kScales, kOperands = kGroupOperands / kScales;
-  VecF sum[R][P][kVecs];
-  const auto each = [&](auto f) {
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-      for (int j = 0; j < P; ++j)
-#pragma GCC unroll 4
-        for (int v = 0; v < kVecs; ++v)
-          f(sum[r][j][v], r, j, v, t.c + r * t.c_stride + j * kPanelWidth + v * kLanes);
-  };
-  each([&](VecF& s, int, int, int, const float* c) { s = t.resumes ? load(c) : VecF{}; });
-  for (int64_t g = 0; g < t.groups; ++g) {
-    weights.open(g);
-    const uint32_t* const x = t.x + g * kBlockWords;
-    const float* const steps = t.steps + 2 * g;
-#pragma GCC unroll 2
-    for (int part = 0; part < kScales; ++part) {
-      DotSum dots[R][P][kVecs];
-#pragma GCC unroll 16
-      for (int o = part * kOperands; o < (part + 1) * kOperands; ++o) {
-        VecU operand[P][kVecs];
-#pragma GCC unroll 8
-        for (int j = 0; j < P; ++j)
-#pragma GCC unroll 4
-          for (int v = 0; v < kVecs; ++v) operand[j][v] = weights.operand(j, o, v);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-          for (int j = 0; j < P; ++j)
-#pragma GCC unroll 4
-            for (int v = 0; v < kVecs; ++v)
-              dots[r][j][v].add(operand[j][v], x + r * t.row_groups * kBlockWords + o * DotSum::kWords);
-      }
-      each([&](VecF& s, int r, int j, int v, const float*) {
-        const VecF scaled = __builtin_convertvector(dots[r][j][v].total(), VecF) * weights.scale(j, part, v);
-        s = scaled * steps[r * t.row_groups * 2] + s;
-      });
-    }
-    if constexpr (Weights::kHasOffset)
-      each([&](VecF& s, int r, int j, int v, const float*) {
-        s = weights.offset(j, v) * steps[r * t.row_groups * 2 + 1] + s;
-      });
-  }
-  each([&](VecF& s, int, int j, int v, float* c) {
-    store(c, t.bias ? s + load(t.bias + j * kPanelWidth + v * kLanes) : s);
-  });
-}
-
-// The last panel, of fewer than 16 columns: the same tile on a copy.
-template <int R, class Weights>
-void multiply_last(const IntegerTile& t, int64_t columns, Weights weights) {
-  float copy[R][kPanelWidth] = {};
-  float bias[kPanelWidth] = {};
-  const size_t bytes = columns * sizeof(float);
-  if (t.resumes)
-    for (int r = 0; r < R; ++r) std::memcpy(copy[r], t.c + r * t.c_stride, bytes);
-  if (t.bias) std::memcpy(bias, t.bias, bytes);
-  IntegerTile edge = t;
-  edge.bias = t.bias ? bias : nullptr;
-  edge.c = copy[0];
-  edge.c_stride = kPanelWidth;
-  multiply_groups<R, 1>(edge, weights);
-  for (int r = 0; r < R; ++r) std::memcpy(t.c + r * t.c_stride, copy[r], bytes);
-}
 
 struct Product {
   const LinearParams& p;

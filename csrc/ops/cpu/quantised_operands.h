@@ -37,7 +37,10 @@ VecU operand(const typename Codes::Block& block, int group, int o, int v) {
     if constexpr (kQuads) return word;
     return (VecU)((o % 2 == 0 ? (VecS)word << 8 : (VecS)word) >> 8);
   } else {
-    VecU codes = (word >> (4 * (o % kEach))) & (kQuads ? 0x0f0f0f0fu : 0x000f000fu);
+    // The upper half of each byte by one shift, where bytes are multiplied.
+    VecU codes = kQuads && o % kEach == 1
+                     ? (VecU)((VecO)word >> 4)
+                     : (word >> (4 * (o % kEach))) & (kQuads ? 0x0f0f0f0fu : 0x000f000fu);
     if constexpr (Codes::kHighBits > 0) codes |= high_bits<Codes>(block, group, o / kEach * 8 + o % kEach, v);
     if constexpr (Codes::kLeast == 0) return codes;
     if constexpr (kQuads) return (VecU)((VecB)codes + static_cast<int8_t>(Codes::kLeast));
