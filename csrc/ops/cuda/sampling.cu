@@ -408,8 +408,9 @@ __device__ bool is_staged(const SampleParams& p, int64_t item) {
 // rows costs a look at each. Runs after stream_kernel: a row that did not need staging does not need it one
 // token later either, but the last token that is held back moves a row from here to there. The rest of its
 // run stays here, where the same token is chosen. `early`: as above; stream_kernel changes no row of these.
-template <class T, bool kRuns>
-__global__ void __launch_bounds__(kRowThreads, 2) stage_kernel(const SampleParams p, bool early) {
+// kFew: a multiprocessor has one CTA, which may have all registers.
+template <class T, bool kRuns, bool kFew>
+__global__ void __launch_bounds__(kRowThreads, kFew ? 1 : 2) stage_kernel(const SampleParams p, bool early) {
   extern __shared__ float4 slice[];
   __shared__ ClusterShared shared;
   __shared__ RowMemory memory;
@@ -455,10 +456,11 @@ unsigned most_ranks(Kernel kernel) {
   return clusters_at_once(kernel, shape_of(1, kMostRanks, 0)) > 0 ? kMostRanks : kClusterSize;
 }
 
+constexpr int64_t kMultiprocessors = 132;
+
 template <class T, bool kMasked, bool kRuns>
 void launch_streaming(const SampleParams& p, bool early, Stream stream) {
   // About a CTA for each of the device's multiprocessors, however many rows there are.
-  constexpr int64_t kMultiprocessors = 132;
   const auto kernel = stream_kernel<T, kMasked, kRuns>;
   static const unsigned most = most_ranks(kernel);
   unsigned size = most;
@@ -472,10 +474,11 @@ void launch_sampling(const SampleParams& p, Stream stream) {
   p.masks ? launch_streaming<T, true, kRuns>(p, early, stream)
           : launch_streaming<T, false, kRuns>(p, early, stream);
   constexpr int64_t kStagedClusters = 32;
+  const auto kernel =
+      p.num * kClusterSize <= kMultiprocessors ? stage_kernel<T, kRuns, true> : stage_kernel<T, kRuns, false>;
   const size_t slice_bytes = slice_size(static_cast<int>(p.vocab_size), kClusterSize) * sizeof(float);
-  launch(stage_kernel<T, kRuns>,
-         shape_of(static_cast<unsigned>(std::min(p.num, kStagedClusters)), kClusterSize, slice_bytes), stream,
-         p, early);
+  const auto clusters = static_cast<unsigned>(std::min(p.num, kStagedClusters));
+  launch(kernel, shape_of(clusters, kClusterSize, slice_bytes), stream, p, early);
 }
 
 }  // namespace
