@@ -206,7 +206,8 @@ class CudaSampler:
 
         rows and positions int32 [N] are on the device; row -1 is skipped (token 0, not bad). Bad: NaN or +inf in the
         logits, nothing left to sample, or a closed row; the token is 0 and the row stays as it was. masks int32
-        [N, ceil(V / 32)] are on the device: tokens whose bit is not set are not sampled. Flush first.
+        [N, ceil(V / 32)] are on the device: tokens whose bit is not set are not sampled. Flush first. Where a graph is
+        captured, nothing in it may change the rows, their numbers or `told` before: they are read early.
 
         With drafts int32 [N] a row may be there several times, in a run: a sample that is not what was drafted to
         follow, or is bad, is the last of its row, and the tokens behind it in the run are 0 and not bad.
