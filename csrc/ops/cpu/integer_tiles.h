@@ -204,21 +204,10 @@ void multiply_groups(const IntegerTile& t, Weights weights) {
   });
 }
 
-// The last panel, of fewer than 16 columns: the same tile on a copy.
+// The last panel, of fewer than 16 columns.
 template <int R, class Weights>
 void multiply_last(const IntegerTile& t, int64_t columns, Weights weights) {
-  float copy[R][kPanelWidth] = {};
-  float bias[kPanelWidth] = {};
-  const size_t bytes = columns * sizeof(float);
-  if (t.resumes)
-    for (int r = 0; r < R; ++r) std::memcpy(copy[r], t.c + r * t.c_stride, bytes);
-  if (t.bias) std::memcpy(bias, t.bias, bytes);
-  IntegerTile edge = t;
-  edge.bias = t.bias ? bias : nullptr;
-  edge.c = copy[0];
-  edge.c_stride = kPanelWidth;
-  multiply_groups<R, 1>(edge, weights);
-  for (int r = 0; r < R; ++r) std::memcpy(t.c + r * t.c_stride, copy[r], bytes);
+  multiply_edge<R>(t, columns, [&](const IntegerTile& edge) { multiply_groups<R, 1>(edge, weights); });
 }
 
 }  // namespace

@@ -159,15 +159,15 @@ void multiply_tile(const TileOperands& t, Panel panel, Ahead ahead) {
 }
 
 // The last panel, of fewer than 16 columns: the same tile on a copy. f(operands) multiplies it.
-template <int R, class F>
-void multiply_edge(const TileOperands& t, int64_t columns, F f) {
+template <int R, class Operands, class F>
+void multiply_edge(const Operands& t, int64_t columns, F f) {
   float copy[R][kPanelWidth] = {};
   float bias_copy[kPanelWidth] = {};
   const size_t bytes = columns * sizeof(float);
   if (t.resumes)
     for (int r = 0; r < R; ++r) std::memcpy(copy[r], t.c + r * t.c_stride, bytes);
   if (t.bias) std::memcpy(bias_copy, t.bias, bytes);
-  TileOperands edge = t;
+  Operands edge = t;
   edge.bias = t.bias ? bias_copy : nullptr;
   edge.c = copy[0];
   edge.c_stride = kPanelWidth;

@@ -456,14 +456,14 @@ unsigned most_ranks(Kernel kernel) {
   return clusters_at_once(kernel, shape_of(1, kMostRanks, 0)) > 0 ? kMostRanks : kClusterSize;
 }
 
+// Of the device that clusters are sized for.
 constexpr int64_t kMultiprocessors = 132;
 
 template <class T, bool kMasked, bool kRuns>
 void launch_streaming(const SampleParams& p, bool early, Stream stream) {
-  // About a CTA for each of the device's multiprocessors, however many rows there are.
   const auto kernel = stream_kernel<T, kMasked, kRuns>;
   static const unsigned most = most_ranks(kernel);
-  unsigned size = most;
+  unsigned size = most;  // about a CTA for each multiprocessor, however many rows there are
   while (size > 1 && p.num * size > kMultiprocessors) size /= 2;
   launch(kernel, shape_of(static_cast<unsigned>(p.num), size, 0), stream, p, early);
 }

@@ -15,7 +15,7 @@
 namespace bequest::cuda {
 
 inline constexpr int kClusterSize = 8;  // of rows that are staged
-inline constexpr int kMostRanks = 16;   // of a cluster; of others chips may have less
+inline constexpr int kMostRanks = 16;   // of rows that stream; some chips have room for 8
 inline constexpr int kRowThreads = 512;
 inline constexpr int kRowWarps = kRowThreads / kWarp;
 inline constexpr int kUnit = 8;           // tokens that a thread handles at once: two philox blocks
