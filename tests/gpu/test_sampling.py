@@ -156,7 +156,7 @@ def random_spec(row: int, vocab: int, chance: random.Random) -> RowSpec:
     return spec(row, seed=chance.getrandbits(64), choice=chance.randrange(4), prompt=prompt, **fields)
 
 
-@pytest.mark.parametrize("at_once", [len(FEATURES), 8])  # in two launches, and in one
+@pytest.mark.parametrize("at_once", [len(FEATURES), 8])  # with a kernel for filters alone, and without
 def test_features(at_once: int) -> None:
     """Eight steps, so that histories matter."""
     features = iter(FEATURES.values())
@@ -250,6 +250,40 @@ def test_a_row_does_not_depend_on_the_batch() -> None:
         alone, _ = open_both(specs, 5000)
         token, _ = alone.sample(logits[row : row + 1], int32(row), int32(9))
         assert token[0] == together[row]
+
+
+@pytest.mark.parametrize("kind", ["normal", "peaked", "rounded", "flat"])
+def test_rows_are_the_same_however_many_there_are(kind: str) -> None:
+    """Few rows are held by eight blocks each, of many each has one: the same tokens, beside greedy rows, too."""
+    vocab, num = 20011, 300
+    chance = random.Random(kind)
+    filters = (
+        {"top_p": 0.9},
+        {"top_k": 50},
+        {"top_k": 40, "top_p": 0.8},
+        {"min_p": 0.05},
+        {"top_k": 2000, "top_p": 0.7},
+    )
+    others = ({"temperature": 0.0}, {}, {"top_p": 0.9, "repetition_penalty": 1.1}, {"top_p": 0.99, "min_p": 0.001})
+    specs = [
+        spec(row, seed=row, **{"temperature": chance.choice([0.3, 0.7, 1.0, 2.0]), **chance.choice(filters + others)})
+        for row in range(num)
+    ]
+    logits = make_logits(num, vocab, spread={"flat": 0.01}.get(kind, 2.0))
+    if kind == "peaked":
+        logits[:, torch.randperm(vocab, generator=torch.Generator().manual_seed(1))[:40]] += 9
+    elif kind == "rounded":
+        logits = logits.round()
+    expected = []
+    for size in (num, 1, 8, 17, 40, 100):
+        sampler, _ = open_both(specs, vocab)
+        tokens: list[int] = []
+        for first in range(0, num if size > 1 else 40, size):
+            rows = torch.arange(first, min(num, first + size), dtype=torch.int32, device=DEVICE)
+            tokens += sampler.sample(logits[first : first + size].to(DEVICE), rows, rows)[0].tolist()
+        expected = expected or tokens
+        assert tokens == expected[: len(tokens)]
+    assert compare(specs, vocab, steps=1) <= 1
 
 
 @pytest.mark.parametrize(

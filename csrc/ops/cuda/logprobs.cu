@@ -29,9 +29,9 @@ __device__ void write_top(RowCluster& row, const LogprobParams& p, int64_t item,
   const int vocab = static_cast<int>(p.vocab_size);
   if (range.masked) range.min = -INFINITY;  // masked tokens may be needed to make up the number
   const RowCutoff all = RowCutoff::all(vocab);
-  const auto target = static_cast<double>(p.top);
-  if (CutoffSearch<false>(row, range, 1.0f, all, target).try_sort_head(vocab) < 0) {
-    const RowCutoff kept = CutoffSearch<false>(row, range, 1.0f, all, target).run(vocab);
+  const auto target = static_cast<int>(p.top);
+  if (CutoffSearch(row, range, all, target).try_sort_head(vocab) < 0) {
+    const RowCutoff kept = CutoffSearch(row, range, all, target).run(vocab);
     const int n = collect(row, kept, -INFINITY, INFINITY);
     if (row.leads()) sort_descending(row.shared().sorted, n);
   }

@@ -103,8 +103,9 @@ struct SampleParams {
   const HostTokens* told;  // on the device: get what tokens and bad get; null: nobody does
 };
 
-// Two launches, whatever the rows' mixture. In a graph they read rows, row_ids and told as these were when it
-// began, unless they guess: nothing in it may change them before. Throws on a vocabulary above 416,000.
+// Two launches for up to 15 rows and three for more, whatever the rows' mixture. In a graph they read rows,
+// row_ids and told as these were when it began, unless they guess: nothing in it may change them before.
+// Throws on a vocabulary above 416,000.
 void sample(const SampleParams& p, Stream stream);
 
 }  // namespace bequest::cuda

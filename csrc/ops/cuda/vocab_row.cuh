@@ -110,7 +110,13 @@ class RowCluster {
   __device__ int end() const { return end_; }
   __device__ unsigned units() const { return units_; }
   __device__ ClusterShared& shared() { return shared_; }
-  __device__ void sync() { cluster_.sync(); }
+  __device__ void sync() {
+    if (size_ > 1) {
+      cluster_.sync();
+    } else {
+      __syncthreads();
+    }
+  }
 
   // The logit of a token of this slice; null for others.
   __device__ float* find(int id) { return id >= begin_ && id < end_ ? slice_ + (id - begin_) : nullptr; }
@@ -129,6 +135,37 @@ class RowCluster {
 #pragma unroll
       for (int i = 0; i < kUnit; ++i) x[i] = first + i < end_ ? widen(row[first + i]) : -INFINITY;
     }
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) x[i] = __fadd_rn(x[i], 0.0f);
+  }
+  template <class T>
+  struct PackedUnit {
+    Packed<T, kVectorWidth<T>> part[kUnit / kVectorWidth<T>];
+  };
+  template <class T>
+  __device__ __forceinline__ PackedUnit<T> load_packed_unit(const T* row, bool aligned, int unit) const {
+    constexpr int kWide = kVectorWidth<T>;
+    const int first = begin_ + unit * kUnit;
+    PackedUnit<T> packed;
+#pragma unroll
+    for (int part = 0; part < kUnit / kWide; ++part) {
+      const int at = first + part * kWide;
+      if (aligned && first + kUnit <= end_) {
+        packed.part[part] = load_packed<T, kWide>(row + at);
+      } else {
+        float x[kWide];
+        for (int i = 0; i < kWide; ++i) x[i] = at + i < end_ ? widen(row[at + i]) : -INFINITY;
+        packed.part[part] = pack<T, kWide>(x);
+      }
+    }
+    return packed;
+  }
+  template <class T>
+  static __device__ __forceinline__ void unpack_unit(const PackedUnit<T>& packed, float (&x)[kUnit]) {
+    constexpr int kWide = kVectorWidth<T>;
+#pragma unroll
+    for (int part = 0; part < kUnit / kWide; ++part)
+      unpack<T, kWide>(packed.part[part], reinterpret_cast<float (&)[kWide]>(x[part * kWide]));
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) x[i] = __fadd_rn(x[i], 0.0f);
   }
@@ -170,6 +207,28 @@ class RowCluster {
       }
     }
   }
+  // The same, with units that wait as memory has them. kBackward: from the last unit to the first, so that a
+  // pass behind another one begins with what the L2 still has.
+  template <int kLoads, bool kBackward, class T, class F, class G>
+  __device__ __forceinline__ void for_each_packed(const T* row, bool aligned, F&& f, G&& after_unit) const {
+    const auto unit = [&](unsigned i) { return static_cast<int>(kBackward ? units_ - 1 - i : i); };
+    for (unsigned base = threadIdx.x; base - threadIdx.x < units_; base += kLoads * kRowThreads) {
+      PackedUnit<T> packed[kLoads];
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i)
+        if (base + i * kRowThreads < units_)
+          packed[i] = load_packed_unit(row, aligned, unit(base + i * kRowThreads));
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        if (base + i * kRowThreads < units_) {
+          float x[kUnit];
+          unpack_unit(packed[i], x);
+          f(x, unit(base + i * kRowThreads));
+        }
+        after_unit();
+      }
+    }
+  }
   // f(x [kUnit], id of the first) over this thread's part of the slice.
   template <class F>
   __device__ __forceinline__ void for_each_unit(F&& f) const {
@@ -198,7 +257,7 @@ class RowCluster {
       for (int warp = 1; warp < kRowWarps; ++warp) sum = op(sum, parts[warp][threadIdx.x]);
       block[turn_][threadIdx.x] = sum;
     }
-    cluster_.sync();
+    sync();
     if (threadIdx.x < K) {
       // All are asked for at once: each takes a trip across the cluster.
       V parts_of_ranks[kClusterSize];
@@ -234,7 +293,7 @@ class RowCluster {
         if (lane == 0) *cluster_.map_shared_rank(&shared_.largest[rank()][k], 0) = v[k];
       }
     }
-    cluster_.sync();
+    sync();
     if (!leads()) return;
 #pragma unroll
     for (int k = 0; k < 2; ++k)

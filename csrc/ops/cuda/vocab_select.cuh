@@ -1,5 +1,5 @@
-// Where the best tokens of a row end: the smallest set of largest logits (equal ones by lower id) that
-// reaches a count (top-k) or a mass (top-p), found without sorting the row.
+// Where the best tokens of a row in shared memory end: so many of the largest logits (equal ones by lower
+// id), found without sorting the row.
 //
 // A bracket of values is narrowed: one pass measures kLevels values inside it and keeps the part in which the
 // target is reached. Levels are spaced evenly by value and, in every second pass, by the integers that floats
@@ -82,16 +82,11 @@ __device__ inline int collect(RowCluster& row, RowCutoff kept, float lower, floa
   return min(static_cast<int>(*count), kSortable);
 }
 
-template <bool kMass>
 class CutoffSearch {
  public:
-  // `kept`: what earlier filters left. `range` of the row; `target`: a count, or a mass in units of the
-  // largest token's weight.
-  __device__ CutoffSearch(RowCluster& row, const RowRange& range, float inverse_temperature, RowCutoff kept,
-                          double target)
+  // For the `target` best of what `kept` keeps. `range` of the row
+  __device__ CutoffSearch(RowCluster& row, const RowRange& range, RowCutoff kept, int target)
       : row_(row),
-        max_(range.max),
-        inverse_temperature_(inverse_temperature),
         kept_(kept),
         target_(target),
         lower_(fmaxf(kept.value, range.min)),
@@ -123,7 +118,6 @@ class CutoffSearch {
   __device__ bool all_equal() const { return ordered(upper_) - ordered(lower_) <= 1; }
 
   struct Measure {
-    float mass[kLevels] = {};
     uint32_t count[kLevels] = {};
   };
 
@@ -146,13 +140,8 @@ class CutoffSearch {
 #pragma unroll
       for (int i = 0; i < kUnit; ++i) {
         if (!(x[i] >= lower_ && x[i] < upper_ && kept_.keeps(x[i], first + i))) continue;
-        const float weight = kMass ? weight_of(x[i], max_, inverse_temperature_) : 0.0f;
 #pragma unroll
-        for (int l = 0; l < kLevels; ++l) {
-          if (x[i] < level[l]) continue;
-          ++mine.count[l];
-          if constexpr (kMass) mine.mass[l] += weight;
-        }
+        for (int l = 0; l < kLevels; ++l) mine.count[l] += x[i] >= level[l];
       }
     });
     return mine;
@@ -163,28 +152,22 @@ class CutoffSearch {
     float level[kLevels];
     place_levels(by_value, level);
     const Measure mine = measure(level);
-    double sums[2 * kLevels];  // masses above each level, then counts
+    uint64_t sums[kLevels];
 #pragma unroll
-    for (int l = 0; l < kLevels; ++l) {
-      sums[l] = kMass ? warp_sum(mine.mass[l]) : 0.0f;
-      sums[kLevels + l] = __reduce_add_sync(kAllLanes, mine.count[l]);
-    }
-    row_.combine(sums, [](double a, double b) { return a + b; });
-    double mass_before = 0;
-    double count_before = 0;
+    for (int l = 0; l < kLevels; ++l) sums[l] = __reduce_add_sync(kAllLanes, mine.count[l]);
+    row_.combine(sums, [](uint64_t a, uint64_t b) { return a + b; });
+    int before = 0;
     int count = 0;
 #pragma unroll
     for (int l = 0; l < kLevels; ++l) {
-      const double reached = kMass ? mass_above_ + sums[l] : count_above_ + sums[kLevels + l];
-      count = static_cast<int>(sums[kLevels + l] - count_before);
+      const int reached = static_cast<int>(sums[l]);
+      count = reached - before;
       lower_ = level[l];
-      if (reached >= target_ || l == kLevels - 1) break;
+      if (count_above_ + reached >= target_ || l == kLevels - 1) break;
       upper_ = level[l];
-      mass_before = sums[l];
-      count_before = sums[kLevels + l];
+      before = reached;
     }
-    mass_above_ += mass_before;
-    count_above_ += count_before;
+    count_above_ += before;
     return count;
   }
 
@@ -194,9 +177,8 @@ class CutoffSearch {
     const int n = collect(row_, kept_, lower_, upper_);
     if (row_.leads()) {
       sort_descending(shared.sorted, n);
-      find_crossing(n);
       if (threadIdx.x == 0) {
-        const int last = min(shared.crossing, n - 1);
+        const int last = min(max(target_ - count_above_, 1), n) - 1;
         shared.cutoff =
             n > 0 ? RowCutoff{ranked_value(shared.sorted[last]), ranked_id(shared.sorted[last])} : kept_;
       }
@@ -205,35 +187,10 @@ class CutoffSearch {
     return *row_.of_rank(&shared.cutoff, 0);
   }
 
-  // The first index at which the target is reached; INT_MAX where rounding leaves it just out of reach.
-  __device__ void find_crossing(int n) {
-    ClusterShared& shared = row_.shared();
-    if (threadIdx.x == 0) shared.crossing = INT_MAX;  // the scan below has a barrier
-    constexpr int kEach = kSortable / kRowThreads;
-    const int first = threadIdx.x * kEach;
-    const auto weight = [&](int i) -> double {
-      if (i >= n) return 0;
-      return kMass ? weight_of(ranked_value(shared.sorted[i]), max_, inverse_temperature_) : 1.0f;
-    };
-    double mine = 0;
-    for (int i = 0; i < kEach; ++i) mine += weight(first + i);
-    double sum = block_exclusive_sum(mine, reinterpret_cast<double*>(shared.warp_part)) +
-                 (kMass ? mass_above_ : count_above_);
-    for (int i = first; i < min(first + kEach, n); ++i) {
-      sum += weight(i);
-      if (sum < target_) continue;
-      atomicMin(&shared.crossing, i);
-      break;
-    }
-    __syncthreads();
-  }
-
   // Too many tokens have the value `lower_`: the lowest ids among them, as many as are needed.
   __device__ RowCutoff last_of_equals(int count) {
-    const double each = kMass ? weight_of(lower_, max_, inverse_temperature_) : 1.0;
-    const double missing = ceil((target_ - (kMass ? mass_above_ : count_above_)) / each);
-    if (!(missing < count)) return {lower_, kept_.value == lower_ ? kept_.last_id : INT_MAX};
-    const int needed = max(1, static_cast<int>(missing));
+    const int needed = max(1, target_ - count_above_);
+    if (needed >= count) return {lower_, kept_.value == lower_ ? kept_.last_id : INT_MAX};
 
     ClusterShared& shared = row_.shared();
     const int size = row_.end() - row_.begin();
@@ -259,14 +216,11 @@ class CutoffSearch {
   }
 
   RowCluster& row_;
-  const float max_;
-  const float inverse_temperature_;
   const RowCutoff kept_;
-  const double target_;
+  const int target_;
   float lower_;  // the cutoff's value is in [lower, upper)
   float upper_;
-  double mass_above_ = 0;  // of x >= upper
-  double count_above_ = 0;
+  int count_above_ = 0;  // of x >= upper
 };
 
 }  // namespace bequest::cuda
