@@ -12,7 +12,8 @@
 # make wheel   builds wheels into dist/: for the CPU, for CUDA where nvcc is installed (dist/cuda), the embedded model
 # make format  formats Python and C++
 
-PYTHON ?= python3
+# What the environment is built with, where there is none yet. packaging/interpreter.py says why not just any python3.
+PYTHON ?= $$(python3 packaging/interpreter.py || echo python3)
 VENV   ?= .venv
 PORT   ?= 8000
 MODEL  ?=
