@@ -1,9 +1,9 @@
 """Several processes for the tests: `pytest -p tests.workers --workers 4`, as `make test` has it.
 
 The process that the user starts lists the files. Its forks, the workers, each take a file, collect it, run its tests
-and take the next one. So a file is imported only where its tests run. Neighbours go to one worker, which makes what
-they share once. A worker whose part of the files is done takes files from the end of another part. When no file is left
-it takes tests from the end of another worker's file.
+and take the next one. So a file is imported only where its tests run, and large libraries before the forks. Neighbours
+go to one worker, which makes what they share once. A worker whose part of the files is done takes files from the end of
+another part. When no file is left it takes tests from the end of another worker's file.
 
 Workers send the reports of calls, and all reports of what failed or was skipped. A set-up or tear-down that passed is
 not reported: that would be two thirds of all reports.
@@ -12,6 +12,7 @@ not reported: that would be two thirds of all reports.
 from __future__ import annotations
 
 import gc
+import importlib
 import multiprocessing
 import os
 import sys
@@ -25,6 +26,9 @@ from typing import Any
 import pytest
 
 _FORK = multiprocessing.get_context("fork")
+# Seconds of imports, which every worker would spend sooner or later, where there are files for all of them.
+_PRELOADED = ("tests.preloaded", "peft", "anthropic", "ollama", "av")
+_MANY = 100  # files
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -132,6 +136,9 @@ class _Controller:
         """Names and marks are asked for when a worker has collected a file, and not of the file."""
         files = [item for item in items if isinstance(item, _File)]
         items[:] = [item for item in items if not isinstance(item, _File)]
+        if len(files) >= _MANY:
+            for library in _PRELOADED:
+                importlib.import_module(library)
         yield
         items.extend(files)
 
