@@ -35,22 +35,30 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Costs:
+    """Of one process, and of a worker that is a fork of it: whose seconds begin at nought."""
+
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = folder / f"{os.getpid()}.jsonl"
-        self._file.write_text("")
+        self._folder = folder
+        self._pid = 0
+        self._counted = 0.0
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
-        begin = cpu_seconds()
+        if self._pid != os.getpid():
+            self._pid, self._counted = os.getpid(), 0.0
+            (self._folder / f"{self._pid}.jsonl").write_text("")
+        self._count("(imports and collection)")
         result = yield
-        with self._file.open("a") as file:
-            file.write(json.dumps([item.nodeid, cpu_seconds() - begin]) + "\n")
+        self._count(item.nodeid)
         return result
 
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        with self._file.open("a") as file:
-            file.write(json.dumps(["(imports and collection)", time.process_time()]) + "\n")
+    def _count(self, what: str) -> None:
+        """All seconds since those before are its."""
+        seconds = cpu_seconds()
+        with (self._folder / f"{self._pid}.jsonl").open("a") as file:
+            file.write(json.dumps([what, seconds - self._counted]) + "\n")
+        self._counted = seconds
 
 
 def cpu_seconds() -> float:

@@ -22,19 +22,6 @@ settings.register_profile("ci", settings.get_profile("by hand"), derandomize=Tru
 settings.load_profile("ci" if os.environ.get("CI") else "by hand")
 
 
-def _take_cores() -> None:
-    """Each of several workers keeps to its share of the cores, on most machines to one. What it waits for runs there,
-    too: threads that hand a step to each other need not wake another core, and an engine takes no kernel thread for
-    each core of the machine, which would spin beside those of the other workers. Tests of several threads ask for
-    them."""
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
-    if worker.startswith("gw") and hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-        os.sched_setaffinity(0, cores[int(worker[2:]) % len(cores) :: workers])
-
-
-_take_cores()
 gc.disable()  # what is collected stays: there is nothing to find among it
 
 
@@ -44,7 +31,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
     gc.enable()
-    # Fifty loggers of torch keep to themselves; pytest would hand its own handlers to each of them, six times a test.
+
+
+def pytest_collection_modifyitems() -> None:
+    """Fifty loggers of torch keep to themselves; pytest would hand its own handlers to each of them, six times a test.
+    A worker asks again for each file, which may have imported torch."""
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger):
             logger.propagate = True
