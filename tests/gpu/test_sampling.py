@@ -257,16 +257,19 @@ def test_rows_are_the_same_however_many_there_are(kind: str) -> None:
     """Few rows are held by eight blocks each, of many each has one: the same tokens, beside greedy rows, too."""
     vocab, num = 20011, 300
     chance = random.Random(kind)
-    filters = (
+    kinds: list[dict[str, Any]] = [
         {"top_p": 0.9},
         {"top_k": 50},
         {"top_k": 40, "top_p": 0.8},
         {"min_p": 0.05},
         {"top_k": 2000, "top_p": 0.7},
-    )
-    others = ({"temperature": 0.0}, {}, {"top_p": 0.9, "repetition_penalty": 1.1}, {"top_p": 0.99, "min_p": 0.001})
+        {"top_p": 0.99, "min_p": 0.001},
+        {"top_p": 0.9, "repetition_penalty": 1.1},
+        {"temperature": 0.0},
+        {},
+    ]
     specs = [
-        spec(row, seed=row, **{"temperature": chance.choice([0.3, 0.7, 1.0, 2.0]), **chance.choice(filters + others)})
+        spec(row, seed=row, **{"temperature": chance.choice([0.3, 0.7, 1.0, 2.0]), **chance.choice(kinds)})
         for row in range(num)
     ]
     logits = make_logits(num, vocab, spread={"flat": 0.01}.get(kind, 2.0))
@@ -274,7 +277,7 @@ def test_rows_are_the_same_however_many_there_are(kind: str) -> None:
         logits[:, torch.randperm(vocab, generator=torch.Generator().manual_seed(1))[:40]] += 9
     elif kind == "rounded":
         logits = logits.round()
-    expected = []
+    expected: list[int] = []
     for size in (num, 1, 8, 17, 40, 100):
         sampler, _ = open_both(specs, vocab)
         tokens: list[int] = []
