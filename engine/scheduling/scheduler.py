@@ -62,6 +62,7 @@ class Scheduler:
         drafter: Drafter | None = None,
     ) -> None:
         self.limits = limits
+        self.max_num_seqs, self.follows_beams = limits.max_num_seqs, limits.follows_beams
         self.cache = cache
         self.retention = retention
         self.eos_token_ids = eos_token_ids
@@ -90,10 +91,6 @@ class Scheduler:
     @property
     def pool(self) -> BlockPool:
         return self.cache.pool
-
-    @property
-    def max_num_seqs(self) -> int:
-        return self.limits.max_num_seqs
 
     @property
     def states(self) -> States:
