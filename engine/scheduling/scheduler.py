@@ -153,13 +153,15 @@ class Scheduler:
         self.cache.check_only_leases()
         self.rows.check_all_free()
 
-    def plan(self, now: float, behind: bool = False, yielding: int = 0) -> Launch | None:
-        """The next step; None: nothing can move. `behind`: it will wait for one; `yielding`: it may pass so many."""
+    def plan(self, now: float, behind: bool = False, yielding: int = 0, busy: bool = False) -> Launch | None:
+        """The next step; None: nothing can move. `behind`: it will wait for one; `yielding`: it may pass so many;
+        `busy`: requests may be on their way."""
         if not self._in_order:
             self._running = dict.fromkeys(sorted(self._running, key=attrgetter("urgency")))
             self._in_order = True
         ready = ready_of(self._running)
-        if behind and gathers(self.limits.beams_of_step, self._running, self.waiting, self.extractions.waiting):
+        several = self._running, self.waiting, self.extractions.waiting
+        if behind and gathers(self.limits.beams_of_step, *several, busy=busy):
             return None  # they go on together
         if not ready and not self.num_waiting and not self.images.planned:
             return None  # all there is has been launched: whoever plans ahead asks once more than there are steps

@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from bequest.engine.state.sequence import Sequence, Status
 
 
-def gathers(max_beams: int, *several: Iterable[Sequence]) -> bool:
+def gathers(max_beams: int, *several: Iterable[Sequence], busy: bool = False) -> bool:
     """Whether nothing is planned behind the step that runs: of all that run and wait, `several`, each is a search, and
-    they have no more beams than one step may. Where all of them could go on behind it (engine/work/search.py), they are
-    together as they are."""
-    left, together = max_beams, True
+    they have no more beams than one step may. Where all of them could go on behind it (engine/work/beams_ahead.py), and
+    no other is on its way (`busy`: that may be), they are together as they are."""
+    left, together = max_beams, not busy
     for sequences in several:
         for sequence in sequences:
             kind = sequence.group.kind
