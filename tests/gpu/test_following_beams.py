@@ -142,7 +142,7 @@ def test_they_are_those_of_the_host(seed: int, per_beam: int) -> None:
 def test_searches_have_the_answers_of_the_plain_loop(eager: bool, tiny_model: Callable[[str], Path]) -> None:
     """The plain loop launches nothing behind a step."""
     kinds = [
-        SamplingParams(max_tokens=count, n=2, temperature=0, beams=BeamParams(width), ignore_eos=count < 5)
+        SamplingParams(max_tokens=count, n=min(2, width), temperature=0, beams=BeamParams(width), ignore_eos=count < 5)
         for width, count in [(8, 3), (1, 4), (32, 3), (5, 9), (100, 2)]
     ]
     asked = [(prompt, params) for params in kinds for prompt in prompts()[:4]]
