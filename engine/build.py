@@ -243,8 +243,9 @@ def _limits(config: EngineConfig, prepared: Prepared, tuning: Tuning) -> Schedul
 def _follows_beams(prepared: Prepared) -> bool:
     """A GPU would idle between two steps of a search. On a CPU a step that is launched in vain costs more than the gap.
     States of recurrent layers are not copied as blocks are, and who drafts reads the tokens of a plan."""
-    on_gpu = prepared.weights is not None
-    return on_gpu and prepared.info.drafts is None and prepared.states is None
+    on_gpu, costs = prepared.weights is not None, prepared.info.drafts
+    drafts_itself = costs is not None and costs.model is not None
+    return on_gpu and not drafts_itself and prepared.states is None
 
 
 def _turns_images(prepared: Prepared) -> bool:

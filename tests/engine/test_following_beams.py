@@ -8,13 +8,16 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from bequest.engine import build
 from bequest.engine.config import EngineConfig
 from bequest.engine.errors import InternalError
-from bequest.engine.types import Retain, SamplingParams
+from bequest.engine.types import ModelInfo, Retain, SamplingParams
+from bequest.engine.types.recurrent import StateSizes
+from bequest.engine.types.speculation import ON_GPU, ModelDrafts
 from tests.engine.harness import EOS, Setup, ask, ask_all, request, running, until
 from tests.engine.paged_fake import BEAM_VOCAB, expected_tokens
 from tests.engine.test_beam_groups import beam_params, beams_of, check
@@ -136,6 +139,17 @@ async def test_nan_fails_the_search_alone() -> None:
             await ask(engine, beams_of([3, 777], beam_params(4, 5)))
         await check(engine, beams_of([3, 4], beam_params(4, 5)))
         assert runner.num_followed
+
+
+def test_who_follows() -> None:
+    """A device that checks drafts has costs of that, whoever guesses."""
+    info = ModelInfo("m", "m", 100, 100, (), "bfloat16", 0, drafts=ON_GPU)
+    sizes, model = StateSizes(num_slots=4, num_lease_slots=4, interval=64), ModelDrafts(method="model", costs=ON_GPU)
+    cases = [(object(), None, None, True), (None, None, None, False), (object(), sizes, None, False)]
+    for weights, states, drafter, follows in [*cases, (object(), None, model, False)]:
+        costs = replace(ON_GPU, model=drafter)
+        prepared = SimpleNamespace(weights=weights, states=states, info=replace(info, drafts=costs))
+        assert build._follows_beams(prepared) == follows  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])

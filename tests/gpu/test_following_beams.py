@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from msgspec import structs
 
+from bequest.engine.kernels import cuda_beams
 from bequest.engine.runner.catalogues import PlacedCatalogues
 from bequest.engine.runner.cuda_beams import CudaBeams
 from bequest.engine.runner.following import Followed
@@ -139,8 +141,17 @@ def test_they_are_those_of_the_host(seed: int, per_beam: int) -> None:
 
 
 @pytest.mark.parametrize("eager", [False, True])
-def test_searches_have_the_answers_of_the_plain_loop(eager: bool, tiny_model: Callable[[str], Path]) -> None:
-    """The plain loop launches nothing behind a step."""
+def test_searches_have_the_answers_of_the_plain_loop(
+    eager: bool, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plain loop launches nothing behind a step; the other one does."""
+    chosen, follow = [0], cuda_beams.follow_beams_at
+
+    def counted(*args: Any) -> None:
+        chosen[0] += 1
+        follow(*args)
+
+    monkeypatch.setattr(cuda_beams, "follow_beams_at", counted)
     kinds = [
         SamplingParams(max_tokens=count, n=min(2, width), temperature=0, beams=BeamParams(width), ignore_eos=count < 5)
         for width, count in [(8, 3), (1, 4), (32, 3), (5, 9), (100, 2)]
@@ -153,5 +164,7 @@ def test_searches_have_the_answers_of_the_plain_loop(eager: bool, tiny_model: Ca
             alone = [llm.generate([prompt], params, progress=False)[0] for prompt, params in asked]
             crowd = llm.generate([p for p, _ in asked], [params for _, params in asked], progress=False)
             found = [[choice.token_ids for choice in answer.choices] for answer in [*alone, *crowd]]
-            answers.append(found)
-    assert answers[0] == answers[1]
+            answers.append((found, chosen[0]))
+            chosen[0] = 0
+    assert answers[0][0] == answers[1][0]
+    assert answers[0][1] > 0 and answers[1][1] == 0
