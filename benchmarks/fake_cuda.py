@@ -109,6 +109,7 @@ def install() -> None:
         cuda_copy_bytes=_copy_bytes,
         cuda_beam_candidates=_beam_candidates,
         cuda_beam_workspace_bytes=lambda rows, slots: 64 * (rows + slots),
+        cuda_beam_follower_bytes=100,
         cuda_max_beam_rows=1024,
         cuda_prefill_blocks_per_sm=lambda head_dim, kv_dtype: 1,
         cuda_has_wide_tiles=lambda: False,
@@ -116,7 +117,7 @@ def install() -> None:
         cuda_row_update_bytes=144,
         cuda_sampler_row_bytes=128,
         **dict.fromkeys(("CudaLateCopy", "CudaSamplerRows", "CudaStep"), _Idle),
-        **dict.fromkeys(("cuda_copy_blocks", "cuda_logprobs", "cuda_publish"), _nothing),
+        **dict.fromkeys(("cuda_copy_blocks", "cuda_follow_beams", "cuda_logprobs", "cuda_publish"), _nothing),
     )
     vars(torch._C).update(
         _cuda_getCurrentRawStream=lambda device: 0,

@@ -76,6 +76,8 @@ sanitized=(
   "tests/gpu/test_delta_net.py::test_against_the_slow_reference[odd-5-dtype0]"
   "tests/gpu/test_delta_net.py::test_one_token_at_a_time_changes_no_bit[published-dtype1]"
   "tests/gpu/test_masks.py::test_rows_that_are_skipped_or_closed"
+  "tests/gpu/test_following_beams.py::test_they_are_those_of_the_host[0-1]"
+  "tests/gpu/test_following_beams.py::test_they_are_those_of_the_host[3-3]"
   "tests/gpu/test_fp8_cache.py::test_small"
 )
 sanitize() { # tool

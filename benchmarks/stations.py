@@ -158,7 +158,7 @@ def fake_loader(graph_seconds: float, token_seconds: float = 0.0) -> Callable[..
     async def load(metrics: Any) -> tuple[AsyncEngine, object]:
         sys.setswitchinterval(0.0001)
         scheduler = make_scheduler(
-            SchedulerLimits(max_num_seqs=256, max_num_batched_tokens=8192, prefix_caching=True),
+            SchedulerLimits(max_num_seqs=256, max_num_batched_tokens=8192, prefix_caching=True, follows_beams=True),
             CacheSizes(16, 4000),
             (),
         )

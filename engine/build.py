@@ -234,9 +234,18 @@ def _limits(config: EngineConfig, prepared: Prepared, tuning: Tuning) -> Schedul
         takes_embeds=config.allow_prompt_embeds,
         images_together=prepared.info.vision is not None and prepared.info.vision.together,
         prompt_pace=prepared.prompt_pace,
+        follows_beams=_follows_beams(prepared),
         draft_rows=0 if prepared.info.drafts is None else prepared.info.drafts.rows,
         tuning=tuning,
     )
+
+
+def _follows_beams(prepared: Prepared) -> bool:
+    """A GPU would idle between two steps of a search. On a CPU a step that is launched in vain costs more than the gap.
+    States of recurrent layers are not copied as blocks are, and who drafts reads the tokens of a plan."""
+    on_gpu, costs = prepared.weights is not None, prepared.info.drafts
+    drafts_itself = costs is not None and costs.model is not None
+    return on_gpu and not drafts_itself and prepared.states is None
 
 
 def _turns_images(prepared: Prepared) -> bool:

@@ -11,7 +11,8 @@ A quick step of a device that had nothing to do is not handed around: to wake tw
 time that it needs. The event loop, to which the runner is lent while nothing is launched, launches it and looks for its
 result whenever it comes around, until something else is launched. Beams wait for the results of their steps, and where
 many search, the loop is what all of them wait for: a thread that launches would take turns with it at the interpreter.
-So the loop launches a step of beams behind another one that it has launched itself.
+So the loop launches a step of beams behind another one that it has launched itself. Where it only looks for the result
+it says so: nobody comes who could join a step, and the next one can be launched.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ from bequest.engine.types.device import Change, SleepyRunner, WatchedRunner, Yie
 T = TypeVar("T")
 
 _PATIENCE = 0.02  # seconds that the event loop looks for a result before a thread waits for it
+_QUIET = 5e-5  # seconds between two looks of a loop that does nothing else
+_QUIET_LOOKS = 3  # in a row, until it is taken for quiet: a request passes it in several turns
 _LOOK = 0.002  # seconds between looks whether a thread has ended
 _LOOK_PASSING = 0.0003  # the same of a step that has passed another
 _SWITCH_SECONDS = 2e-4
@@ -123,20 +126,25 @@ class DeviceThread:
         on_result: Callable[[StepResult], None],
         on_computed: Callable[[None], None],
         on_failure: Callable[[BaseException], None],
+        on_quiet: Callable[[], None],
     ) -> None:
-        """`on_computed`: the device is done with the oldest step, whose result takes a while to read."""
+        """`on_computed`: the device is done with the oldest step, whose result takes a while to read. `on_quiet`: the
+        loop has nothing to do but to look for a result."""
         self._runner = runner
         self._loop = loop
         self._on_arrival = on_arrival
         self._on_result = on_result
         self._on_computed = on_computed
         self._on_failure = on_failure
+        self._on_quiet = on_quiet
         self._plans: Queue[_Item] = Queue()
         self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
         self._computed: queue.SimpleQueue[PendingStep | None] = queue.SimpleQueue()  # that yielded, and are to be read
         self._num_transfers = 0  # that the thread may be at, though no plan is launched
         self._watched: deque[PendingStep] = deque()  # by the event loop; nothing else is launched
         self._patient_until = 0.0
+        self._looked_at = 0.0
+        self._quiet_looks = 0  # in a row, at the oldest of them
         self._thread = threading.Thread(target=self._launch_all, name="bequest-device", daemon=True)
         self._waiter = threading.Thread(target=self._wait_all, name="bequest-results", daemon=True)
         self._reader = threading.Thread(target=self._read_all, name="bequest-states", daemon=True)
@@ -161,6 +169,11 @@ class DeviceThread:
         self._watched.append(step)
         if len(self._watched) == 1:
             self._look_soon()
+
+    @property
+    def loop_is_busy(self) -> bool:
+        """Whether the loop looks for a result and has other things to do meanwhile, as far as it can tell."""
+        return len(self._watched) > 0 and self._quiet_looks < _QUIET_LOOKS
 
     def tell(self, change: Change) -> None:
         """Behind everything launched before, and before everything launched later."""
@@ -221,6 +234,7 @@ class DeviceThread:
 
     def _look_soon(self) -> None:
         self._patient_until = self._loop.time() + _PATIENCE
+        self._quiet_looks, self._looked_at = 0, 0.0
         self._loop.call_soon(self._look, self._watched[0])
 
     def _look(self, step: PendingStep) -> None:
@@ -231,6 +245,7 @@ class DeviceThread:
             if not step.done:
                 if self._loop.time() < self._patient_until:
                     self._loop.call_soon(self._look, step)
+                    self._note_look(time.perf_counter())
                 else:
                     self._look_no_more()
                 return
@@ -243,6 +258,12 @@ class DeviceThread:
         if self._watched:
             self._look_soon()
         self._on_result(result)
+
+    def _note_look(self, now: float) -> None:
+        is_quiet, self._looked_at = now - self._looked_at < _QUIET, now
+        self._quiet_looks = self._quiet_looks + 1 if is_quiet else 0
+        if self._quiet_looks == _QUIET_LOOKS:
+            self._on_quiet()
 
     def _launch_all(self) -> None:
         try:

@@ -95,7 +95,8 @@ class AsyncEngine(Keeper):
         channel = MaskChannel(info.vocab_size)
         runner.connect(channel)
         self._masks = MaskMaker(channel)
-        self._device = DeviceThread(runner, self._loop, self._masks.take, self._on_result, self._on_computed, self._die)
+        told = self._masks.take, self._on_result, self._on_computed, self._die, self._pump
+        self._device = DeviceThread(runner, self._loop, *told)
         scheduler.wake = self._pump_soon
         scheduler.carry = lambda write: self._device.transfer(write, lambda content: None)
         self._groups: dict[str, Group] = {}
@@ -295,7 +296,7 @@ class AsyncEngine(Keeper):
             if (seconds := self.scheduler.clock.seconds_until_due(now)) > 0:
                 self._plan_later(now + seconds)
                 return
-            launch = self.scheduler.plan(now, launched.behind, launched.num_yielding)
+            launch = self.scheduler.plan(now, launched.behind, launched.num_yielding, self._device.loop_is_busy)
             if launch is None:
                 return
             idle = not launched

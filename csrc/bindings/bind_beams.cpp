@@ -10,6 +10,7 @@
 #include "ops/cpu/beam_candidates.h"
 #ifdef BEQUEST_WITH_CUDA
 #include "ops/cuda/beam_candidates.h"
+#include "ops/cuda/follow_beams.h"
 #endif
 
 namespace py = pybind11;
@@ -67,6 +68,19 @@ struct BeamStep {
   int64_t num_groups;          // G
 };
 
+#ifdef BEQUEST_WITH_CUDA
+// What beams that follow the step before read and write: ops/cuda/follow_beams.h.
+struct BeamsFollowed {
+  const cuda::BeamFollower* followers;  // [F]
+  int64_t num_followers;                // F
+  const int32_t* nodes_before;          // [R of the step before], or null
+  float* scores;                        // [R]
+  int32_t* nodes;                       // [R], or null
+  int32_t* input_ids;                   // [T]
+  int32_t* copies;                      // [C, 2]
+};
+#endif
+
 }  // namespace
 
 template <>
@@ -77,6 +91,13 @@ template <>
 inline constexpr auto fields_of<BeamOutput> =
     std::tuple(&BeamOutput::score, &BeamOutput::row, &BeamOutput::token, &BeamOutput::logprob,
                &BeamOutput::bad, &BeamOutput::columns);
+
+#ifdef BEQUEST_WITH_CUDA
+template <>
+inline constexpr auto fields_of<BeamsFollowed> = std::tuple(
+    &BeamsFollowed::followers, &BeamsFollowed::num_followers, &BeamsFollowed::nodes_before,
+    &BeamsFollowed::scores, &BeamsFollowed::nodes, &BeamsFollowed::input_ids, &BeamsFollowed::copies);
+#endif
 
 void bind_beams(py::module_& m) {
   bind_catalogue(m);
@@ -119,6 +140,22 @@ void bind_beams(py::module_& m) {
                               pointer<CUstream_st>(stream));
       },
       py::arg("logits"), py::arg("step"), py::arg("workspace"), py::arg("out"), py::arg("stream"));
+  m.attr("cuda_beam_follower_bytes") = sizeof(cuda::BeamFollower);
+  m.def(
+      "cuda_follow_beams",
+      [](const BeamOutput& before, Address groups, const BeamsFollowed& of, Address stream) {
+        cuda::follow_beams({.before = before,
+                            .nodes_before = of.nodes_before,
+                            .groups = pointer<BeamGroup>(groups),
+                            .followers = of.followers,
+                            .num_followers = of.num_followers,
+                            .scores = of.scores,
+                            .nodes = of.nodes,
+                            .input_ids = of.input_ids,
+                            .copies = of.copies},
+                           pointer<CUstream_st>(stream));
+      },
+      py::arg("before"), py::arg("groups"), py::arg("of"), py::arg("stream"));
 #endif
 }
 

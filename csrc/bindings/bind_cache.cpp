@@ -397,6 +397,21 @@ void bind_beam_tables(py::module_& m) {
             return copies ? std::optional(to_array(*copies)) : std::nullopt;
           },
           py::arg("position"))
+      .def(
+          "try_ahead",
+          [](const BeamTables& beams, int32_t width, int64_t position) -> py::object {
+            std::vector<BlockCopy> copies;
+            auto ahead = beams.try_ahead(width, position, copies);
+            if (!ahead) return py::none();
+            return py::make_tuple(std::move(*ahead), to_array(copies));
+          },
+          py::arg("width"), py::arg("position"))
+      .def(
+          "succeed",
+          [](BeamTables& beams, BeamTables& before, const Ints& tokens) {
+            beams.succeed(before, span_of(tokens));
+          },
+          py::arg("before"), py::arg("tokens"))
       .def("fork", &BeamTables::fork, py::arg("beam"))
       .def(
           "blocks", [](const BeamTables& beams, int32_t beam) { return held(beams.fork(beam).entries()); },

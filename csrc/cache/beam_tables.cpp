@@ -63,6 +63,41 @@ std::optional<std::vector<BlockCopy>> BeamTables::try_prepare_write(int64_t posi
   return copies;
 }
 
+// Whether the beams have all blocks in common, but for the one that position `begin` of their tails lies in.
+bool BeamTables::differs_only_at(int64_t begin) const {
+  if (size() == 1) return true;
+  const int64_t bs = front_.pool().block_size();
+  const int64_t shared = begin / bs * front_.num_strips();
+  const auto& first = tails_[0].entries();
+  return begin % bs != 0 && std::all_of(tails_.begin(), tails_.end(), [&](const BlockTable& tail) {
+           return std::equal(first.begin(), first.begin() + shared, tail.entries().begin());
+         });
+}
+
+std::optional<BeamTables> BeamTables::try_ahead(int32_t width, int64_t position,
+                                                std::vector<BlockCopy>& copies) const {
+  check(width >= size() && size() > 0, "beams that go on are no more than may run");
+  const int64_t begin = position - front_.capacity();
+  if (front_.pool().strips().slides() || !differs_only_at(begin)) return std::nullopt;
+  std::vector<BlockTable> tails;
+  tails.reserve(width);
+  for (int32_t beam = 0; beam < width; ++beam) tails.push_back(tails_[beam % size()].fork());
+  BeamTables ahead(front_.fork(), std::move(tails));
+  auto prepared = ahead.try_prepare_write(position);
+  if (!prepared) return std::nullopt;
+  copies = std::move(*prepared);
+  return ahead;
+}
+
+void BeamTables::succeed(BeamTables& before, std::span<const int32_t> tokens) {
+  check(tokens.size() <= tails_.size() && ended_.empty(), "more beams go on than a step has computed");
+  for (const int32_t token : tokens) check(token >= 0, "a token id is not negative");
+  while (tails_.size() > tokens.size()) tails_.pop_back();
+  tokens_.assign(tokens.begin(), tokens.end());
+  ended_.swap(before.ended_);
+  before.free();
+}
+
 int32_t BeamTables::end(std::span<const int32_t> rows) {
   const auto first = static_cast<int32_t>(ended_.size());
   for (const int32_t row : rows) check(0 <= row && row < size(), "a beam that ends is not among the beams");

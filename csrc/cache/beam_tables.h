@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "cache/block_table.h"
@@ -46,6 +47,16 @@ class BeamTables {
   // returns nullopt where the pool has too few blocks.
   std::optional<std::vector<BlockCopy>> try_prepare_write(int64_t position);
 
+  // The tables of a step whose beams the device chooses: `width` beams, of which beam i writes `position` to
+  // a block of its own as if it continued beam i % size(). `copies` gets a copy for each strip of each beam,
+  // beam by beam, or nothing where a block begins at `position`: whoever knows the parents replaces the
+  // sources. nullopt where parents would be told apart by more than these sources, or the pool has too few
+  // blocks. REQUIRES: width >= size()
+  std::optional<BeamTables> try_ahead(int32_t width, int64_t position, std::vector<BlockCopy>& copies) const;
+  // These tables, made by before.try_ahead(), take its place: it has no beams afterwards, its ended ones are
+  // here. The first tokens.size() beams run on, with these tokens. REQUIRES: none negative
+  void succeed(BeamTables& before, std::span<const int32_t> tokens);
+
   // Beams that end here share the blocks of the running ones they came from, and keep them whatever becomes
   // of those: rows[i] at place `first + i`, where `first` is returned.
   int32_t end(std::span<const int32_t> rows);
@@ -71,6 +82,9 @@ class BeamTables {
 
  private:
   struct Entries;
+  BeamTables(BlockTable front, std::vector<BlockTable> tails)
+      : front_(std::move(front)), tails_(std::move(tails)), tokens_(tails_.size()) {}
+  bool differs_only_at(int64_t begin) const;
   const BlockTable& ended_at(int32_t place) const;
 
   BlockTable front_;

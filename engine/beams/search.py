@@ -122,16 +122,23 @@ class BeamSearch:
     @property
     def may_end(self) -> bool:
         """Whether the next token may be an end token."""
-        return self.length >= self.params.min_tokens
+        return self._may_end_behind(self.length)
+
+    def _may_end_behind(self, length: int) -> bool:
+        return length >= self.params.min_tokens
 
     @property
     def forbidden(self) -> tuple[int, ...]:
         """Tokens that must not come next."""
-        tokens = set() if self.may_end else set(self.stop_token_ids)
+        return self.forbidden_behind(self.length)
+
+    def forbidden_behind(self, length: int) -> tuple[int, ...]:
+        """Tokens that must not come behind so many."""
+        tokens = set() if self._may_end_behind(length) else set(self.stop_token_ids)
         rules = self.params.rules
         if rules is not None:
             tokens.update(rules.never)
-            if self.length == (rules.opening(self.params.max_tokens) is not None):
+            if length == (rules.opening(self.params.max_tokens) is not None):
                 tokens.update(rules.not_first)
         return tuple(sorted(tokens)) if tokens else ()
 

@@ -19,6 +19,7 @@ import torch
 from bequest.engine import _C
 from bequest.engine.kernels.catalogue import RULE_DTYPE, CatalogueRule
 from bequest.engine.types import MAX_BEAM_CANDIDATES, IntArray
+from bequest.engine.types.plan import MOST_ENDS_FOLLOWED
 
 MAX_CANDIDATES = _C.max_beam_candidates
 assert MAX_CANDIDATES >= MAX_BEAM_CANDIDATES
@@ -36,6 +37,11 @@ GROUP_DTYPE = np.dtype(
     ]
 )
 assert GROUP_DTYPE.itemsize == _C.beam_group_bytes
+
+
+# csrc/ops/cuda/follow_beams.h: BeamFollower is so many int32: its numbers, then its ends.
+FOLLOWER_NUMBERS = 9
+FOLLOWER_LEN = FOLLOWER_NUMBERS + MOST_ENDS_FOLLOWED
 
 
 class BeamConstraint:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bequest.engine import _C
-from bequest.engine.kernels.beams import GROUP_DTYPE, PackedGroups
+from bequest.engine.kernels.beams import FOLLOWER_LEN, GROUP_DTYPE, PackedGroups
 from bequest.engine.kernels.cuda import logit_rows
 from bequest.engine.kernels.streams import current_stream
 
@@ -130,5 +130,35 @@ def beam_candidates_at(logits: Tensor, step: StepAddresses, memory: Tensor, out:
         (step.cumulative, step.nodes, step.group_start, step.records, step.num_groups),
         memory.data_ptr(),
         (out.score, out.row, out.token, out.logprob, out.bad, out.columns),
+        current_stream(),
+    )
+
+
+class FollowedAddresses(msgspec.Struct, frozen=True):
+    """What beams that follow the step before read and write."""
+
+    followers: int  # int32 [F, FOLLOWER_LEN]
+    num_followers: int
+    nodes_before: int  # int32 [R of the step before]; 0: no group had a catalogue
+    input_ids: int  # int32 [T]
+    copies: int  # int32 [C, 2]
+
+
+def follow_beams_at(before: CandidateAddresses, step: StepAddresses, followed: FollowedAddresses) -> None:
+    """Completes tokens, copies, scores and nodes of a step by the candidates of the one before
+    (csrc/ops/cuda/follow_beams.h)."""
+    assert _C.cuda_beam_follower_bytes == 4 * FOLLOWER_LEN
+    _C.cuda_follow_beams(
+        (before.score, before.row, before.token, before.logprob, before.bad, before.columns),
+        step.records,
+        (
+            followed.followers,
+            followed.num_followers,
+            followed.nodes_before,
+            step.cumulative,
+            step.nodes,
+            followed.input_ids,
+            followed.copies,
+        ),
         current_stream(),
     )

@@ -12,7 +12,8 @@ import torch
 from bequest.engine.kernels import cpu_beams
 from bequest.engine.kernels.beams import BeamConstraint, BeamGroup, PackedGroups, pack_groups
 from bequest.engine.runner.catalogues import PlacedCatalogues
-from bequest.engine.types import BeamCandidates, BeamSpec, FloatArray, IntArray
+from bequest.engine.runner.following import Followed
+from bequest.engine.types import BeamCandidates, BeamSpec, FloatArray, IntArray, StepPlan
 
 _MOST_CONSTRAINTS = 1024  # of recent requests, kept from step to step
 
@@ -100,6 +101,11 @@ def unpack(
 class CpuBeams:
     def __init__(self, vocab_size: int, catalogues: PlacedCatalogues) -> None:
         self._constraints = Constraints(vocab_size, torch.device("cpu"), catalogues)
+        self._followed = Followed(catalogues.child_of_each)
+
+    def fill(self, plan: StepPlan) -> StepPlan:
+        """The plan with the beams that it leaves to the device."""
+        return self._followed.fill(plan)
 
     def candidates(self, logits: torch.Tensor, specs: Sequence[BeamSpec]) -> tuple[BeamCandidates, ...]:
         """From logits [N, V] of the step's samples, the last R of which are beams'."""
@@ -107,4 +113,6 @@ class CpuBeams:
         found = cpu_beams.beam_candidates(rows, scores_of(specs), pack(specs, self._constraints), nodes_of(specs))
         score, logprob = found.score.reshape(-1), found.logprob.reshape(-1)
         row, token, bad = found.row.reshape(-1), found.token.reshape(-1), found.bad.view(np.uint8)
-        return unpack(specs, found.token.shape[1], score, row, token, logprob, bad)
+        candidates = unpack(specs, found.token.shape[1], score, row, token, logprob, bad)
+        self._followed.note(specs, candidates)
+        return candidates

@@ -11,7 +11,7 @@ from collections import OrderedDict
 import torch
 
 from bequest.engine.kernels.catalogue import CatalogueRule, PlacedCatalogue
-from bequest.engine.types import CatalogueSpec
+from bequest.engine.types import CatalogueSpec, IntArray
 from bequest.engine.types.catalogue import Catalogue
 
 _MOST_RULES = 256
@@ -43,6 +43,9 @@ class PlacedCatalogues:
                 self._rules.popitem(last=False)
         self._rules.move_to_end(key)
         return rule
+
+    def child_of_each(self, spec: CatalogueSpec, nodes: IntArray, tokens: IntArray) -> IntArray:
+        return self._registered[spec.handle].child_of_each(nodes, tokens)
 
     def is_placed(self, handle: int) -> bool:
         return handle in self._placed

@@ -108,6 +108,7 @@ class CpuRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
+        plan = self._beams.fill(plan)
         self._experts_read.zero_()
         self._move(plan.moves)
         self._sampler.update_rows(plan.rows)

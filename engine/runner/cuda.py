@@ -167,6 +167,7 @@ class CudaRunner:
                 self._masks.settle()
             is_told = plain and plan.samples.masks is None
             self._stage(plan, padded, buffers, self._results.host_tokens if is_told else NOT_TOLD)
+            self._beams.follow(plan, buffers.on_device("input_ids"), buffers.on_device("copies"))
             self._move(plan.moves, buffers)
             if plan.encoders:
                 assert self._encoders is not None

@@ -148,11 +148,12 @@ def _pairs(pairs: BlockPairs) -> IntArray:
 
 
 def _all_copies(moves: BlockMoves) -> IntArray:
+    """Those of beams first, which a `Following` counts."""
     arrays = [np.asarray(copies, np.int32) for copies in moves.copies_of_beams]
     if not moves.copies and len(arrays) == 1:
         return arrays[0]
     pairs = _pairs(moves.copies)
-    return np.concatenate([pairs, *arrays]) if arrays else pairs
+    return np.concatenate([*arrays, pairs]) if arrays else pairs
 
 
 def _samples(step: int, outcome: StepOutcome) -> StepSamples:

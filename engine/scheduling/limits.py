@@ -46,6 +46,7 @@ class SchedulerLimits:
     # of the slots that stream.
     prompt_pace: float = 2.0
     draft_rows: int = 8  # of a step that checks drafts (engine/types/speculation.py)
+    follows_beams: bool = False  # a search's next step may be launched before the result of the one that it waits for
     tuning: Tuning = DEFAULT
 
     @property

@@ -62,6 +62,7 @@ class Scheduler:
         drafter: Drafter | None = None,
     ) -> None:
         self.limits = limits
+        self.max_num_seqs, self.follows_beams = limits.max_num_seqs, limits.follows_beams
         self.cache = cache
         self.retention = retention
         self.eos_token_ids = eos_token_ids
@@ -90,10 +91,6 @@ class Scheduler:
     @property
     def pool(self) -> BlockPool:
         return self.cache.pool
-
-    @property
-    def max_num_seqs(self) -> int:
-        return self.limits.max_num_seqs
 
     @property
     def states(self) -> States:
@@ -156,13 +153,15 @@ class Scheduler:
         self.cache.check_only_leases()
         self.rows.check_all_free()
 
-    def plan(self, now: float, behind: bool = False, yielding: int = 0) -> Launch | None:
-        """The next step; None: nothing can move. `behind`: it will wait for one; `yielding`: it may pass so many."""
+    def plan(self, now: float, behind: bool = False, yielding: int = 0, busy: bool = False) -> Launch | None:
+        """The next step; None: nothing can move. `behind`: it will wait for one; `yielding`: it may pass so many;
+        `busy`: requests may be on their way."""
         if not self._in_order:
             self._running = dict.fromkeys(sorted(self._running, key=attrgetter("urgency")))
             self._in_order = True
         ready = ready_of(self._running)
-        if behind and gathers(self.limits.beams_of_step, self._running, self.waiting, self.extractions.waiting):
+        several = self._running, self.waiting, self.extractions.waiting
+        if behind and gathers(self.limits.beams_of_step, *several, busy=busy):
             return None  # they go on together
         if not ready and not self.num_waiting and not self.images.planned:
             return None  # all there is has been launched: whoever plans ahead asks once more than there are steps

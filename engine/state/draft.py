@@ -98,6 +98,10 @@ class Draft:
     def beams_left(self) -> int:
         return MAX_BEAM_WIDTH - self.num_beams
 
+    @property
+    def num_copies_of_beams(self) -> int:
+        return sum(map(len, self.copies_of_beams))
+
     def most_tokens(self, sequence: Sequence) -> int:
         most = min(sequence.num_pending, self.budget)
         return self.quota.most_tokens(sequence.group.account, most) if most > 1 else most

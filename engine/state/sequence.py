@@ -83,6 +83,10 @@ class Room(Protocol):
     def beams_left(self) -> int: ...
 
     @property
+    def num_copies_of_beams(self) -> int:
+        """Copies of blocks that groups of beams have in it."""
+
+    @property
     def empty(self) -> bool:
         """Nothing is in it yet."""
 

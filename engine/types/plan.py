@@ -27,6 +27,7 @@ NO_STATE = -1  # a sequence begins, or nobody wants the state behind a token
 NO_DRAFT = -1  # nothing was drafted to follow a sample
 # Tokens of steps that carry prompts: what a GPU has graphs for, and what the scheduler aims at, so that few are padded.
 MIXED_SIZES = (32, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 1792, 2048)
+MOST_ENDS_FOLLOWED = 16
 DRAFTED = -2  # the device's draft model says what follows a sample: the step's token behind it, whose id is 0
 
 
@@ -108,6 +109,18 @@ class PromptLogprobSpec(Data, frozen=True, kw_only=True, eq=False):
     top: int
 
 
+class Following(Data, frozen=True, kw_only=True, eq=False):
+    """Beams that the device chooses: they continue the best candidates of the last step that ranked any, but those that
+    end. In the plan their tokens, scores and nodes are 0. Where there are too few candidates, the last beams get the
+    score -inf, and nothing continues them. The copies of a beam are of the blocks of its parent: the plan has the
+    sources of beam i for the children of beam i."""
+
+    group: int  # in the plan of that step
+    ends: tuple[int, ...]  # tokens that no beam goes on behind; at most MOST_ENDS_FOLLOWED
+    first_copy: int  # of the plan's moves
+    num_copies: int  # as many for each beam, beam by beam
+
+
 class BeamSpec(Data, frozen=True, kw_only=True, eq=False):
     """Asks for the best continuations of a group's beams: samples [first_sample, first_sample + R) of the step."""
 
@@ -120,6 +133,7 @@ class BeamSpec(Data, frozen=True, kw_only=True, eq=False):
     held_back: tuple[int, ...] = ()  # tokens that must not come: ends before min_tokens, the model's rules
     catalogue: CatalogueSpec | None = None
     nodes: IntArray | None = None  # [R] where each beam stands in the catalogue, if there is one
+    following: Following | None = None  # None: the plan knows the beams
 
 
 class StepPlan(Data, frozen=True, kw_only=True, eq=False):

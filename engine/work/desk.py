@@ -41,6 +41,10 @@ class Desk(Protocol):
         """Of recurrent layers."""
 
     @property
+    def follows_beams(self) -> bool:
+        """Whether the device chooses the beams of a step that is launched before the result of the one before."""
+
+    @property
     def most_drafted(self) -> int:
         """Tokens that are worth drafting for a sequence, by how many run."""
 

@@ -38,6 +38,7 @@ from bequest.engine.types import (
     Request,
     StepResult,
 )
+from bequest.engine.work.beams_ahead import BeamsAhead
 from bequest.engine.work.desk import Desk
 from bequest.engine.work.owed import end
 from bequest.engine.work.wanted_states import check_states
@@ -49,6 +50,7 @@ class Search(Kind):
         self._desk = desk
         self.search: BeamSearch | None = None  # while it searches
         self.beams: BeamTables | None = None  # the blocks of the running beams, from the first result on
+        self._ahead = BeamsAhead(desk)
         self._gave_way = False
         self.answer: BeamAnswer | None = None  # of one that is over, where its choices are no sequences
 
@@ -142,6 +144,8 @@ class Search(Kind):
     # --- steps ---------------------------------------------------------------------------------------------------
 
     def num_ready(self, sequence: Sequence) -> int:
+        if self._ahead.can_follow(self.search, sequence):
+            return 1
         most_len = sequence.num_prompt + self.group.request.params.max_tokens
         if sequence.planned_len < most_len or sequence.num_computed < sequence.num_prompt:
             return sequence.planned_len - sequence.num_computed
@@ -151,7 +155,12 @@ class Search(Kind):
         """Every beam computes its next token, or none; a group wider than what is left has a step to itself."""
         if room.beams_left <= 0:
             return  # as many as a step ranks
-        if self.beams is None:
+        search = self.search
+        if search is not None and not sequence.num_pending:  # it is ready, since it can follow
+            fits = room.empty or search.width <= min(room.budget, room.beams_left)
+            if fits and self._ahead.try_follow(search, self.beams, sequence, room):
+                yield Stretch(sequence.num_computed, 1)
+        elif self.beams is None:
             count = room.most_tokens(sequence)
             if count > 0:
                 yield Stretch(sequence.num_computed, count)
@@ -164,15 +173,23 @@ class Search(Kind):
         return self.beams.blocks_needed(stretch.begin)
 
     def try_write(self, sequence: Sequence, stretch: Stretch) -> Copies | None:
+        if self._ahead.step is not None:
+            return self._ahead.step.copies
         if self.beams is None:
             return super().try_write(sequence, stretch)
         return self.beams.try_prepare_write(stretch.begin)
 
+    @property
+    def _planned_beams(self) -> BeamTables | None:
+        return self.beams if self._ahead.step is None else self._ahead.step.tables
+
     def tables(self, sequence: Sequence) -> BlockTable | BeamTables:
-        return sequence.table if self.beams is None else self.beams
+        beams = self._planned_beams
+        return sequence.table if beams is None else beams
 
     def num_rows(self, sequence: Sequence) -> int:
-        return 1 if self.beams is None else len(self.beams)
+        beams = self._planned_beams
+        return 1 if beams is None else len(beams)
 
     def num_beams(self, sequence: Sequence) -> int:
         return self.num_rows(sequence)
@@ -195,28 +212,34 @@ class Search(Kind):
         assert search is not None
         self.forked = True
         last = start + stretch.count - 1
-        tokens = range(last, last + search.num_running)
+        tokens = range(last, last + (search.num_running if self._ahead.step is None else search.width))
         assert tokens.stop == start + stretch.count * self.num_rows(sequence)
         expected = _Candidates(self, search)
         expected.number = outcome.rank(tokens, expected.spec, self.group.request.params.logprobs)
+        self._ahead.note_launched(expected.number)
         outcome.expect(expected)
 
     def spec(self, first_sample: int) -> BeamSpec:
-        search, params, catalogue = self.search, self.group.request.params, None
+        search, params, catalogue, ahead = self.search, self.group.request.params, None, self._ahead.step
         assert search is not None
+        scores, nodes, length = search.scores, search.nodes, search.length
+        if ahead is not None:
+            scores, length = np.zeros(search.width, np.float32), length + 1
+            nodes = None if nodes is None else np.zeros(search.width, np.int32)
         if params.catalogue is not None:
             ends = tuple(sorted(search.stop_token_ids))
             catalogue = CatalogueSpec(handle=self._desk.handle_of(params.catalogue), end_token_ids=ends)
         return BeamSpec(
             request_id=self.group.request.id,
             first_sample=first_sample,
-            scores=search.scores,
+            scores=scores,
             num_candidates=search.num_candidates,
             logit_bias=params.logit_bias,
             allowed_token_ids=params.allowed_token_ids,
-            held_back=search.forbidden,
+            held_back=search.forbidden_behind(length),
             catalogue=catalogue,
-            nodes=search.nodes,
+            nodes=nodes,
+            following=None if ahead is None else ahead.following,
         )
 
     def gives_way(self, sequence: Sequence) -> bool:
@@ -242,6 +265,7 @@ class Search(Kind):
     def advance(self, candidates: BeamCandidates, tops: list[Alternatives] | None) -> None:
         """A result brings candidates: beams change places, or the search is over."""
         assert self.search is not None
+        self._ahead.note_result()
         if self.beams is None:  # from now on the leader's blocks are those of the first beam
             self.beams = BeamTables(self.group.sequences[0].table)
             self._desk.states.begin_beams(self.group.sequences[0])
@@ -307,13 +331,21 @@ class Search(Kind):
     def _reorder(self, search: BeamSearch, turn: Turn) -> None:
         """Each surviving beam gets its blocks, and the leader the tokens of the best."""
         assert self.beams is not None
-        leader = self.group.sequences[0]
-        self.beams.reorder(turn.parents, turn.tokens)
+        leader, ahead = self.group.sequences[0], self._ahead.take()
+        if ahead is None:
+            self.beams.reorder(turn.parents, turn.tokens)
+        else:
+            ahead.tables.succeed(self.beams, turn.tokens)
+            self.beams = ahead.tables
         self._desk.states.reorder_beams(leader, turn.parents)
         if turn.parents[0] != 0:
             leader.tokens.truncate(leader.num_prompt)
             leader.tokens.extend(search.path_of(0)[:-1])
-        leader.accept_known(int(turn.tokens[0]))
+        if ahead is None:
+            leader.accept_known(int(turn.tokens[0]))
+        else:
+            leader.num_in_flight -= 1
+            leader.accept(int(turn.tokens[0]))
 
     # --- its end -------------------------------------------------------------------------------------------------
 
@@ -321,7 +353,7 @@ class Search(Kind):
         """Its best beam stands for what was computed."""
         if self.beams is not None:
             self.group.sequences[0].table = self.beams.fork(0)
-            self._drop_beams()
+        self._drop_beams()
 
     def _drop(self, leader: Sequence) -> None:
         """The leader goes, with all beams."""
@@ -329,6 +361,7 @@ class Search(Kind):
         self._drop_beams()
 
     def _drop_beams(self) -> None:
+        self._ahead.drop()
         if self.beams is not None:
             self.beams.free()
             self.beams = None

@@ -136,6 +136,69 @@ def test_ended_beams_keep_their_blocks_until_they_are_taken(pool: BlockPool) -> 
     pool.check()
 
 
+def ahead_of(
+    pool: BlockPool, beams: BeamTables, width: int, position: int
+) -> tuple[BeamTables, list[list[int]]] | None:
+    pool.begin_plan()
+    found = beams.try_ahead(width, position)
+    pool.end_plan()
+    return None if found is None else (found[0], found[1].tolist())
+
+
+@pytest.mark.parametrize("length", [4, 5, 6, 7])
+def test_beams_ahead_differ_in_one_block_and_take_the_place_of_those_before(pool: BlockPool, length: int) -> None:
+    beams = start(pool, length)
+    before = beams.blocks(0)
+    found = ahead_of(pool, beams, 5, length)
+    assert found is not None
+    ahead, copies = found
+    own = [blocks[-1] for blocks in blocks_of(ahead)]
+    assert copies == ([[before[-1], block] for block in own] if length % 4 else [])
+    assert len(set(own)) == 5 and all(blocks[:-1] == before[: length // 4] for blocks in blocks_of(ahead))
+    assert beams.blocks(0) == before  # which a step may be writing
+    ahead.succeed(beams, ints(7, 8, 9))
+    assert [blocks[-1] for blocks in blocks_of(ahead)] == own[:3] and len(beams) == 0
+    ended = ahead.end(ints(2, 0))
+    if length % 4 < 3:
+        found = ahead_of(pool, ahead, 5, length + 1)
+        assert found is not None
+        later, copies = found
+        assert copies == [[own[i % 3], blocks[-1]] for i, blocks in enumerate(blocks_of(later))]
+        later.succeed(ahead, ints(1))
+        assert later.take_ended(ended).blocks == [*before[: length // 4], own[2]] and len(later) == 1
+        later.free()
+    ahead.free()
+    assert pool.num_used == 0
+    pool.check()
+
+
+def test_beams_that_differ_in_whole_blocks_and_those_without_room_do_not_go_ahead(pool: BlockPool) -> None:
+    beams = start(pool, 7)
+    found = ahead_of(pool, beams, 3, 7)
+    assert found is not None
+    found[0].succeed(beams, ints(1, 2, 3))
+    beams, used = found[0], pool.num_used
+    assert ahead_of(pool, beams, 3, 8) is None  # the last block of each is full
+    beams.reorder(ints(0, 0, 1), ints(1, 2, 3))
+    pool.begin_plan()
+    assert beams.try_prepare_write(8) is not None
+    pool.end_plan()
+    assert ahead_of(pool, beams, 3, 9) is None
+    beams.free()
+    beams = start(pool, 5)
+    used = pool.num_used
+    assert ahead_of(pool, beams, 59, 5) is None and pool.num_used == used
+    found = ahead_of(pool, beams, 2, 5)
+    assert found is not None
+    with pytest.raises(Error, match="than a step has computed"):
+        found[0].succeed(beams, ints(1, 2, 3))
+    with pytest.raises(Error, match="not negative"):
+        found[0].succeed(beams, ints(-1))
+    found[0].free()
+    beams.free()
+    pool.check()
+
+
 @pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 8])
 def test_epochs_of_ended_beams_are_those_of_their_tables(pool: BlockPool, length: int) -> None:
     beams = start(pool, 8)

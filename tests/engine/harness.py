@@ -54,6 +54,7 @@ class Setup:
     windows: tuple[int, ...] = (0,)  # of the strips
     idle_sleep: float = 0.0
     state_interval: int = 64
+    follows_beams: bool = True
 
 
 @dataclass
@@ -95,6 +96,7 @@ def make_engine(setup: Setup, runner: PagedFakeRunner | None = None) -> tuple[As
         max_num_tokens_alone=setup.chunk_alone,
         extraction=setup.extraction,
         max_num_encoder_tokens=setup.encoder_tokens,
+        follows_beams=setup.follows_beams and setup.states is None,
         tuning=DRAFTING,
     )
     encoder = (

@@ -23,12 +23,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bequest.engine.runner.following import Followed
 from bequest.engine.types import (
     NO_DRAFT,
     NO_ROW,
     NO_SLOT,
     BeamCandidates,
     BeamSpec,
+    CatalogueSpec,
     LogprobArrays,
     MaskSource,
     PromptLogprobSpec,
@@ -201,6 +203,8 @@ class PagedFakeRunner:
         self.last_tokens: dict[int, int] = {}
         self._starts: list[int] = []  # of the step that runs: where sequences begin, and the positions of tokens
         self._positions: list[int] = []
+        self._followed = Followed(self._child_of_each)
+        self.num_followed = 0  # groups of beams that the runner chose
         self.num_steps = 0
         self.num_copies = 0
         self.num_swapped_out = 0
@@ -232,8 +236,13 @@ class PagedFakeRunner:
     def is_quick(self, plan: StepPlan) -> bool:
         return False
 
+    def _child_of_each(self, spec: CatalogueSpec, nodes: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        return self.catalogues[spec.handle].child_of_each(nodes, tokens)
+
     def launch(self, plan: StepPlan) -> StepResult:
         assert not self.asleep
+        self.num_followed += sum(spec.following is not None for spec in plan.beams)
+        plan = self._followed.fill(plan)
         if self.gate is not None and self.num_steps >= self.hold_from:
             self.gate.wait()
         self.num_steps += 1
@@ -263,6 +272,9 @@ class PagedFakeRunner:
         if self.states:
             self._recur(plan, input_ids)
         tokens, bad = self._sample(plan)
+        beams = tuple(self._candidates(plan, spec) for spec in plan.beams)
+        if beams:
+            self._followed.note(plan.beams, beams)
         top = plan.samples.num_logprobs
         return StepResult(
             step=plan.step,
@@ -270,7 +282,7 @@ class PagedFakeRunner:
             bad_rows=np.asarray(bad, np.bool_),
             logprobs=None if top is None else _fake_logprobs(np.asarray(tokens, np.int32), top),
             prompt_logprobs=tuple(self._score(plan, spec) for spec in plan.prompt_logprobs),
-            beams=tuple(self._candidates(plan, spec) for spec in plan.beams),
+            beams=beams,
             states=() if plan.taps is None else self._states(plan, plan.taps),
         )
 

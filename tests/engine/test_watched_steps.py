@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from bequest.engine import device
 from bequest.engine.build import CacheSizes, make_scheduler
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.errors import EngineDead
@@ -73,10 +74,11 @@ class QuickRunner(PagedFakeRunner):
 
 
 @asynccontextmanager
-async def engine_over(runner: PagedFakeRunner) -> AsyncIterator[AsyncEngine]:
-    scheduler = make_scheduler(
-        SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=64, prefix_caching=True), CacheSizes(4, 200), ()
+async def engine_over(runner: PagedFakeRunner, *, follows_beams: bool = False) -> AsyncIterator[AsyncEngine]:
+    limits_of = SchedulerLimits(
+        max_num_seqs=4, max_num_batched_tokens=64, prefix_caching=True, follows_beams=follows_beams
     )
+    scheduler = make_scheduler(limits_of, CacheSizes(4, 200), ())
     engine = AsyncEngine(ModelInfo("fake", "fake", 400, VOCAB, (), "float32", 0), scheduler, runner, None)
     try:
         yield engine
@@ -111,6 +113,27 @@ async def test_beams_never_leave_the_event_loop() -> None:
         await ask(engine, request(PROMPT, BEAMS))
     assert set(runner.threads) == {threading.get_ident()} and len(runner.pending) == BEAMS.max_tokens
     assert all(pending.num_looks > 1 for pending in runner.pending)
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+async def test_a_quiet_loop_launches_the_next_step_of_a_search(quiet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_QUIET", 1e9 if quiet else 0.0)
+    monkeypatch.setattr(device, "_PATIENCE", 1e9)
+    runner = QuickRunner(64, looks=None)
+    async with engine_over(runner, follows_beams=True) as engine:
+        asking = asyncio.ensure_future(ask(engine, request(PROMPT[:9], BEAMS)))
+        await until(lambda: runner.pending and runner.pending[0].num_looks > 9)
+        assert len(runner.pending) == 1 + quiet == 1 + runner.num_followed
+        runner.looks = 5
+        for pending in runner.pending:
+            pending.let_go.set()
+        answer = await asking
+    assert (runner.num_followed > 0) == quiet
+    waiting = QuickRunner(64)
+    async with engine_over(waiting) as engine:
+        expected = await ask(engine, request(PROMPT[:9], BEAMS))
+    assert (answer.token_ids, answer.beam_scores) == (expected.token_ids, expected.beam_scores)
+    assert set(runner.threads) == {threading.get_ident()}
 
 
 async def test_whoever_comes_meanwhile_is_launched_behind_it() -> None:
