@@ -20,10 +20,8 @@ _PIECE = 1 << 16  # bytes that are parsed together
 _AT_ONCE, _FEW = 1 << 20, 512  # bytes, and parts: a few long strings take the parser a millisecond
 _BLANK = b" \t\n\r"
 _NOT_BLANK = re.compile(rb"[^ \t\n\r]")
-# Whole characters of a string, as many as there are: plain ones, escapes, and pairs of surrogates together.
-_CHARACTERS = re.compile(
-    rb'(?:[^"\\]++|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4})*+'
-)
+_HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")  # of a pair, whose other half comes next
+_ESCAPE = 6  # bytes of the longest, \uXXXX
 _AT_BYTE = re.compile(r" \(byte (\d+)\)")
 
 
@@ -119,7 +117,7 @@ class _Parser:
         pieces: list[str] = []
         at, last = begin + 1, end - 1
         while at < last:
-            upto = self._end_of_characters(at, min(at + _PIECE, last))
+            upto = last if last - at <= _PIECE else self._end_of_characters(at, at + _PIECE)
             while upto < last and upto > at and self._text[upto] & 0xC0 == 0x80:
                 upto -= 1  # not into the middle of a character
             if upto == at:
@@ -131,7 +129,9 @@ class _Parser:
     def _plain(self, begin: int, end: int) -> str | None:
         """Characters that stand for themselves, as those of base64 do: a tenth of the parser's time. None: others."""
         piece = self._view[begin:end]
-        if int(np.frombuffer(piece, np.uint8).min()) < ord(" ") or self._text.find(b"\\", begin, end) >= 0:
+        if int(np.frombuffer(piece, np.uint8).min()) < ord(" "):
+            return None
+        if any(self._text.find(other, begin, end) >= 0 for other in (b"\\", b'"')):
             return None
         try:
             return str(piece, "ascii")
@@ -139,11 +139,22 @@ class _Parser:
             return None
 
     def _end_of_characters(self, begin: int, end: int) -> int:
-        """Of those that are whole. Most strings that are long have nothing but plain ones."""
-        if self._text.find(b"\\", begin, end) < 0 and self._text.find(b'"', begin, end) < 0:
-            return end
-        match = _CHARACTERS.match(self._text, begin, end)
-        return begin if match is None else match.end()
+        """The last place in front of `end` where the string can be cut: in the middle of no escape, and of no pair of
+        surrogates. REQUIRES: it can be cut at `begin`"""
+        text = self._text
+        last = text.rfind(b"\\", max(begin, end - _ESCAPE + 1), end)
+        if last >= 0 and self._is_escape(begin, last):
+            length = _ESCAPE if text[last + 1 : last + 2] == b"u" else 2
+            end = last if last + length > end else end
+        high = end - _ESCAPE
+        if high >= begin and _HIGH_SURROGATE.match(text, high, end) and self._is_escape(begin, high):
+            end = high
+        return end
+
+    def _is_escape(self, begin: int, place: int) -> bool:
+        """Whether the backslash there is not an escaped one: it ends a run of an odd number of them."""
+        before = bytes(self._view[begin : place + 1])
+        return (len(before) - len(before.rstrip(b"\\"))) % 2 == 1
 
     def decoded(self, before: bytes, begin: int, end: int, behind: bytes) -> Any:
         """What the parser makes of a stretch, put between two brackets that the stretch lies inside of."""

@@ -133,7 +133,7 @@ def kinds_of_this_chip() -> list[str]:
 @pytest.mark.parametrize("dot", kinds_of_this_chip())
 def test_every_kind_of_dot_products_has_these_bits(dot: str) -> None:
     selected = "bits_of_the_reference or every_batch or gated or not_finite"
-    command = [__file__, "-x", "-k", selected, "-n", "0"]
+    command = [__file__, "-x", "-k", selected]
     done = run_tests(command, BEQUEST_DOT=dot)
     assert done.returncode == 0, done.stdout[-3000:]
 
