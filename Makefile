@@ -38,8 +38,8 @@ CU_FILES  = $(shell find csrc -name '*.cu')
 serve: setup
 	exec $(BIN)/bequest serve $(MODEL) --port $(PORT) $(ARGS)
 
-# One thread to a worker (tests/workers.py). Compiled modules are kept,
-# whatever the environment says: every worker and every server that a test starts would compile them anew.
+# One thread to a worker (tests/workers.py). Compiled modules are kept, whatever the environment says: every worker and
+# every server that a test starts would compile them anew.
 test: setup $(VENV)/.test models
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p tests.workers --workers $(WORKERS) $(ARGS)
 
