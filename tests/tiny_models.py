@@ -386,6 +386,11 @@ TINY_MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     # Head dims that tensor-core attention serves.
     "llama-head-64": (LlamaForCausalLM, LlamaConfig(**SHAPE, head_dim=64)),
     "qwen3-head-128": (Qwen3ForCausalLM, Qwen3Config(**SHAPE, head_dim=128)),
+    # Of a size that a GPU has one kernel for all layers of.
+    "qwen3-stacked": (
+        Qwen3ForCausalLM,
+        Qwen3Config(**SHAPE | {"hidden_size": 1024, "intermediate_size": 1024, "num_hidden_layers": 4}, head_dim=128),
+    ),
     "gemma4-64": (
         Gemma4ForCausalLM,
         Gemma4TextConfig(**GEMMA4 | GEMMA4_KEYS | {"head_dim": 64, "global_head_dim": 128}),

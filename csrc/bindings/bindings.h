@@ -30,5 +30,6 @@ void bind_answers(pybind11::module_& m);
 void bind_cuda_ops(pybind11::module_& m);
 void bind_cuda_experts(pybind11::module_& m);
 void bind_cuda_lora(pybind11::module_& m);
+void bind_cuda_stack(pybind11::module_& m);
 
 }  // namespace bequest

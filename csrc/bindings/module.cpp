@@ -48,5 +48,6 @@ PYBIND11_MODULE(_C, m) {
   bind_cuda_ops(m);
   bind_cuda_experts(m);
   bind_cuda_lora(m);
+  bind_cuda_stack(m);
 #endif
 }

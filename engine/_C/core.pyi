@@ -17,6 +17,7 @@ cuda_max_beam_rows: int
 cuda_sampler_row_bytes: int
 cuda_row_update_bytes: int
 cuda_chain_scratch_bytes: int
+cuda_row_stack_scratch_bytes: int
 
 class Error(RuntimeError): ...
 

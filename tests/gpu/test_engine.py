@@ -80,6 +80,7 @@ def test_float32_equals_transformers(name: str, chunk: int, tiny_model: Callable
     [
         "llama-head-64",
         "qwen3-head-128",
+        "qwen3-stacked",
         "llama-odd-head",
         "qwen3",
         "qwen2-wide",
@@ -110,7 +111,7 @@ def test_bfloat16_differs_only_where_two_logits_are_near(name: str, tiny_model: 
 
 
 @pytest.mark.parametrize(
-    "name", ["llama-head-64", "qwen3-head-128", "qwen2-wide", "qwen3-moe-wide", "qwen3.5-moe-wide"]
+    "name", ["llama-head-64", "qwen3-head-128", "qwen3-stacked", "qwen2-wide", "qwen3-moe-wide", "qwen3.5-moe-wide"]
 )
 def test_graphs_and_eager_steps_sample_alike(name: str, tiny_model: Callable[[str], Path]) -> None:
     """A step that fits its graph exactly runs the same kernels on the same shapes: equal to the bit."""

@@ -40,7 +40,7 @@ async def test_float32_equals_transformers(name: str, scenario: str, tiny_model:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama-head-64", "qwen3-head-128", "qwen2-wide", "qwen3", "olmo2"]
+    "name", ["llama-head-64", "qwen3-head-128", "qwen3-stacked", "qwen2-wide", "qwen3", "olmo2"]
 )  # the last two padded
 async def test_bfloat16_is_near(name: str, tiny_model: Callable[[str], Path]) -> None:
     reference = make_reference(name).to(torch.bfloat16).float()

@@ -127,13 +127,13 @@ def predicting(requests: Sequence[Request], said: Mapping[str, ChoiceDelta]) -> 
     for number, request in enumerate(requests):
         tokens = [*said[f"{request.id}-0"].token_ids]
         for place in range(5, len(tokens), 9):
-            tokens[place] += 1 if tokens[place] == 7 else -1
+            tokens[place] += 1 if tokens[place] in (0, 7) else -1
         wish = Speculation(prediction=tuple(tokens), most=[None, 1, 3, 7, 16][number % 5])
         made.append(replace(request, speculation=wish))
     return made
 
 
-@pytest.mark.parametrize("name", ["llama-head-64", "qwen3-head-128", "gemma3"])
+@pytest.mark.parametrize("name", ["llama-head-64", "qwen3-head-128", "qwen3-stacked", "gemma3"])
 @pytest.mark.parametrize(
     "fields",
     [
@@ -163,8 +163,10 @@ async def test_greedy_answers_differ_only_where_two_logits_are_near(
         assert expected.logprobs is not None
         (_, best), (_, second) = expected.logprobs[first].top[:2]
         assert best - second < gap, f"{id}, token {first}"
-    # A key that is rounded the other way to fp8 moves by a sixteenth, so more of two near logits change places.
-    assert equal >= len(requests) // (8 if "kv_cache_dtype" in fields else 2)
+    # A key that is rounded the other way to fp8 moves by a sixteenth, so more of two near logits change places. So do
+    # they where steps of one row add up in another order than those that check drafts.
+    fewest = 8 if "kv_cache_dtype" in fields else 4 if name == "qwen3-stacked" else 2
+    assert equal >= len(requests) // fewest
 
 
 async def test_sampled_answers_are_the_same(tiny_model: Callable[[str], Path]) -> None:

@@ -1,4 +1,5 @@
-"""A GPU as a backend: our kernels, cuBLAS for large products; decoder layers are chained for a few rows."""
+"""A GPU as a backend: our kernels, cuBLAS for large products; decoder layers are chained for a few rows, and those of
+small models stacked for one."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ from bequest.engine.backends.cuda import coded, fine
 from bequest.engine.backends.cuda.chain import ChainCompiler
 from bequest.engine.backends.cuda.experts import DenseExperts, check_experts, place_experts
 from bequest.engine.backends.cuda.ops import CudaOps
+from bequest.engine.backends.cuda.stack import StackCompiler
 from bequest.engine.backends.cuda.uploads import Uploads
 from bequest.engine.backends.cuda.weights import DenseWeight
-from bequest.engine.kernels import cuda_chain
+from bequest.engine.kernels import cuda_chain, cuda_stack
 from bequest.engine.kernels.cpu_weights import QuantisedRows
 from bequest.engine.kernels.cuda_attention import BROAD_HEAD
 from bequest.engine.kernels.kv_format import FP8
@@ -36,7 +38,8 @@ class CudaBackend:
         self.device = device
         self.ops = CudaOps()
         self._scratch = cuda_chain.make_scratch(device)
-        self._chain = ChainCompiler(self.ops, self._scratch)
+        chain = ChainCompiler(self.ops, self._scratch)
+        self._compiler = StackCompiler(chain, cuda_stack.make_scratch(device))
         self._uploads = Uploads()
 
     def head_sizes(self, dtype: torch.dtype) -> tuple[int, ...]:
@@ -95,4 +98,4 @@ class CudaBackend:
 
     def compile(self, layers: Sequence[LayerSpec]) -> Stack:
         check_experts(layers)
-        return compile_layers(layers, self.ops, [self._chain])
+        return compile_layers(layers, self.ops, [self._compiler])

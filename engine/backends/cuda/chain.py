@@ -173,6 +173,10 @@ class ChainProgram:
         self._scratch = scratch
         self._most_rows = min(link.tail.most_rows for link in links)
 
+    @property
+    def ops(self) -> Ops:
+        return self._plain.ops
+
     def run_from(self, start: StartRows, step: LayerStep) -> Stream:
         stream = start.stream(self._plain.ops)
         self.run(stream, step)
