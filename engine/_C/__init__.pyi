@@ -5,6 +5,7 @@ from .cache import *
 from .constraints import *
 from .core import *
 from .cuda import *
+from .cuda_stack import *
 from .experts import *
 from .model import *
 from .ops import *

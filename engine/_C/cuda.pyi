@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from .sampling import BeamOutput, BeamStep, Logits, LogprobOutput
 from .structs import Blocks, Heads, HiddenTap, LayerCache, Norm, ScoreRule
-from .tensors import KvCacheView
 from .work_list import AttentionWork
 
 Matrix = tuple[int, int, int, int]  # address, rows, columns, dtype
@@ -30,12 +29,6 @@ ChainDeltas = tuple[int, CudaLoraSite | None, CudaLoraSite | None, CudaLoraSite 
 ChainTail = tuple[Product, tuple[int, float, float], Product, int, Product, ChainExperts | None, ChainDeltas | None]
 # Norm and its offset, what follows, where that goes, gate and up of the layer.
 ChainHead = tuple[TappedNorm, float, Product, int, Product | None]
-RowStackShape = tuple[int, int, int, int, int]  # H, I, NQ, NKV, D
-# Norm, qkv, norms of queries and keys or 0, output, norm, gate and up, down; layer of the cache, of hidden states.
-RowStackLayer = tuple[int, ...]
-RowStackTable = tuple[int, int, int]  # table, layers, scratch
-RowStackRule = tuple[float, float, int, float, int]  # eps, that of heads, activation, scale, cosines and sines [P, D]
-RowStackToken = tuple[int, int, int, int]  # position, slot, its row of block tables, work list
 ExpertSizes = tuple[int, int, int]  # T, K of E experts to each, E
 ExpertRouting = tuple[int, int, int, int, int, bool, float]  # csrc/ops/cuda/expert_route.h
 # weight [E, N, D], bias [E, N] or 0, N, D, dtype, whether the kernel ahead makes the weight
@@ -102,19 +95,6 @@ def cuda_fine_expert_linear(
 ) -> None: ...
 def cuda_skinny_chain(
     attended: Matrix, residual: int, tail: ChainTail, head: ChainHead | None, scratch: int, stream: int
-) -> None: ...
-def cuda_can_stack_row(shape: RowStackShape) -> bool: ...
-def cuda_row_stack_table_bytes(num_layers: int) -> int: ...
-def cuda_write_row_stack_table(
-    shape: RowStackShape, layers: Sequence[RowStackLayer], table: int
-) -> None: ...  # host memory
-def cuda_row_stack(
-    shape: RowStackShape,
-    table: RowStackTable,
-    row: tuple[int, HiddenTap | None],  # the residual [H]
-    rule: RowStackRule,
-    of: tuple[KvCacheView, RowStackToken],
-    stream: int,
 ) -> None: ...
 def cuda_has_expert_tiles(outputs: int, in_features: int) -> bool: ...  # outputs: of a pair
 def cuda_expert_plan_bytes(sizes: ExpertSizes) -> int: ...
