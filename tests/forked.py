@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -25,11 +26,27 @@ ROOT = Path(__file__).parent.parent
 _NONE: dict[str, str] = {}
 
 
+# What only some of the forks import: for runs of all tests.
+_OF_SOME = ("anthropic", "hypothesis", "torch.distributed.tensor", "bequest.engine.models.gguf_config")
+
+
 @functools.cache
 def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.preloaded"])
     return context
+
+
+def begin_early() -> None:
+    """Starts the process that will be forked, which imports beside whatever the caller does next. Forks of the caller
+    share it once they call `share`."""
+    _context().set_forkserver_preload([*_OF_SOME, "tests.preloaded"])
+    forkserver.ensure_running()
+
+
+def share() -> None:
+    """In a fork of who called `begin_early`, where multiprocessing would wait for the process as if for a child."""
+    forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
 
 
 class Forked:
@@ -109,7 +126,7 @@ def _start(
 ) -> ForkServerProcess:
     # A daemon: one that a test leaves behind does not keep the suite from its end.
     files = _Passed(stdout), _Passed(stderr)
-    arguments = (target, what, *files, dict(os.environ) | environment)
+    arguments = (target, what, *files, dict(os.environ) | environment, os.sched_getaffinity(0))
     process = _context().Process(target=_begin, args=arguments, daemon=True)
     process.start()
     return process
@@ -129,7 +146,10 @@ def _arrived(passed: Any) -> int:
     return int(passed.detach())
 
 
-def _begin(target: Callable[[Any], None], what: Any, stdout: int, stderr: int, environment: dict[str, str]) -> None:
+def _begin(
+    target: Callable[[Any], None], what: Any, stdout: int, stderr: int, environment: dict[str, str], cores: set[int]
+) -> None:
+    os.sched_setaffinity(0, cores)  # those of who asks
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     os.close(stdout)

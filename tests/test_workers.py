@@ -57,6 +57,8 @@ def test_warns(recwarn, ran):
     "test_last.py": "def test_last(ran):\n    ran('last')\n",
 }
 
+# The second test is the one that its worker takes before it runs the first: not another file.
+ENDS = "import os\n\ndef test_ends():\n    os._exit(0)\n\ndef test_lost():\n    pass\n"
 CONFTEST = """
 import os, pytest
 
@@ -113,7 +115,7 @@ def test_marks_and_names_pick_tests(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_ends_is_a_failure(tmp_path: Path) -> None:
-    files = {"test_ends": "import os\n\ndef test_ends():\n    os._exit(0)\n", "test_last": FILES["test_last.py"]}
+    files = {"test_ends": ENDS, "test_last": FILES["test_last.py"]}
     run = _run(tmp_path, "2", **files)
     assert run.returncode == 1 and "ended while it ran test_ends.py::test_ends" in run.stdout, run.stdout + run.stderr
     assert set(_ran(tmp_path)) == {"last"}

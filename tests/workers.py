@@ -25,6 +25,8 @@ from typing import Any
 
 import pytest
 
+from tests import forked
+
 _FORK = multiprocessing.get_context("fork")
 # Seconds of imports, which every worker would spend sooner or later, where there are files for all of them.
 _PRELOADED = ("tests.preloaded", "peft", "anthropic", "ollama", "av")
@@ -122,6 +124,7 @@ class _Controller:
         self._config = config
         self._workers = workers
         self._is_worker = False
+        self._shares_forks = False  # whether one process makes those of all workers (tests/forked.py)
         self._tests = 0  # that were reported
         self._files = 0  # that are done
 
@@ -137,6 +140,10 @@ class _Controller:
         files = [item for item in items if isinstance(item, _File)]
         items[:] = [item for item in items if not isinstance(item, _File)]
         if len(files) >= _MANY:
+            # Beside the imports here. Who counts what each worker costs lets each have its own.
+            self._shares_forks = not self._config.pluginmanager.has_plugin("costs of tests")
+            if self._shares_forks:
+                forked.begin_early()
             for library in _PRELOADED:
                 importlib.import_module(library)
         yield
@@ -177,6 +184,8 @@ class _Controller:
             return _Running(number, pid, heard)
         heard.close()
         self._is_worker = True
+        if self._shares_forks:
+            forked.share()
         return told
 
     def _listen(self, session: pytest.Session, shares: _Shares, running: list[_Running], files: int) -> None:

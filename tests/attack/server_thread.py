@@ -33,7 +33,9 @@ class ServerThread:
         self._ready: threading.Event = threading.Event()
         self._error: BaseException | None = None
         self.metrics = Metrics()
-        gc.freeze()  # as the server does: or the collector would look through the whole suite's objects
+        # As the server does: or the collector would look through the whole suite's objects. Nothing is unfrozen at the
+        # end, or it would look through those of all tests before, too (tests/conftest.py).
+        gc.freeze()
         self._thread = threading.Thread(target=self._run, name="attacked server")
         self._thread.start()
         self._ready.wait()
@@ -55,7 +57,6 @@ class ServerThread:
     def stop(self) -> None:
         self.loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()
-        gc.unfreeze()
 
     def _run(self) -> None:
         try:

@@ -109,7 +109,7 @@ async def test_a_step_that_hangs_is_noticed(late: bool) -> None:
 async def test_an_engine_that_waits_for_work_does_not_hang() -> None:
     # So long that a busy machine does not look hung.
     async with engine_over(PagedFakeRunner(200, 4), step_timeout=0.4) as engine:
-        await asyncio.sleep(0.9)
+        await asyncio.sleep(0.5)
         await ask(engine, request([20], LONG))
         await asyncio.sleep(0.06)
         assert engine.state == "ready" and engine.num_steps >= 200
@@ -142,7 +142,7 @@ async def test_a_loop_that_stands_still_is_no_hang_of_the_device(late: bool) -> 
         running = asyncio.ensure_future(ask(engine, request([20], LONG)))
         for _ in range(3):
             await asyncio.sleep(0.01)
-            time.sleep(0.5)  # noqa: ASYNC251 - the loop is held, and the device is done long before the end
+            time.sleep(0.25)  # noqa: ASYNC251 - the loop is held, and the device is done long before the end
             engine._watchdog._look()  # a loop may run its timers before what threads have queued
         await running
         assert engine.state == "ready"

@@ -286,7 +286,7 @@ async def test_files_are_charged_at_admission(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("broken", ["vanished", "full", "slow", "read-only"])
 async def test_a_disk_that_fails(tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with vault(tmp_path, wait=0.2 if broken == "slow" else 20.0) as engine:
+    async with vault(tmp_path, wait=0.1 if broken == "slow" else 20.0) as engine:
         if broken == "vanished":
             (tmp_path / "blocks").rename(tmp_path / "elsewhere")
         if broken == "full":
@@ -294,11 +294,11 @@ async def test_a_disk_that_fails(tmp_path: Path, broken: str, monkeypatch: pytes
         if broken == "read-only":
             monkeypatch.setattr("bequest.engine.vault.shelf._private", _read_only)
         if broken == "slow":
-            monkeypatch.setattr("bequest.engine.vault.shelf.os.fsync", lambda descriptor: time.sleep(0.5))
+            monkeypatch.setattr("bequest.engine.vault.shelf.os.fsync", lambda descriptor: time.sleep(0.2))
         parent, answer = await a_lease(engine)
         assert answer.token_ids[0] == expected_tokens(parent.prompt_token_ids, 6)
         assert answer.retained is not None and answer.retained.durable is False
-        said = {"vanished": "No such file", "full": "No space left", "slow": "longer than 0.2 s"}
+        said = {"vanished": "No such file", "full": "No space left", "slow": "longer than 0.1 s"}
         assert said.get(broken, "Read-only file system") in str(answer.retained.durable_reason)
         await check_child(engine, parent.id, "blocks")
         if broken == "slow":

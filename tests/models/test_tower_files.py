@@ -14,6 +14,7 @@ from bequest.engine.errors import ModelError
 from bequest.engine.models.any_config import parse_config, read_config
 from bequest.engine.models.config import DecoderConfig
 from bequest.engine.models.load import load_model
+from tests.forked import run_program
 from tests.tiny_seeing import PICTURES, PROCESSORS, make_seeing, reference_pixels, save_seeing
 
 MODEL, PROCESSOR = "config.json", "preprocessor_config.json"
@@ -94,6 +95,17 @@ def test_a_tower_turns_as_its_file_says(saved: Any, tmp_path: Path, name: str) -
     expected = torch.cat(list(seen.pooler_output))
     rows = loaded.sight.tower.look(prepared.pixels)[:, : expected.shape[1]]
     assert (rows - expected).abs().max() < 2e-5 * expected.abs().max()
+
+
+def test_no_compiler_is_imported_for_a_tower(saved: Any) -> None:
+    """torch's takes longer than the rest of a small model's start, and some operations on shapes alone import it."""
+    directories = [str(saved(name)) for name in ("llava", "qwen2-vl", "qwen2.5-vl", "qwen3-vl", "gemma3")]
+    run = run_program(
+        "import sys; from pathlib import Path; from bequest.engine.models.load import load_model\n"
+        f"assert all(load_model(Path(directory)).sight for directory in {directories})\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe"])

@@ -1,8 +1,8 @@
 """A server process with a fake engine that says a word every 20 ms, for tests that signal it: prints its address.
 
-With `--drain-timeout S` it drains for so long; with `--stuck` a long text never ends in the tokenizer's threads; with
-`--files-dir DIR` it runs batches, four lines at once. `--replica-tag`, `--port` and `--api-key-file` are the server's
-own."""
+With `--drain-timeout S` it drains for so long, and connections that have nothing to say get no more than that; with
+`--stuck` a long text never ends in the tokenizer's threads; with `--files-dir DIR` it runs batches, four lines at once.
+`--replica-tag`, `--port` and `--api-key-file` are the server's own."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import itertools
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from bequest.engine.config import ServerConfig
 from bequest.engine.types import ChoiceDelta, Delta, Request, Usage
+from bequest.server.app import AppRunner
 from bequest.server.operation.logs import configure_logging
 from bequest.server.operation.metrics import Metrics
-from bequest.server.process.serve import serve
+from bequest.server.process import serve as process
 from bequest.server.stores.leases import LeaseTimes
 from tests.server.fakes import ByteTokenizer, FakeEngine, FakeText
 
@@ -64,6 +66,7 @@ async def main() -> int:
         talking.append(asyncio.create_task(talk(engine)))
         return engine, FakeText(StuckTokenizer() if options.stuck else ByteTokenizer())
 
+    process.AppRunner = partial(AppRunner, shutdown_timeout=min(1.0, options.drain_timeout))  # type: ignore[misc]
     config = ServerConfig(
         host=options.host,
         port=options.port,
@@ -73,7 +76,7 @@ async def main() -> int:
         replica_tag=options.replica_tag,
         api_key_file=options.api_key_file,
     )
-    return await serve(config, LeaseTimes(300, 600), load)
+    return await process.serve(config, LeaseTimes(300, 600), load)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,8 @@ def test_a_closed_descriptor_is_no_error(pipe: tuple[int, int]) -> None:
 
 def test_a_process_ends_though_its_lines_are_stuck() -> None:
     code = (
-        "import logging; from server.operation.logs import configure_logging; configure_logging('info')\n"
+        "import logging; from bequest.server.operation import log_writer; log_writer.FLUSH_SECONDS = 0.1\n"
+        "from server.operation.logs import configure_logging; configure_logging('info')\n"
         "for _ in range(3000): logging.info('x' * 100)\n"
         "print('done', flush=True)"
     )

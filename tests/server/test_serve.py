@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 
 from bequest.engine.config import ServerConfig
 from bequest.engine.errors import ModelError
+from bequest.server.app import AppRunner
 from bequest.server.operation.metrics import Metrics
 from bequest.server.process import serve as serve_module
 from bequest.server.process.serve import serve
@@ -157,6 +159,13 @@ class SlowReader:
             self._writer.close()
 
 
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections that have nothing to say get a tenth of a second at the end, not a whole one."""
+    monkeypatch.setattr("bequest.server.process.serve.AppRunner", partial(AppRunner, shutdown_timeout=0.1))
+
+
+@pytest.mark.usefixtures("brief")
 async def test_an_answer_that_is_being_written_gets_the_rest_of_the_drain_timeout(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -166,7 +175,7 @@ async def test_an_answer_that_is_being_written_gets_the_rest_of_the_drain_timeou
     process.engine.advance()
     assert not process.engine.runs
     os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.sleep(1.3)  # more than connections get that have nothing to say
+    await asyncio.sleep(0.4)  # more than connections get that have nothing to say
     assert not process.ended.done()
     answer = await slow.rest()
     length = int(re.search(rb"Content-Length: (\d+)", answer)[1])  # type: ignore[index]
@@ -174,6 +183,7 @@ async def test_an_answer_that_is_being_written_gets_the_rest_of_the_drain_timeou
     assert await process.ended == 0 and "drained" in caplog.text
 
 
+@pytest.mark.usefixtures("brief")
 async def test_an_answer_that_nobody_reads_does_not_hold_the_end_up(caplog: pytest.LogCaptureFixture) -> None:
     process = Process(caplog, drain_timeout=0.1)
     slow = await SlowReader.asking(await process.url())

@@ -82,7 +82,7 @@ class _NormedMatrix:
 
     def __init__(self, config: VitConfig, out_size: int, read: Tensors) -> None:
         size = config.hidden_size
-        self._weight = 1 + read.get("mm_soft_emb_norm.weight", size)
+        self._weight = read.get("mm_soft_emb_norm.weight", size).clone().add_(1)  # in place: as `_stacked` says
         self._matrix = read.get("mm_input_projection_weight", size, out_size)
         self._eps = config.norm_eps
 
