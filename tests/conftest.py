@@ -40,13 +40,18 @@ class _AtTheRoot(_pytest.logging.catching_logs):  # type: ignore[type-arg]
 
     def __enter__(self) -> Any:
         root = logging.getLogger()
+        self._level_before = root.level
         if self.level is not None:
             self.handler.setLevel(self.level)
-            self.orig_level = root.level
             root.setLevel(min(root.level, self.level))
         root.addHandler(self.handler)
-        self.attached_loggers.append(root)
         return self.handler
+
+    def __exit__(self, *_: object) -> None:
+        root = logging.getLogger()
+        if self.level is not None:
+            root.setLevel(self._level_before)
+        root.removeHandler(self.handler)
 
 
 _pytest.logging.catching_logs = _AtTheRoot  # type: ignore[misc]
