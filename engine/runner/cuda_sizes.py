@@ -114,14 +114,14 @@ class Ladder:
 
     def size_of(self, plan: StepPlan, *, prefill: bool, merges: bool) -> StepSize | None:
         """As `size_for`, the twin for what the step has and reads."""
-        counts = plan.num_tokens, len(plan.batch.seq_lens), len(plan.samples)
+        counts = _num_rows(plan), len(plan.batch.seq_lens), len(plan.samples)
         size = self.size_for(*counts, prefill=prefill, merges=merges)
         twin = None if size is None else self._twin(size, plan)
         return size if twin is None or (twin.narrow and twin not in self._narrow) else twin
 
     def exact_size(self, plan: StepPlan) -> StepSize:
         """Of a step that runs eagerly."""
-        return self._twin(StepSize(plan.num_tokens, len(plan.samples), prefill=True), plan)
+        return self._twin(StepSize(_num_rows(plan), len(plan.samples), prefill=True), plan)
 
     def _twin(self, size: StepSize, plan: StepPlan) -> StepSize:
         if plan.batch.adapters is not None:
@@ -142,6 +142,16 @@ class Ladder:
         sizes = chain(self._mixed, self._mixed_beams)
         fitting = (s for s in sizes if s.num_tokens >= num_tokens and s.num_samples >= num_samples)
         return next(fitting, None)
+
+
+def _num_rows(plan: StepPlan) -> int:
+    """Of a graph: as many as there are tokens. But kernels of a step of one token take its position for its place in
+    its sequence, which it is not behind an image that turns by rows and columns; so such a token has company."""
+    if plan.num_tokens != 1:
+        return plan.num_tokens
+    batch, images = plan.batch, plan.images
+    is_of_image = images is not None and bool(images.gathered)
+    return 2 if is_of_image or batch.positions[0] != batch.seq_lens[0] - 1 else 1
 
 
 def is_plain(plan: StepPlan) -> bool:

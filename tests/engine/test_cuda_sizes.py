@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from msgspec import structs
 
 from bequest.engine.runner.cuda_sizes import MOST_GRAPH_TOKENS, Ladder, StepSize
 from bequest.engine.types import MAX_BEAM_WIDTH, StepPlan
+from bequest.engine.types.image import ImageRows, StepImages
 from tests.engine.test_read_rows import plan_of
 
 
@@ -97,6 +100,25 @@ def test_a_long_step_with_many_samples_does_at_sizes_that_the_scheduler_aims_at(
     assert size_of(plan_of([1] * 65 + [1900], many, [])) == StepSize(2048, 256, prefill=True, narrow=True)
     assert size_of(plan_of([1] * 65 + [1800], many, [])) == StepSize(1920, 256, prefill=True)
     assert size_of(plan_of([1] * 64 + [1800], many[:-1], [])) == StepSize(1920, 64, prefill=True, narrow=True)
+
+
+@pytest.mark.parametrize("seqs", [1, 256])
+def test_a_token_that_turns_elsewhere_than_its_place_has_company(seqs: int) -> None:
+    """Behind an image, or of one: kernels of a step of one token know its position alone."""
+    ladder = Ladder(seqs, 2048)
+
+    def step(place: int, position: int, images: StepImages | None = None) -> StepPlan:
+        plan = plan_of([1], [0], [])
+        plan.batch.seq_lens[:], plan.batch.positions[:] = place + 1, position
+        return structs.replace(plan, images=images)
+
+    def sizes(plan: StepPlan) -> tuple[StepSize | None, StepSize]:
+        return ladder.size_of(plan, prefill=False, merges=True), ladder.exact_size(plan)
+
+    row = ImageRows(image=1 << 30, tokens=np.zeros(1, np.int32), rows=np.zeros(1, np.int32), turns=None)
+    assert sizes(step(20, 20)) == (StepSize(1, 1, prefill=False), StepSize(1, 1, prefill=True))
+    accompanied = StepSize(2, 2, prefill=True), StepSize(2, 1, prefill=True)
+    assert sizes(step(20, 8)) == sizes(step(20, 20, StepImages(gathered=(row,)))) == accompanied
 
 
 def test_eager_steps_go_on_with_their_samples_if_there_are_any() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from bequest.engine.backends.cuda.backend import CudaBackend
-from bequest.engine.kernels import cuda_windows
+from bequest.engine.kernels import cuda_attention, cuda_windows
 from bequest.engine.models.load import load_model
 from bequest.engine.models.towers.grid_places import Parts
 from bequest.engine.types import Lineage, Terms
@@ -71,6 +72,29 @@ async def test_bfloat16_runs(saved: tuple[str, Path, list[Rgb]]) -> None:
     async with seer(*saved, device="cuda", threads=None, dtype="bfloat16") as eyes:
         assert len(await eyes.tokens(*THREE)) == 12
         assert torch.cuda.is_available()
+
+
+async def test_a_token_behind_an_image_is_not_attended_to_by_its_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel of a step of one token takes the position for the place, and would leave out the last keys."""
+    pytest.importorskip("PIL")
+    positions: list[int] = []
+    attend_token = cuda_attention.attend_token
+
+    def noted(*arguments: Any, **others: Any) -> torch.Tensor:
+        positions.append(int(arguments[6]))
+        return attend_token(*arguments, **others)
+
+    monkeypatch.setattr(cuda_attention, "attend_token", noted)
+    directory = save_seeing("qwen2.5-vl", tmp_path)
+    async with seer(
+        "qwen2.5-vl", directory, PICTURES, device="cuda", threads=None, dtype="bfloat16", enforce_eager=True
+    ) as eyes:
+        await eyes.tokens(*THREE)
+        assert not positions
+        await eyes.tokens("no image here")
+        assert positions
 
 
 def test_windows_of_several_lengths() -> None:
