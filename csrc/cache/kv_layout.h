@@ -28,6 +28,11 @@ struct KvLayout {
   constexpr int64_t key_of_slot(int64_t slot, int64_t layer, int64_t head) const {
     return slot / block_size * block_stride() + keys(layer, head) + slot % block_size * head_dim;
   }
+  // Which of all [BS, D] of the cache the keys of (block, layer, head) are; its values are num_kv_heads
+  // further on.
+  constexpr int64_t head_index(int64_t block, int64_t layer, int64_t head) const {
+    return (block * num_layers + layer) * 2 * num_kv_heads + head;
+  }
   constexpr int64_t num_slots() const { return num_blocks * block_size; }
 };
 

@@ -48,6 +48,11 @@ __device__ inline float4 load_four_in_cluster(uint32_t address) {
 }
 
 // Both addresses are in the same block, and the bytes complete on the barrier.
+__device__ inline void send_async(uint32_t to, uint32_t word, uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
+               "r"(word), "r"(barrier)
+               : "memory");
+}
 __device__ inline void send_async(uint32_t to, const float4& v, uint32_t barrier) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),

@@ -31,6 +31,13 @@ __device__ inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t addre
                : "memory");
 }
 
+// The transpose of an 8 × 8 matrix in registers: lane l has of row l / 4 the columns l % 4 * 2 + {0, 1}.
+__device__ inline uint32_t transposed(uint32_t pair) {
+  uint32_t result;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+  return result;
+}
+
 // c[16, 8] += a[16, 16] · b[16, 8]. Lane l holds rows l / 4 and l / 4 + 8, columns l % 4 * 2 + {0, 1} of c.
 __device__ inline void multiply_accumulate(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstring>
 
 #include "core/check.h"
 #include "device/current_device.cuh"
@@ -30,9 +32,8 @@ class Worker {
         warp_(warp),
         lane_(lane),
         units_(a.shares[place_.cluster].count),
-        rows_first_(((lane >> 3 & 1) * 8 + (lane & 7)) * (kPanelColumns * 2) +
-                    (((lane >> 4) ^ (lane & 7)) << 4)),
-        numbers_(__ldg(a.launches + blockIdx.x) * kNumbers),
+        rows_first_(rows_first_offset(lane)),
+        numbers_(__ldcg(a.launches + blockIdx.x) * kNumbers),
         is_tapped_(place_.cluster == 0 && a.tap.ring_rows != nullptr && __ldg(a.tap.ring_rows) >= 0) {}
 
   __device__ void run() {
@@ -247,14 +248,14 @@ LaunchShape launch_shape(int clusters) {
           .overlaps_previous = true};
 }
 
-// How many clusters there are: as many as find room at once.
-template <int A>
+// Counters and words are those of all stacks of a device, so all have as many clusters: those that find room
+// at once.
 int num_clusters() {
-  static const int num = std::min(clusters_at_once(row_stack_kernel<A>, launch_shape<A>(1)), kMostClusters);
+  static const int num = std::min({clusters_at_once(row_stack_kernel<1>, launch_shape<1>(1)),
+                                   clusters_at_once(row_stack_kernel<2>, launch_shape<2>(1)), kMostClusters});
   return num;
 }
-
-int num_clusters(int64_t hidden) { return hidden == 1024 ? num_clusters<1>() : num_clusters<2>(); }
+static_assert(kRingBytes + sizeof(Shared<2>) <= 227 * 1024);
 
 // Gives each cluster its units, one at least, so that the one with most to multiply has as little as can be.
 // Of what clusters with heads multiply, qkv counts: others wait meanwhile. Returns whether there are enough.
@@ -268,7 +269,7 @@ bool share_out(const RowStackShape& shape, int clusters, Share (&shares)[kMostCl
   for (int left = units - clusters; left > 0; --left) {
     int best = 0;
     for (int c = 1; c < clusters; ++c)
-      if (cost(c) < cost(best)) best = c;
+      if (counts[best] == kMostUnits || (counts[c] < kMostUnits && cost(c) < cost(best))) best = c;
     ++counts[best];
   }
   for (int c = 0, first = 0; c < clusters; first += kCluster * counts[c++]) shares[c] = {first, counts[c]};
@@ -292,7 +293,7 @@ using namespace stack;
 bool can_stack_row(const RowStackShape& s) {
   if (!is_hopper() || (s.hidden != 1024 && s.hidden != 2048) || s.head_dim != kHead) return false;
   if (s.kv_heads < 1 || s.q_heads % s.kv_heads || s.q_heads / s.kv_heads > kMostGroup) return false;
-  const int clusters = num_clusters(s.hidden);
+  const int clusters = num_clusters();
   if (s.kv_heads > clusters || s.inner % (kCluster * kUnit)) return false;
   Share shares[kMostClusters]{};
   return share_out(s, clusters, shares);
@@ -304,30 +305,36 @@ void write_row_stack_table(const RowStackShape& s, const RowStackLayer* layers, 
                            void* table) {
   check(can_stack_row(s), "a stack without a kernel");
   check(num_layers > 0 && num_layers < kNumbers, "a stack of so many layers");
+  constexpr int64_t kMostTapped = 128;
   const auto h = static_cast<cuuint64_t>(s.hidden), i = static_cast<cuuint64_t>(s.inner);
   const auto a = static_cast<cuuint64_t>(s.q_heads * s.head_dim);
   const cuuint64_t q = a + 2 * static_cast<cuuint64_t>(s.kv_heads * s.head_dim);
-  auto* const to = static_cast<Layer*>(table);
   for (int64_t l = 0; l < num_layers; ++l) {
     const RowStackLayer& from = layers[l];
     const auto norm = [](const void* weight) { return static_cast<const BFloat16*>(weight); };
-    to[l] = {.qkv = tile_map(from.qkv, q, 1, h, 2),
-             .output = tile_map(from.output, h, 1, a, 2),
-             .gate_up = tile_map(from.gate_up, i, 2, h, 2),
-             .down = tile_map(from.down, h, 1, i, 2),
-             .down_panel = tile_map(from.down, h, 1, i, 1),
-             .attention_norm = norm(from.attention_norm),
-             .mlp_norm = norm(from.mlp_norm),
-             .q_norm = norm(from.q_norm),
-             .k_norm = norm(from.k_norm),
-             .cache_layer = from.cache_layer,
-             .index = static_cast<int32_t>(from.index)};
+    check(from.index >= 0 && from.index < kMostTapped, "a layer beyond those that taps know");
+    const Layer layer = {.qkv = tile_map(from.qkv, q, 1, h, 2),
+                         .output = tile_map(from.output, h, 1, a, 2),
+                         .gate_up = tile_map(from.gate_up, i, 2, h, 2),
+                         .down = tile_map(from.down, h, 1, i, 2),
+                         .down_panel = tile_map(from.down, h, 1, i, 1),
+                         .attention_norm = norm(from.attention_norm),
+                         .mlp_norm = norm(from.mlp_norm),
+                         .q_norm = norm(from.q_norm),
+                         .k_norm = norm(from.k_norm),
+                         .cache_layer = from.cache_layer,
+                         .index = static_cast<int32_t>(from.index)};
+    std::memcpy(static_cast<std::byte*>(table) + l * sizeof(Layer), &layer, sizeof layer);
   }
 }
 
 void row_stack(const RowStackParams& p, Stream stream) {
   const RowStackShape& s = p.shape;
-  const int clusters = num_clusters(s.hidden);
+  const int clusters = num_clusters();
+  check(can_stack_row(s) && p.num_layers > 0 && p.num_layers < kNumbers, "a stack without a kernel");
+  check(p.layout.head_dim == s.head_dim && p.layout.num_kv_heads == s.kv_heads, "a cache of other heads");
+  check(p.layout.block_size % kTileRows == 0, "blocks that are not whole tiles of keys");
+  check(is_aligned(p.table, alignof(Layer)), "a table that is not aligned");
   static_assert(4 * kMostClusters * 2048 * sizeof(uint2) + 1024 <= kRowStackScratchBytes);
   Arguments a{.cache = cache_map(p.kv_cache, p.layout),
               .layers = static_cast<const Layer*>(p.table),

@@ -10,6 +10,10 @@
 // it adds up these columns, keeps their residual, and sends what the next product reads of them to all
 // blocks of its cluster. In products over hidden columns warp w multiplies the part that block w has sent;
 // in products to hidden columns it has the rows of W that make its own.
+//
+// It cannot hang: a block waits for others of its grid, all of which are on the chip at once or come there
+// when other kernels have ended, which wait for none of this. Two such grids at once, of two processes on one
+// GPU, could each have a part of the chip; waits then end in a trap, as those of the chain do.
 #pragma once
 
 #include <cuda.h>
@@ -17,6 +21,7 @@
 #include "core/dtype.h"
 #include "device/barriers.cuh"
 #include "device/reductions.cuh"
+#include "device/warpgroup.cuh"
 #include "model/cuda/row_stack.h"
 
 namespace bequest::cuda::stack {
@@ -28,12 +33,10 @@ static_assert(kWarps == kCluster, "a warp multiplies what one block has sent");
 inline constexpr int kConsumers = kWarps * kWarp;
 inline constexpr int kThreads = 2 * kConsumers;
 
-// A tile is 16 rows of W by 128 of k, or 16 keys or values. It is two panels of 64 columns, each row 128
-// bytes, of which the 16-byte piece p lies at piece p ^ (row % 8).
+// A tile is 16 rows of W by 128 of k, or 16 keys or values, as two panels (device/warpgroup.cuh).
 inline constexpr int kTileRows = 16;
 inline constexpr int kTileColumns = 128;
-inline constexpr int kPanelColumns = 64;
-inline constexpr int kPanelBytes = kTileRows * kPanelColumns * 2;
+inline constexpr int kPanelBytes = kTileRows * kPanelRowBytes;
 inline constexpr int kTileBytes = 2 * kPanelBytes;
 inline constexpr int kSlots = 6;  // tiles of a warp
 inline constexpr int kRingBytes = kWarps * kSlots * kTileBytes;

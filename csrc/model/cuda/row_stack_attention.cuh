@@ -55,13 +55,6 @@ struct WarpHeads {
   float o[kHead / kTileRows][4] = {};
 };
 
-// The transpose of an 8 × 8 matrix of pairs.
-__device__ __forceinline__ uint32_t transposed(uint32_t pair) {
-  uint32_t result;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
-  return result;
-}
-
 // Over lanes with the same l % 4.
 template <class Op>
 __device__ __forceinline__ float reduce_rows(float v, Op op) {
@@ -81,8 +74,8 @@ class HeadAttention {
         lane_(lane),
         angles_(a, range_.position, lane),
         own_(range_.stores ? a.layout.key_of_slot(__ldg(a.slot), 0, place_.cluster) : 0),
-        rows_first_(lane_offset(lane >> 3 & 1, lane >> 4, lane)),
-        columns_first_(lane_offset(lane >> 4, lane >> 3 & 1, lane)) {}
+        rows_first_(rows_first_offset(lane)),
+        columns_first_(columns_first_offset(lane)) {}
 
   // Leaves attended rows in shared memory, from projected ones. By all warps that multiply.
   // `go_ahead`: what needs none of them and is done while states are on their way
@@ -113,12 +106,6 @@ class HeadAttention {
   }
 
  private:
-  // Of row half * 8 + l % 8 and piece `piece` of a tile.
-  __device__ static uint32_t lane_offset(int half, int piece, int lane) {
-    const int row = half * 8 + (lane & 7);
-    return row * (kPanelColumns * 2) + ((piece ^ (lane & 7)) << 4);
-  }
-
   __device__ __forceinline__ bool has_own() const { return range_.stores && range_.has_last(place_.rank); }
 
   // A tile's keys, and its values transposed.

@@ -102,7 +102,7 @@ class Feeder {
     empty_[at_.index].wait(at_.parity ^ 1);
     while (clock() - last_ < pace_) {
     }
-    last_ = clock();
+    last_ = clock64();
     full_[at_.index].arrive_expecting(bytes);
     return ring_ + at_.index * kTileBytes;
   }
@@ -115,7 +115,7 @@ class Feeder {
   const uint64_t policy_ = read_once_policy();
   Cursor<kSlots> at_;
   int pace_ = 0;
-  clock_t last_ = 0;
+  long long last_ = 0;
 };
 
 // The consuming side of a warp's ring.

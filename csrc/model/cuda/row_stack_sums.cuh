@@ -2,6 +2,8 @@
 // clusters by words in the L2.
 #pragma once
 
+#include <type_traits>
+
 #include "device/cluster.cuh"
 #include "device/exchange.cuh"
 #include "device/pairs.cuh"
@@ -10,27 +12,29 @@
 
 namespace bequest::cuda::stack {
 
-// `mine` is at the same place in every block of the cluster, as `there` is, which counts the bytes.
-__device__ __forceinline__ void send(uint32_t* mine, PhaseBarrier& there, int to, uint32_t word) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
-                   address_in_block(shared_address(mine), to)),
-               "r"(word), "r"(address_in_block(there.address(), to))
-               : "memory");
-}
-__device__ __forceinline__ void send(float* mine, PhaseBarrier& there, int to, float value) {
-  send(reinterpret_cast<uint32_t*>(mine), there, to, __float_as_uint(value));
-}
-__device__ __forceinline__ void send(float2* mine, PhaseBarrier& there, int to, const float2& value) {
-  send_async(address_in_block(shared_address(mine), to), value, address_in_block(there.address(), to));
-}
-__device__ __forceinline__ void send(float4* mine, PhaseBarrier& there, int to, const float4& value) {
-  send_async(address_in_block(shared_address(mine), to), value, address_in_block(there.address(), to));
+// To what lies at the place of `mine` in block `to` of the cluster, whose `there` counts the bytes.
+template <class V>
+__device__ __forceinline__ void send(V* mine, PhaseBarrier& there, int to, const V& value) {
+  const uint32_t at = address_in_block(shared_address(mine), to);
+  const uint32_t barrier = address_in_block(there.address(), to);
+  if constexpr (std::is_same_v<V, float>)
+    send_async(at, __float_as_uint(value), barrier);
+  else
+    send_async(at, value, barrier);
 }
 
 __device__ __forceinline__ void sync_consumers() { sync_threads<1, kConsumers>(); }
 
 __device__ __forceinline__ float low_of(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high_of(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+// Where a lane reads a tile, as load_matrices wants it: see device/tensor_core.cuh.
+__device__ __forceinline__ uint32_t rows_first_offset(int lane) {
+  return panel_offset((lane >> 3 & 1) * 8 + (lane & 7), lane >> 4);
+}
+__device__ __forceinline__ uint32_t columns_first_offset(int lane) {
+  return panel_offset((lane >> 4) * 8 + (lane & 7), lane >> 3 & 1);
+}
 
 // A tile of W in registers: kSteps of 16 columns.
 struct Fragments {
@@ -101,26 +105,27 @@ class Columns {
   // Adds all clusters' parts to the residual. num: of clusters that have one
   __device__ __forceinline__ void add_parts(Writer writer, uint32_t number, int num) {
     const uint2* const from = words(writer, number) + mine_;
-    uint32_t parts[kParts][4];
+    uint64_t parts[kParts][2];  // each in one access
     Patience patience;
     for (bool all = false; !all; patience.spend()) {
 #pragma unroll
       for (int i = 0; i < kParts; ++i) {
-        parts[i][1] = parts[i][3] = number;
-        parts[i][0] = parts[i][2] = 0;
+        parts[i][0] = parts[i][1] = static_cast<uint64_t>(number) << 32;
         const int cluster = i * kSame + lane_ / kPairs;
-        if (cluster < num)
-          load_relaxed(parts[i], reinterpret_cast<const uint32_t*>(from + cluster * kHidden));
+        if (cluster < num) load_relaxed(parts[i], from + cluster * kHidden);
       }
       all = true;
 #pragma unroll
-      for (int i = 0; i < kParts; ++i) all = all && parts[i][1] == number && parts[i][3] == number;
+      for (int i = 0; i < kParts; ++i)
+        all = all && parts[i][0] >> 32 == number && parts[i][1] >> 32 == number;
     }
     __syncwarp();
     float low = 0, high = 0;
 #pragma unroll
-    for (int i = 0; i < kParts; ++i)
-      low += __uint_as_float(parts[i][0]), high += __uint_as_float(parts[i][2]);
+    for (int i = 0; i < kParts; ++i) {
+      low += __uint_as_float(static_cast<uint32_t>(parts[i][0]));
+      high += __uint_as_float(static_cast<uint32_t>(parts[i][1]));
+    }
 #pragma unroll
     for (int distance = kPairs; distance < kWarp; distance *= 2) {
       low += __shfl_xor_sync(kAllLanes, low, distance);

@@ -109,6 +109,8 @@ def _parts(layer: LayerSpec) -> _Parts | None:
         return None
     if first is None or second is None or not all(_is_plain(weight) for weight in layer.weights):
         return None
+    if first.weight.dtype is not torch.bfloat16 or second.weight.dtype is not torch.bfloat16:
+        return None
     parts = _Parts(layer, (first, second), attention, feed_forward)
     return parts if _are_plain_heads(attention.heads, parts.head_dim) else None
 
@@ -133,7 +135,7 @@ def _are_plain_heads(heads: Heads, head_dim: int) -> bool:
 
 def _is_plain_norm(norm: HeadNorm) -> bool:
     has_others = norm.over_rows or norm.centred or norm.v_weight is not None or norm.k_weight is None
-    return not has_others and norm.offset == 0.0
+    return not has_others and norm.offset == 0.0 and norm.q_weight.dtype is torch.bfloat16
 
 
 class StackProgram:
