@@ -100,7 +100,7 @@ class Feeder {
   }
   __device__ uint32_t take_slot(uint32_t bytes) {
     empty_[at_.index].wait(at_.parity ^ 1);
-    while (clock() - last_ < pace_) {
+    while (clock64() - last_ < pace_) {
     }
     last_ = clock64();
     full_[at_.index].arrive_expecting(bytes);
