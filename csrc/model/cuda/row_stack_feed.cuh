@@ -54,8 +54,7 @@ class Feeder {
     int block = __ldg(a_.block_table + tile / tiles_of_block);
     for (; tile < range.tiles; tile += kRoundTiles) {
       const int row = tile % tiles_of_block * kTileRows, later = tile + kRoundTiles;
-      const int at = static_cast<int>(((block * a_.layout.num_layers + layer.cache_layer) * 2) * a_.kv_heads +
-                                      place_.cluster);
+      const int at = static_cast<int>(a_.layout.head_index(block, layer.cache_layer, place_.cluster));
       if (later < range.tiles) block = __ldg(a_.block_table + later / tiles_of_block);
       bring_keys(row, at);
       bring_keys(row, at + a_.kv_heads);
