@@ -206,11 +206,9 @@ __global__ void __launch_bounds__(kThreads, 1) row_stack_kernel(const __grid_con
   if (threadIdx.x == 0) ++a.launches[blockIdx.x];
 }
 
-CUtensorMap tile_map(const void* data, cuuint64_t rows, cuuint64_t halves, cuuint64_t columns, int panels) {
-  const cuuint64_t sizes[] = {kPanelColumns, rows, halves, columns / kPanelColumns};
-  const cuuint64_t strides[] = {columns * 2, rows * columns * 2, kPanelColumns * 2};
-  const cuuint32_t box[] = {kPanelColumns, static_cast<cuuint32_t>(kTileRows / halves),
-                            static_cast<cuuint32_t>(halves), static_cast<cuuint32_t>(panels)};
+// Tiles of bfloat16 in the order that load_matrices wants.
+CUtensorMap map_of(const void* data, const cuuint64_t (&sizes)[4], const cuuint64_t (&strides)[3],
+                   const cuuint32_t (&box)[4]) {
   const cuuint32_t steps[] = {1, 1, 1, 1};
   CUtensorMap map;
   const CUresult result =
@@ -221,22 +219,21 @@ CUtensorMap tile_map(const void* data, cuuint64_t rows, cuuint64_t halves, cuuin
   return map;
 }
 
+CUtensorMap tile_map(const void* data, cuuint64_t rows, cuuint64_t halves, cuuint64_t columns,
+                     cuuint32_t panels) {
+  return map_of(
+      data, {kPanelColumns, rows, halves, columns / kPanelColumns},
+      {columns * 2, rows * columns * 2, kPanelColumns * 2},
+      {kPanelColumns, kTileRows / static_cast<cuuint32_t>(halves), static_cast<cuuint32_t>(halves), panels});
+}
+
 // Heads as tiles: of [64, BS, D / 64, heads].
 CUtensorMap cache_map(const void* data, const KvLayout& layout) {
   const auto d = static_cast<cuuint64_t>(layout.head_dim), bs = static_cast<cuuint64_t>(layout.block_size);
-  const cuuint64_t heads =
-      static_cast<cuuint64_t>(layout.num_blocks * layout.num_layers * 2 * layout.num_kv_heads);
-  const cuuint64_t sizes[] = {kPanelColumns, bs, d / kPanelColumns, heads};
-  const cuuint64_t strides[] = {d * 2, kPanelColumns * 2, bs * d * 2};
-  const cuuint32_t box[] = {kPanelColumns, kTileRows, static_cast<cuuint32_t>(d / kPanelColumns), 1};
-  const cuuint32_t steps[] = {1, 1, 1, 1};
-  CUtensorMap map;
-  const CUresult result =
-      tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(data), sizes, strides,
-                           box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  check(result == CUDA_SUCCESS, "the driver refused the tensor map of a cache");
-  return map;
+  const auto heads = static_cast<cuuint64_t>(layout.head_index(layout.num_blocks, 0, 0));
+  const cuuint64_t panels = d / kPanelColumns;
+  return map_of(data, {kPanelColumns, bs, panels, heads}, {d * 2, kPanelColumns * 2, bs * d * 2},
+                {kPanelColumns, kTileRows, static_cast<cuuint32_t>(panels), 1});
 }
 
 template <int A>
