@@ -120,7 +120,7 @@ def scripts_of(grammar: Grammar, num_rows: int, num_tokens: int) -> IntArray:
         for number in range(num_tokens):
             masks.fill([matcher], mask)
             script[number] = random.choice(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")))
-            masks.advance([(matcher, [int(script[number])])])
+            matcher.see([int(script[number])])
     return scripts
 
 
