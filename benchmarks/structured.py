@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.model_shapes import SHAPES, write_model
-from benchmarks.timed_runner import timed_engine
+from benchmarks.timed_runner import TimedRunner, scripts_of, timed_engine
 from bequest.engine.build import build_engine
 from bequest.engine.config import EngineConfig
 from bequest.engine.constraints.grammar import Grammar, GrammarSource, Vocabulary
@@ -44,6 +44,7 @@ SCHEMA = {
         "additionalProperties": False,
     },
 }
+PROMPT = 32  # tokens
 
 
 async def seconds_per_token(engine: AsyncEngine, grammar: Grammar | None, batch: int, tokens: int, salt: str) -> float:
@@ -53,7 +54,7 @@ async def seconds_per_token(engine: AsyncEngine, grammar: Grammar | None, batch:
 
     async def one(index: int) -> None:
         params = SamplingParams(max_tokens=tokens, seed=index, ignore_eos=True, grammar=grammar)
-        prompt = tuple((index * 7 + i) % 200 + 20 for i in range(32))
+        prompt = tuple((index * 7 + i) % 200 + 20 for i in range(PROMPT))
         request = Request(f"{salt}-{index}", "bench", prompt, params, output=OutputMode.DELTA)
         count = 0
         async for delta in engine.generate(request):
@@ -76,15 +77,18 @@ class TimedConfig:
 
 
 async def measure(config: EngineConfig | TimedConfig, batch: int, tokens: int, rounds: int) -> dict[str, Any]:
+    runner: TimedRunner | None = None
     if isinstance(config, TimedConfig):
         sys.setswitchinterval(0.0005)  # as the server has it
-        engine, text = timed_engine(config.seconds, 256, config.model)
+        engine, text, runner = timed_engine(config.seconds, 256, config.model)
     else:
         built = await build_engine(config)
         engine, text = built.engine, built.text
     info = engine.info
     vocabulary = Vocabulary(text.tokenizer, info.vocab_size, info.eos_token_ids)
     grammar = Grammar(GrammarSource("json_schema", json.dumps(SCHEMA)), vocabulary)
+    if runner is not None:
+        runner.follow(scripts_of(grammar, batch, tokens), PROMPT)
     free: list[float] = []
     bound: list[float] = []
     spent: dict[str, list[float]] = {"free": [], "bound": []}

@@ -1,7 +1,8 @@
 """A device that is not there, and takes its time: steps are queued behind each other, and their tokens keep to masks.
 
 A step begins when it is launched and the one before it has ended, takes as long as it is told to, and ends no earlier
-than its masks are there, as on a GPU. So what the host does between two steps shows as a step that is late.
+than its masks are there, as on a GPU. So what the host does between two steps shows as a step that is late. Tokens
+that a grammar allows are chosen beforehand: a device takes no time of the host to choose them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from benchmarks.null_runner import NullRunner
 from bequest.engine.build import CacheSizes, make_scheduler
+from bequest.engine.constraints.grammar import Grammar, GrammarMasks
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.models.embedded import embedded_model_path
 from bequest.engine.scheduling.limits import SchedulerLimits
@@ -71,6 +73,8 @@ class TimedRunner(NullRunner):
         self.words = mask_words(vocab_size)
         self.busy_until = 0.0
         self._source: MaskSource | None = None
+        self._scripts = np.zeros((1, 0), np.int32)
+        self._prompt_len = 0
         self._places: deque[IntArray] = deque()  # of masks; they take turns, as a GPU's pinned memory does
 
     def place(self, num_rows: int) -> IntArray:
@@ -90,32 +94,39 @@ class TimedRunner(NullRunner):
         step.send(self._source)
         return step
 
+    def follow(self, scripts: IntArray, prompt_len: int) -> None:
+        """`scripts` [rows, tokens]: what rows with a grammar say behind a prompt."""
+        self._scripts, self._prompt_len = scripts, prompt_len
+
     def sampled(self, plan: StepPlan, masks: IntArray | None) -> StepResult:
         result = super().launch(plan)
         spec = plan.samples.masks
         if masks is not None and spec is not None:
-            result.tokens[spec.part] = _allowed(masks, plan.step)
+            rows, positions = plan.samples.rows[spec.part], plan.samples.positions[spec.part]
+            chosen = self._scripts[rows % len(self._scripts), positions - self._prompt_len]
+            assert (masks[np.arange(len(masks)), chosen // 32] >> chosen % 32 & 1).all(), "a mask is another one"
+            result.tokens[spec.part] = chosen
         return result
 
 
-def _allowed(masks: IntArray, step: int) -> IntArray:
-    """A token of each mask [rows, words]: of the first word behind a place that is another one in each step, and there
-    the first bit behind one that is another for each row. In few operations: a device takes no time of the host."""
-    rows = np.arange(len(masks))
-    begin = step * 7919 % masks.shape[1]
-    words = begin + (masks[:, begin:] != 0).argmax(axis=1)
-    bits = masks[rows, words]
-    if not bits.all():  # what some masks allow lies before
-        words = np.where(bits == 0, (masks != 0).argmax(axis=1), words)
-        bits = masks[rows, words]
-    chosen = []
-    for row, (word, some) in enumerate(zip(words.tolist(), bits.tolist(), strict=True)):
-        behind = some & 0xFFFFFFFF & (-1 << (step + 5 * row) % 32) or some
-        chosen.append(32 * word + (behind & -behind).bit_length() - 1)
-    return np.asarray(chosen, np.int32)
+def scripts_of(grammar: Grammar, num_rows: int, num_tokens: int) -> IntArray:
+    """[rows, tokens] that a grammar allows: each is any of those that may come, with equal chances. REQUIRES: it has
+    no end"""
+    random = np.random.default_rng(1)
+    scripts = np.zeros((num_rows, num_tokens), np.int32)
+    mask = np.zeros((1, mask_words(grammar.vocab_size)), np.int32)
+    for script in scripts:
+        matcher, masks = grammar.matcher(), GrammarMasks(1)
+        for number in range(num_tokens):
+            masks.fill([matcher], mask)
+            script[number] = random.choice(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")))
+            matcher.see([int(script[number])])
+    return scripts
 
 
-def timed_engine(seconds: float, most: int, directory: Path | None = None) -> tuple[AsyncEngine, TextBundle]:
+def timed_engine(
+    seconds: float, most: int, directory: Path | None = None
+) -> tuple[AsyncEngine, TextBundle, TimedRunner]:
     """An engine over such a device, with the tokenizer of a model, else the embedded one's. Within a running event
     loop."""
     text = load_text(embedded_model_path() if directory is None else directory)
@@ -128,4 +139,4 @@ def timed_engine(seconds: float, most: int, directory: Path | None = None) -> tu
     limits = SchedulerLimits(max_num_seqs=most, max_num_batched_tokens=8192, prefix_caching=True)
     make = partial(make_scheduler, limits, CacheSizes(16, 20_000), info.eos_token_ids)
     engine = AsyncEngine(info, make(), runner, text.tokenizer)  # type: ignore[arg-type]  # no bytes of blocks
-    return engine, text
+    return engine, text, runner

@@ -67,23 +67,23 @@ py::tuple plan_streams(const py::list& sequences, ssize_t first, int64_t most, p
 }
 
 // A launched step samples a token for each. Returns the positions, the most alternatives that anybody wants,
-// and whether one has a grammar.
+// and how many have a grammar.
 py::tuple sample_streams(const py::list& streams) {
   py::list positions(streams.size());
   int64_t num_logprobs = kNoLogprobs;
-  bool masked = false;
+  int64_t num_masked = 0;
   const Sequences all(streams);
   for (ssize_t i = 0; i < all.size(); ++i) {
     const auto [_, progress] = all[i];
     positions[i] = py::int_(progress.planned_len);
     num_logprobs = std::max(num_logprobs, progress.num_logprobs);
-    masked |= is_set(progress.matcher);
+    num_masked += is_set(progress.matcher) ? 1 : 0;
     ++progress.num_in_flight;
     ++progress.planned_len;
   }
   py::object most = py::none();
   if (num_logprobs != kNoLogprobs) most = py::int_(num_logprobs);
-  return py::make_tuple(positions, most, masked);
+  return py::make_tuple(positions, most, num_masked);
 }
 
 // How many there are of each account.

@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <bit>
 
 #include "core/check.h"
-#include "core/helpers.h"
 
 namespace bequest {
 
@@ -15,20 +13,6 @@ namespace {
 constexpr size_t kMostKnownBytes = 1 << 20;  // of texts and their tokens
 constexpr size_t kLongestKnown = 4096;       // bytes of a text
 constexpr int kMostForced = 64;              // tokens that a trial goes on by
-
-// f(i) for each i in [0, count), by the caller and by who helps in time. f must not throw.
-template <class F>
-void for_each(size_t count, int num_threads, F&& f) {
-  std::atomic<size_t> next = 0;
-  const auto work = [&](int) {
-    for (size_t i = next++; i < count; i = next++) f(i);
-  };
-  if (num_threads == 1) {
-    work(0);
-  } else {
-    run_parts(num_threads, work);
-  }
-}
 
 }  // namespace
 
@@ -134,51 +118,6 @@ void Matcher::try_first_masks() {
     const auto token = static_cast<uint32_t>(32 * (word - mask.begin()) + std::countr_zero(*word));
     if (token == tokens_->end_token() || !consume({&token, 1})) return;
   }
-}
-
-std::vector<size_t> fill_masks(std::span<const Move> moves, std::span<const MaskRow> rows, MaskPlace place,
-                               int num_threads) {
-  // One that has an error is found by its row.
-  for_each(moves.size(), num_threads, [&](size_t i) { moves[i].matcher->consume({&moves[i].token, 1}); });
-  std::vector<char> filled(rows.size());
-  for_each(rows.size(), num_threads,
-           [&](size_t i) { filled[i] = rows[i].matcher->fill(place.at(rows[i].row)); });
-  std::vector<size_t> failed;
-  for (size_t i = 0; i < rows.size(); ++i) {
-    if (!filled[i]) failed.push_back(rows[i].row);
-  }
-  return failed;
-}
-
-namespace {
-
-// Why it cannot go on, or nothing.
-std::string walk(const DraftedRow& drafted, MaskPlace place) {
-  Matcher copy = drafted.matcher->copy();
-  for (size_t i = 0; i < drafted.drafts.size() && !copy.is_stopped(); ++i) {
-    const std::span<const uint32_t> token(&drafted.drafts[i], 1);
-    const bool takes = copy.count_valid(token) == 1;
-    if (!takes && !copy.is_error()) break;
-    const size_t row = drafted.row + 1 + i;
-    if (!takes || !copy.consume(token) || !copy.fill(place.at(row))) {
-      std::fill(place.at(row), place.at(drafted.row + 1 + drafted.drafts.size()), 0);
-      return copy.error();
-    }
-  }
-  return "";
-}
-
-}  // namespace
-
-std::vector<std::pair<size_t, std::string>> fill_ahead(std::span<const DraftedRow> rows, MaskPlace place,
-                                                       int num_threads) {
-  std::vector<std::string> errors(rows.size());
-  for_each(rows.size(), num_threads, [&](size_t i) { errors[i] = walk(rows[i], place); });
-  std::vector<std::pair<size_t, std::string>> failed;
-  for (size_t i = 0; i < rows.size(); ++i) {
-    if (!errors[i].empty()) failed.emplace_back(rows[i].row, std::move(errors[i]));
-  }
-  return failed;
 }
 
 }  // namespace bequest

@@ -1,8 +1,5 @@
-// Where answers stand in their grammars, and the masks of the tokens that may come next: llguidance's
-// matchers, many at a time.
-//
-// The rows of a step follow each other in the thread that calls. To move and to ask each of them from Python
-// would hand the interpreter over at every row, and llguidance's own pool hands the rows to another thread.
+// Where an answer stands in its grammar, and the masks of the tokens that may come next: llguidance's
+// matchers.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +11,6 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "constraints/llguidance.h"
@@ -101,43 +97,5 @@ class Matcher {
   std::shared_ptr<const GrammarTokens> tokens_;
   Handle handle_;
 };
-
-// A matcher that takes a token before it is asked.
-struct Move {
-  Matcher* matcher;
-  uint32_t token;
-};
-
-// A matcher and the row of its mask.
-struct MaskRow {
-  Matcher* matcher;
-  size_t row;
-};
-
-// A matcher whose drafted tokens are at `row` + 1 and behind.
-struct DraftedRow {
-  Matcher* matcher;
-  size_t row;
-  std::vector<uint32_t> drafts;
-};
-
-// Where masks are made: [rows, words].
-struct MaskPlace {
-  uint32_t* masks;
-  size_t num_words;
-
-  uint32_t* at(size_t row) const { return masks + row * num_words; }
-};
-
-// Moves matchers and fills the masks of rows, in up to `num_threads` threads. The rows that could not be
-// filled, whose matchers have errors: nothing may come there. REQUIRES: no matcher is in two moves or rows
-std::vector<size_t> fill_masks(std::span<const Move> moves, std::span<const MaskRow> rows, MaskPlace place,
-                               int num_threads);
-
-// Fills the masks behind drafts that the grammars take; the others stay as they are. A copy walks: one that
-// runs into a limit stays there, and the draft may be wrong. From there on nothing may come; the rows of such
-// matchers, and why.
-std::vector<std::pair<size_t, std::string>> fill_ahead(std::span<const DraftedRow> rows, MaskPlace place,
-                                                       int num_threads);
 
 }  // namespace bequest

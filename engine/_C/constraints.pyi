@@ -1,7 +1,12 @@
-"""Matchers of grammars and the masks they make: csrc/constraints/matchers.h."""
+"""Matchers of grammars and the masks they make: csrc/constraints."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from bequest.engine.types import IntArray
 
 class GrammarTokens:  # a vocabulary as llguidance wants it
     # library: the path of llguidance's extension. A special token's bytes begin with 0xFF. encode: the tokens of a text
@@ -27,13 +32,32 @@ class Matcher:  # one answer's place in its grammar; one thread at a time
     def count_valid(self, tokens: Sequence[int]) -> int: ...  # how many of the first ones it takes; it does not move
     def try_first_masks(self) -> None: ...  # up to where there is a choice; moves it
 
-# Moves matchers by a token each, then fills the masks [rows, num_words] of others. The rows that have errors.
-def fill_masks(
-    moves: list[tuple[Matcher, int]], rows: list[tuple[Matcher, int]], masks: int, num_words: int, num_threads: int
-) -> list[int]: ...
+class GrammarMatcher:  # one answer: where it stands in its grammar, and whether anybody still looks at it
+    def __init__(self, start: Matcher, ends: Sequence[int]) -> None: ...  # ends: the tokens that may end it
+    num_seen: Final[int]  # steps that sampled for it
+    ended: bool  # nobody looks at what is sampled from now on
+    failed: str | None  # why it cannot go on: a limit that its grammar ran into, or a stray token
+    failed_ahead: str | None  # the same behind the drafts of the last step, if these are right
+    why_nothing: Final[str | None]  # one of these
+    done: Final[bool]  # it has ended or failed
+    error: Final[str]  # of its matcher; "": none
+    # What a step has sampled; None: nothing could be. It moves when its next mask is made.
+    def see(self, tokens: Sequence[int | None]) -> None: ...
+
+class StepAnswers:  # those of a step that is about to be launched, which counts for each
+    def __init__(self, answers: Sequence[GrammarMatcher]) -> None: ...
+    ready: Final[bool]  # whether all that comes before the step is known
+    # Samples of the step, one of each from number `first` on.
+    def see(self, tokens: IntArray, bad_rows: npt.NDArray[np.bool_], first: int) -> None: ...
+    # Fills the masks [rows, num_words] behind all tokens that were seen. The rows whose matchers have errors: nothing
+    # may come there.
+    def fill(self, masks: int, num_words: int, num_threads: int) -> list[int]: ...
+
+# The same of some rows of other masks.
+def fill_masks(rows: list[tuple[GrammarMatcher, int]], masks: int, num_words: int, num_threads: int) -> list[int]: ...
 
 # Fills the masks behind the drafts of rows, as far as the grammars take them. The rows whose drafts run into a limit,
 # and why; from there on their masks allow nothing.
 def fill_ahead(
-    rows: list[tuple[Matcher, int, tuple[int, ...]]], masks: int, num_words: int, num_threads: int
+    rows: list[tuple[GrammarMatcher, int, tuple[int, ...]]], masks: int, num_words: int, num_threads: int
 ) -> list[tuple[int, str]]: ...

@@ -17,15 +17,41 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import llguidance
 import numpy as np
-import numpy.typing as npt
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from bequest.engine._C import GrammarTokens, Matcher, MatcherLimits, address, fill_ahead, fill_masks
+from bequest.engine._C import (
+    GrammarMatcher,
+    GrammarTokens,
+    Matcher,
+    MatcherLimits,
+    StepAnswers,
+    address,
+    fill_ahead,
+    fill_masks,
+)
 from bequest.engine.text.tokenizer import Tokenizer
 from bequest.engine.types import IntArray
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
+
+__all__ = [
+    "UNSPELLABLE",
+    "Grammar",
+    "GrammarError",
+    "GrammarKind",
+    "GrammarMasks",
+    "GrammarMatcher",
+    "GrammarSource",
+    "StepAnswers",
+    "Vocabulary",
+    "byte_tokens",
+    "compile_source",
+    "grammar_tokens",
+    "is_stray",
+    "lark_of_any",
+    "mask_threads",
+]
 
 GrammarKind = Literal["json_schema", "regex", "lark", "any"]
 
@@ -147,7 +173,7 @@ class Grammar:
         return self.vocabulary.vocab_size
 
     def matcher(self) -> GrammarMatcher:
-        return GrammarMatcher(self._start.copy(), self.vocabulary.end_token_ids)
+        return GrammarMatcher(self._start, self.vocabulary.end_token_ids)
 
 
 def compile_source(source: GrammarSource, tokens: GrammarTokens) -> Matcher:
@@ -177,78 +203,36 @@ def lark_of_any(text: str) -> str:
         raise GrammarError(_first_line(str(error)) or type(error).__name__) from None
 
 
-class GrammarMatcher:
-    """One sequence's. The event loop counts what is sampled for it; the rest is the mask thread's."""
-
-    __slots__ = ("_num_sampled", "end_token_ids", "ended", "failed", "failed_ahead", "handle", "num_seen")
-
-    def __init__(self, handle: Matcher, end_token_ids: tuple[int, ...]) -> None:
-        self.handle = handle
-        self.end_token_ids = end_token_ids
-        self._num_sampled = 0
-        self.num_seen = 0  # of those steps, by the mask thread
-        self.ended = False  # nobody looks at what is sampled from now on
-        self.failed: str | None = None  # why it cannot go on: a limit that its grammar ran into, or a stray token
-        self.failed_ahead: str | None = None  # the same behind the drafts of the last step, if these are right
-
-    @property
-    def why_nothing(self) -> str | None:
-        return self.failed or self.failed_ahead
-
-    @property
-    def done(self) -> bool:
-        return self.ended or self.failed is not None
-
-    def count_sampling(self) -> int:
-        """A step is launched that samples for it; how many did before."""
-        self._num_sampled += 1
-        return self._num_sampled - 1
-
-
 class GrammarMasks:
-    """Moves matchers and fills masks, many at a time. Belongs to the mask thread."""
+    """Fills masks, many at a time. Belongs to the mask thread."""
 
     def __init__(self, most_threads: int) -> None:
         self._most_threads = most_threads
-        self._moves: list[tuple[Matcher, int]] = []  # not made yet; one of each matcher at most
 
-    def advance(self, sampled: Sequence[tuple[GrammarMatcher, Sequence[int | None]]]) -> None:
-        """By the tokens of a step; None: nothing could be sampled. The matchers move when the next masks are made, or
-        are settled: one call does both, since each hands the interpreter over, and has to get it back."""
-        self.settle()
-        for matcher, tokens in sampled:
-            matcher.num_seen += 1
-            said = _before_end(matcher, tokens)
-            if matcher.failed is not None or not said:
-                continue
-            if len(said) > 1:  # drafts were right
-                matcher.handle.consume(said[:-1])
-            self._moves.append((matcher.handle, said[-1]))
-
-    def settle(self) -> None:
-        if self._moves:
-            moves, self._moves = self._moves, []
-            fill_masks(moves, [], 0, 0, self._threads_for(moves))
+    def fill_step(self, answers: StepAnswers, matchers: Sequence[GrammarMatcher], masks: IntArray) -> None:
+        """`masks` [rows, words]: of each matcher, for its next token."""
+        self._check(masks, len(matchers))
+        failed = answers.fill(address(masks), masks.shape[1], self._threads_for(matchers))
+        for row in failed:
+            _fail(matchers[row])
 
     def fill(
         self, matchers: Sequence[GrammarMatcher], masks: IntArray, drafts: Sequence[tuple[int, ...]] | None = None
     ) -> None:
         """`masks` [rows, words]: of each matcher, one for its next token and one behind each of its drafts."""
-        assert masks.dtype == np.int32 and masks.flags.c_contiguous
-        rows = range(len(matchers)) if drafts is None else _first_rows(drafts)
-        assert not matchers or rows[-1] < len(masks)
-        live = [(matcher.handle, row) for row, matcher in zip(rows, matchers, strict=True) if not matcher.done]
-        moves, self._moves = self._moves, []
-        failed = fill_masks(moves, live, address(masks), masks.shape[1], self._threads_for(live))
-        if failed or len(live) < len(matchers):
-            for row, matcher in zip(rows, matchers, strict=True):
-                if matcher.done or row in failed:
-                    _fill_idle(matcher, masks[row])
+        rows = list(range(len(matchers)) if drafts is None else _first_rows(drafts))
+        self._check(masks, rows[-1] + 1 if rows else 0)
+        named = list(zip(matchers, rows, strict=True))
+        failed = set(fill_masks(named, address(masks), masks.shape[1], self._threads_for(named)))
+        for matcher, row in named:
+            if row in failed:
+                _fail(matcher)
         if drafts is not None:
             walks = [_Walk(*walk) for walk in zip(matchers, rows, drafts, strict=True) if walk[2]]
             self._fill_ahead(walks, masks)
-        if matchers:
-            _allow_every_end(masks.view(np.uint32), matchers[0].end_token_ids)
+
+    def _check(self, masks: IntArray, num_rows: int) -> None:
+        assert masks.dtype == np.int32 and masks.flags.c_contiguous and len(masks) >= num_rows
 
     def _fill_ahead(self, walks: Sequence[_Walk], masks: IntArray) -> None:
         """Behind drafts."""
@@ -259,7 +243,7 @@ class GrammarMasks:
             masks[row + 1 : row + 1 + len(drafts)] = -1 if matcher.ended else 0
             if not matcher.done:
                 live[row] = matcher, drafts
-        drafted = [(matcher.handle, row, drafts) for row, (matcher, drafts) in live.items()]
+        drafted = [(matcher, row, drafts) for row, (matcher, drafts) in live.items()]
         for row, why in fill_ahead(drafted, address(masks), masks.shape[1], self._threads_for(drafted)):
             live[row][0].failed_ahead = _first_line(why)
 
@@ -277,33 +261,8 @@ def _first_rows(drafts: Sequence[tuple[int, ...]]) -> list[int]:
     return list(accumulate((1 + len(drafted) for drafted in drafts[:-1]), initial=0)) if drafts else []
 
 
-def _before_end(matcher: GrammarMatcher, tokens: Sequence[int | None]) -> list[int]:
-    """Those that move it. Behind an end, or where nothing could be sampled, it has ended."""
-    said: list[int] = []
-    for token in tokens:
-        if matcher.ended:
-            break
-        if token is None or token in matcher.end_token_ids:
-            matcher.ended = True
-        else:
-            said.append(token)
-    return said
-
-
-def _allow_every_end(masks: npt.NDArray[np.uint32], end_token_ids: tuple[int, ...]) -> None:
-    """llguidance knows of one end token of the vocabulary: where that may come, the others may."""
-    first, *others = end_token_ids
-    if others:
-        may_end = masks[:, first // 32] >> (first % 32) & 1  # [rows]
-        for token in others:
-            masks[:, token // 32] |= may_end << (token % 32)
-
-
-def _fill_idle(matcher: GrammarMatcher, mask: IntArray) -> None:
-    """Of one that has ended, or cannot go on: anything may come, or nothing."""
-    if not matcher.done:
-        matcher.failed = _first_line(matcher.handle.error)
-    mask[:] = 0 if matcher.failed is not None else -1
+def _fail(matcher: GrammarMatcher) -> None:
+    matcher.failed = _first_line(matcher.error)
 
 
 def mask_threads() -> int:

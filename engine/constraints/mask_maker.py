@@ -22,7 +22,7 @@ from typing import cast
 
 import numpy as np
 
-from bequest.engine.constraints.grammar import GrammarMasks, GrammarMatcher, mask_threads
+from bequest.engine.constraints.grammar import GrammarMasks, GrammarMatcher, StepAnswers, mask_threads
 from bequest.engine.constraints.masks import MaskChannel, StepMasks
 from bequest.engine.types import NO_DRAFT, IntArray, MaskSpec, Matcher, StepPlan, StepResult
 
@@ -39,21 +39,20 @@ class _Step:
 
     spec: MaskSpec
     masks: StepMasks
-    matchers: tuple[tuple[GrammarMatcher, int], ...]  # with how many steps each has to have seen
+    matchers: Sequence[GrammarMatcher]
+    answers: StepAnswers  # the same
     drafts: tuple[tuple[int, ...], ...] | None = None  # None: nobody drafts, and each has one mask
 
-    @property
-    def ready(self) -> bool:
-        return all(matcher.num_seen >= needed or matcher.done for matcher, needed in self.matchers)
-
-    def tokens(self, result: StepResult) -> list[list[int | None]]:
-        """Those that count, of each matcher; None: nothing could be sampled."""
+    def see(self, result: StepResult) -> None:
+        """Tells the matchers what the step has sampled."""
+        if self.drafts is None:
+            self.answers.see(result.tokens, result.bad_rows, self.spec.first_sample)
+            return
         part = self.spec.part
         sampled = zip(result.tokens[part].tolist(), result.bad_rows[part].tolist(), strict=True)
         tokens = iter([None if bad else token for token, bad in sampled])
-        if self.drafts is None:
-            return [[token] for token in tokens]
-        return [_accepted(list(islice(tokens, 1 + len(drafts))), drafts) for drafts in self.drafts]
+        for matcher, drafts in zip(self.matchers, self.drafts, strict=True):
+            matcher.see(_accepted(list(islice(tokens, 1 + len(drafts))), drafts))
 
 
 class MaskMaker:
@@ -75,8 +74,8 @@ class MaskMaker:
         if drafts is not None:  # as often as it is sampled
             firsts = accumulate((1 + len(tokens) for tokens in drafts[:-1]), initial=0)
             matchers = [matchers[first] for first in firsts]
-        counted = tuple((m, m.count_sampling()) for m in cast(Sequence[GrammarMatcher], matchers))
-        step = _Step(spec, self._channel.open(spec.number, spec.num_rows), counted, drafts)
+        known = cast(Sequence[GrammarMatcher], matchers)
+        step = _Step(spec, self._channel.open(spec.number, spec.num_rows), known, StepAnswers(known), drafts)
         self._launched[plan.step] = step
         if self._work is None:
             sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
@@ -123,7 +122,7 @@ class _Work:
         """A step is about to be launched. On the event loop, which has not got the lock: where its tokens come at the
         same time, this says so, or who has them finds the step."""
         self._due.append(step)
-        return step.ready
+        return step.answers.ready
 
     def go_on(self, step: _Step, result: StepResult) -> None:
         """A step has come back."""
@@ -137,16 +136,15 @@ class _Work:
 
     def _make_all(self) -> None:
         """The masks that can be made now."""
-        while self._due and self._due[0].ready:
+        while self._due and self._due[0].answers.ready:
             self._make(self._due.popleft())
 
     def _advance(self, step: _Step, result: StepResult) -> None:
-        sampled = zip(step.matchers, step.tokens(result), strict=True)
         try:
-            self._filler.advance([(matcher, tokens) for (matcher, _), tokens in sampled])
+            step.see(result)
         except Exception as error:
             log.exception("matchers could not be moved; their requests fail")
-            for matcher, _ in step.matchers:
+            for matcher in step.matchers:
                 matcher.failed = repr(error)
 
     def _make(self, step: _Step) -> None:
@@ -154,7 +152,10 @@ class _Work:
         place = masks.place
         filled = self._buffer(*masks.shape) if place is None else place
         try:
-            self._filler.fill([matcher for matcher, _ in step.matchers], filled, step.drafts)
+            if step.drafts is None:
+                self._filler.fill_step(step.answers, step.matchers, filled)
+            else:
+                self._filler.fill(step.matchers, filled, step.drafts)
         except Exception:
             log.exception("token masks could not be made; the constrained requests of the step fail")
             filled[:] = 0

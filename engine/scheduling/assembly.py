@@ -94,11 +94,11 @@ def _images(outcome: StepOutcome, dropped: tuple[int, ...], looked_at: tuple[Ima
     )
 
 
-def _masks_of(step: int, sampled: list[Sequence]) -> MaskSpec | None:
-    if not sampled or sampled[-1].matcher is None:
+def _masks_of(step: int, outcome: StepOutcome) -> MaskSpec | None:
+    num_rows = outcome.num_masked
+    if not num_rows:
         return None
-    num_masked = sum(s.matcher is not None for s in sampled)
-    return MaskSpec(number=step, first_sample=len(sampled) - num_masked, num_rows=num_masked)
+    return MaskSpec(number=step, first_sample=len(outcome.sampled) - num_rows, num_rows=num_rows)
 
 
 def _in_order(draft: Draft) -> list[Sequence]:
@@ -179,7 +179,7 @@ def _samples(step: int, outcome: StepOutcome) -> StepSamples:
         positions=positions,
         drafts=_drafts(outcome, num + num_beams) if outcome.drafts else None,
         num_logprobs=outcome.num_logprobs,
-        masks=_masks_of(step, outcome.sampled),
+        masks=_masks_of(step, outcome),
     )
 
 

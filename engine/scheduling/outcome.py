@@ -30,7 +30,7 @@ class StepOutcome:
     opened: list[RowSpec] = field(default_factory=list)
     scored: list[PromptLogprobSpec] = field(default_factory=list)
     ranked: list[tuple[range, Callable[[int], BeamSpec]]] = field(default_factory=list)
-    masked: bool = False  # whether one of the sampled has a grammar
+    num_masked: int = 0  # of the sampled: those that have a grammar
     num_logprobs: int | None = None  # the largest number of alternatives that anybody wants
     tapped: list[tuple[Sequence, Indices, Indices]] = field(default_factory=list)  # positions, tokens of the step
     expected: list[Expectation] = field(default_factory=list)
@@ -45,7 +45,8 @@ class StepOutcome:
             self.opened.append(self.rows.open(sequence))
         if (num_logprobs := sequence.group.request.params.logprobs) is not None:
             self._want_logprobs(num_logprobs)
-        self.masked |= sequence.matcher is not None
+        if sequence.matcher is not None:
+            self.num_masked += len(drafts) + 1
         if drafts:
             self._sample_drafts(sequence, token, drafts)
             return
@@ -58,7 +59,7 @@ class StepOutcome:
 
     def sample_first(self, streams: list[Sequence]) -> None:
         """The same of each, whose tokens are the first of the step. REQUIRES: nothing was sampled before"""
-        positions, self.num_logprobs, self.masked = sample_streams(streams)
+        positions, self.num_logprobs, self.num_masked = sample_streams(streams)
         self.positions += positions
         self.sampled += streams
         self.sample_tokens += range(len(streams))

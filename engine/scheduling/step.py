@@ -123,12 +123,13 @@ def _nature(draft: Draft, outcome: StepOutcome, num_tokens: int) -> Literal["dec
 
 def _masked_last(outcome: StepOutcome) -> tuple[Matcher, ...]:
     """Moves the samples of rows with a grammar behind the others; returns their matchers."""
-    if not outcome.masked:
+    if not outcome.num_masked:
         return ()
-    masked = [s.matcher is not None for s in outcome.sampled]
-    order = sorted(range(len(masked)), key=masked.__getitem__)
-    outcome.sampled = [outcome.sampled[i] for i in order]
-    outcome.sample_tokens = [outcome.sample_tokens[i] for i in order]
-    outcome.positions = [outcome.positions[i] for i in order]
-    outcome.drafts = [outcome.drafts[i] for i in order] if outcome.drafts else []
-    return tuple(s.matcher for s in outcome.sampled if s.matcher is not None)
+    if outcome.num_masked < len(outcome.sampled):
+        masked = [s.matcher is not None for s in outcome.sampled]
+        order = sorted(range(len(masked)), key=masked.__getitem__)
+        outcome.sampled = [outcome.sampled[i] for i in order]
+        outcome.sample_tokens = [outcome.sample_tokens[i] for i in order]
+        outcome.positions = [outcome.positions[i] for i in order]
+        outcome.drafts = [outcome.drafts[i] for i in order] if outcome.drafts else []
+    return tuple([s.matcher for s in outcome.sampled if s.matcher is not None])

@@ -85,14 +85,14 @@ def test_masks_behind_drafts_are_those_of_one_token_at_a_time() -> None:
             token = drafted[number] if number < len(drafted) else EOS
             if not one[0, token // 32] >> (token % 32) & 1:
                 break
-            alone.advance([(matcher, [token])])
+            matcher.see([token])
         row += 1 + len(drafted)
     assert len(counts) > 10
     again = np.empty((len(drafts), num_words()), np.int32)
     GrammarMasks(1).fill(matchers, again)
     assert (again == again[0]).all(), "a walk moves nobody"
     several = GrammarMasks(1)
-    several.advance([(matchers[0], [a, b, c])])
+    matchers[0].see([a, b, c])
     assert matchers[0].num_seen == 1
     several.fill(matchers[:1], again[:1])
     assert np.unpackbits(again[0].view(np.uint8), bitorder="little").nonzero()[0].tolist().count(d) == 1

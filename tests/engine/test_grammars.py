@@ -13,6 +13,7 @@ import jsonschema
 import numpy as np
 import pytest
 
+from bequest.engine._C import Error, StepAnswers
 from bequest.engine.config import EngineConfig
 from bequest.engine.constraints.grammar import (
     UNSPELLABLE,
@@ -219,7 +220,7 @@ def forced_tokens(rule: Grammar) -> list[int]:
         if len(allowed) != 1:
             break
         tokens += allowed
-        masks.advance([(matcher, allowed)])
+        matcher.see(allowed)
     return tokens
 
 
@@ -235,7 +236,7 @@ def test_special_tokens_are_no_text() -> None:
 def follows(rule: Grammar, token_ids: list[int]) -> bool:
     masks, matcher = GrammarMasks(1), rule.matcher()
     for token in token_ids:
-        masks.advance([(matcher, [token])])
+        matcher.see([token])
     masks.fill([matcher], np.empty((1, mask_words(rule.vocabulary.vocab_size)), np.int32))
     return matcher.failed is None
 
@@ -301,9 +302,31 @@ def test_many_rows_in_several_threads_are_as_each_alone() -> None:
         GrammarMasks(1).fill([rule.matcher()], alone[row : row + 1])
     assert (masks == np.tile(alone, (50, 1))).all()
     first = [int(np.unpackbits(row.view(np.uint8), bitorder="little").argmax()) for row in alone]
-    several.advance([(matcher, [first[row % 4]]) for row, matcher in enumerate(matchers)])
-    several.settle()
-    assert all(matcher.num_seen == 1 and not matcher.handle.is_error for matcher in matchers)
+    for row, matcher in enumerate(matchers):
+        matcher.see([first[row % 4]])
+    several.fill(matchers, masks)
+    assert all(matcher.num_seen == 1 and matcher.failed is None for matcher in matchers)
+
+
+def test_a_step_tells_its_answers_what_each_has_said() -> None:
+    """One goes on, one ends, one could say nothing; the step behind it waits for all of them."""
+    rule, (a, b) = grammar("a(b|c)*"), (tokenizer().encode(letter, False)[0] for letter in "ab")
+    matchers = [rule.matcher() for _ in range(3)]
+    first, second = StepAnswers(matchers), StepAnswers(matchers[:1])
+    assert first.ready and not second.ready
+    tokens, bad = np.asarray([7, a, EOS, b], np.int32), np.asarray([False, False, False, True])
+    first.see(tokens, bad, 1)
+    assert second.ready and [matcher.ended for matcher in matchers] == [False, True, True]
+    assert [matcher.num_seen for matcher in matchers] == [1, 1, 1]
+    masks = np.zeros((3, mask_words(vocabulary().vocab_size)), np.int32)
+    GrammarMasks(1).fill_step(first, matchers, masks)
+    allowed = np.unpackbits(masks[0].view(np.uint8), bitorder="little")
+    assert allowed[b] and allowed[EOS] and not allowed[a] and (masks[1:] == -1).all()
+    second.see(tokens, bad, 1)  # no "a" behind the first one
+    GrammarMasks(1).fill_step(second, matchers[:1], masks)
+    assert matchers[0].failed is not None and matchers[0].done and not masks[0].any()
+    with pytest.raises(Error, match="no sample"):
+        first.see(tokens, bad, 2)
 
 
 def test_a_model_with_fewer_tokens_than_its_tokenizer_spells_with_those_it_has() -> None:
@@ -317,7 +340,7 @@ def test_a_model_with_fewer_tokens_than_its_tokenizer_spells_with_those_it_has()
             if len(allowed) == 0 or EOS in allowed:
                 break
             said += tokenizer().token_bytes(int(allowed[-1]))
-            masks.advance([(matcher, [int(allowed[-1])])])
+            matcher.see([int(allowed[-1])])
         assert bool(re.fullmatch(text, said.decode())) == spelled == (matcher.failed is None)
         assert spelled or matcher.failed == UNSPELLABLE
 
@@ -327,8 +350,7 @@ async def test_a_token_that_does_not_match_is_no_limit_of_the_grammar(monkeypatc
     matcher, masks = rule.matcher(), GrammarMasks(1)
     mask = np.empty((1, mask_words(vocabulary().vocab_size)), np.int32)
     masks.fill([matcher], mask)
-    masks.advance([(matcher, tokenizer().encode("x", False))])  # as if the sampler had not seen the mask
-    masks.settle()
+    matcher.see(tokenizer().encode("x", False))  # as if the sampler had not seen the mask
     monkeypatch.setattr(rule, "matcher", lambda: matcher)
     async with random_engine() as engine:
         with pytest.raises(InternalError, match='left the grammar: token "x" doesn\'t satisfy') as caught:

@@ -75,7 +75,7 @@ def test_every_mask_of_a_walk_is_llguidances(source: GrammarSource) -> None:
             masks.fill([matcher], mask)
             assert (mask[0] == mask_of(theirs)).all() and matcher.failed is None
             token = draw.choice(allowed(mask[0]))
-            masks.advance([(matcher, [token])])
+            matcher.see([token])
             if matcher.ended:
                 break
             assert theirs.consume_token(token)
@@ -151,7 +151,9 @@ def test_another_library_is_refused() -> None:
 
 
 def test_a_mask_of_another_vocabulary_is_refused() -> None:
-    matcher = compile_source(GrammarSource("regex", "abc"), byte_tokens(0))
+    matcher = _C.GrammarMatcher(compile_source(GrammarSource("regex", "abc"), byte_tokens(0)), [256])
     mask = np.zeros(100, np.int32)
     with pytest.raises(_C.Error, match="a bit for each token"):
-        _C.fill_masks([], [(matcher, 0)], _C.address(mask), 100, 1)
+        _C.fill_masks([(matcher, 0)], _C.address(mask), 100, 1)
+    with pytest.raises(_C.Error, match="a bit for each token"):
+        _C.StepAnswers([matcher]).fill(_C.address(mask), 100, 1)
