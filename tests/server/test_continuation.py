@@ -125,6 +125,7 @@ async def test_choices_of_later_prompts(front: Front, choice: int, prompt: bytes
         "/v1/completions", {"prompt": "x", "continuation_of": parent["id"], "continuation_choice": 6}
     )
     assert answer.status == 400 and body["error"]["code"] == "continuation_choice_out_of_range"
+    assert body["error"]["details"] == {"choices": 6} and "has 6 choice(s)" in body["error"]["message"]
 
 
 async def test_a_lease_on_a_prompt_alone(front: Front) -> None:
