@@ -275,12 +275,14 @@ class RecurrentStates:
             first = begin + _num_known(chunk) - 1
             slots[first : begin + chunk.num_tokens] = [state.slot for state in written]
             begin += chunk.num_tokens
-        begin = 0
-        for chunk in chunks:
-            for state in () if chunk.read_only or self._of[chunk.sequence].beams else self._marks(chunk):
-                slots[begin + state.position - chunk.begin - 1] = state.slot
-                self._spent.append(state)
-            begin += chunk.num_tokens
+        # What others are going to fork was counted. Marks may take what is left.
+        for positions in (self._wanted, self._marked):
+            begin = 0
+            for chunk in chunks:
+                for state in self._left(chunk, positions(chunk)):
+                    slots[begin + state.position - chunk.begin - 1] = state.slot
+                    self._spent.append(state)
+                begin += chunk.num_tokens
         moves = self.take_moves()  # those of what this step writes come with the next one
         # Not before: what this step reads or writes makes no room for what it writes.
         self.drop(self._spent)
@@ -331,13 +333,28 @@ class RecurrentStates:
             self._of[sequence].marks.append(state.hold())
             self.park(state)
 
-    def _marks(self, chunk: Chunk) -> Iterator[State]:
-        """States behind tokens inside a chunk that are kept, as far as there are slots; the caller drops them."""
-        sequence, begin, end = chunk.sequence, chunk.begin, chunk.begin + _num_known(chunk)
-        held, interval = self._of[sequence], self._sizes.interval
-        positions = {*range((begin // interval + 1) * interval, end, interval), self._last_block(sequence), held.wanted}
-        for position in sorted((p for p in positions if begin < p < end), key=lambda p: (p != held.wanted, p)):
-            if not self._free and not self._idle:
+    def _wanted(self, chunk: Chunk) -> Iterable[int]:
+        """Where others are going to fork it."""
+        return (self._of[chunk.sequence].wanted,)
+
+    def _marked(self, chunk: Chunk) -> Iterable[int]:
+        """Positions whose states are kept, as far as there are slots."""
+        if chunk.count == 1:
+            return ()  # most chunks: nothing is inside
+        held, begin, interval = self._of[chunk.sequence], chunk.begin, self._sizes.interval
+        positions = {*range((begin // interval + 1) * interval, chunk.begin + _num_known(chunk), interval)}
+        return sorted((positions | {self._last_block(chunk.sequence)}) - {held.wanted})
+
+    def _left(self, chunk: Chunk, positions: Iterable[int]) -> Iterator[State]:
+        """States behind tokens inside a chunk; the caller drops them."""
+        sequence, end = chunk.sequence, chunk.begin + _num_known(chunk)
+        held = self._of[sequence]
+        if chunk.read_only or held.beams:
+            return
+        for position in positions:
+            if not chunk.begin < position < end:
+                continue
+            if position != held.wanted and not self._free and not self._idle:
                 return
             state = self._new(sequence, position)
             state.lasting = True

@@ -201,6 +201,15 @@ async def test_suffixes_are_scored_where_slots_are_few(num_slots: int, chunk: in
         assert set(runner.scored) == set().union(*(histories([*a.prompt_token_ids], suffixes) for a in scored))
 
 
+async def test_marks_of_others_leave_a_leader_what_its_candidates_go_on_from() -> None:
+    """They are of the same step, and would take all slots."""
+    states = StateSizes(num_slots=12, num_lease_slots=6, interval=2)
+    async with running(Setup(chunk=100, states=states, max_num_seqs=3)) as (engine, runner):
+        asked = request(prompt(20, seed=1), SCORED, suffixes=((7,), (8, 9)))
+        await asyncio.wait_for(ask_all(engine, [request(prompt(40), PARAMS), asked]), 10)
+        assert set(runner.scored) == histories(prompt(20, seed=1), asked.suffixes)
+
+
 @pytest.mark.parametrize("searches", [False, True], ids=["sampled", "beams"])
 @pytest.mark.parametrize("num_slots", [8, 12, 16])
 async def test_states_of_as_many_choices_as_may_run(num_slots: int, searches: bool) -> None:
