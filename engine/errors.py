@@ -73,7 +73,7 @@ def context_exceeded(prompt: int, more: int, limit: int) -> ContextLengthExceede
     """`prompt` tokens and `more` behind them, where the model takes `limit`."""
     return ContextLengthExceeded(
         f"{prompt} tokens and {more} behind them are more than the model's {limit}.",
-        # Agents shorten a conversation that is "too long"; one that takes less than half of the room is not at fault.
+        # A prompt that takes less than half of the room is not at fault: then the sentence says how to ask for less.
         reason="completion_too_long" if 2 * prompt < limit else "context_length",
         details={"max_model_len": limit, "prompt_tokens": prompt, "max_tokens": more},
         total=prompt + more,

@@ -104,6 +104,12 @@ class Keeper(ABC):
         self.scheduler.wake()
         return record.id
 
+    def free_name(self, tenant: str, reference: str) -> None:
+        """Another request may have the name of an ended one. Nothing, where there is none."""
+        record = self.retention.get(tenant, reference)
+        if record is not None:
+            self.retention.free_name(record)
+
     async def written(self) -> None:
         """Returns when files say what `set_ttl` and `forget` have done, or the disk is too slow."""
         await self._vault.written()

@@ -97,6 +97,10 @@ class EngineLike(Protocol):
         Returns its id.
         """
 
+    def free_name(self, tenant: str, reference: str) -> None:
+        """Of an ended request whose answer was given up with others that were a part of it: another may have the
+        name. Nothing, where there is none."""
+
     async def written(self) -> None:
         """Returns when files say what `set_ttl` and `forget` have done, or the disk is too slow."""
 

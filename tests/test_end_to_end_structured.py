@@ -289,13 +289,30 @@ def test_refused_tools(client: openai.OpenAI, model: str, fields: Any, param: st
     assert caught.value.param == param
 
 
-def test_a_broken_schema_of_a_function(client: openai.OpenAI, model: str) -> None:
-    function = {"name": "f", "parameters": {"type": "nothing"}}
+@pytest.mark.parametrize(
+    "choice, answer, param, complaint",
+    [
+        ("required", None, "tools[1].function.parameters", "Invalid schema for function 'f': Invalid type: nothing."),
+        ("auto", {"type": "object"}, "tools[1].function.parameters", "Invalid schema for function 'f': "),
+        (
+            "auto",
+            {"not": {}},
+            "response_format.json_schema.schema",
+            """Invalid schema for response_format 'n': Unimplemented keys: ["not"].""",
+        ),
+    ],
+)
+def test_the_schema_at_fault_is_named(
+    client: openai.OpenAI, model: str, choice: Any, answer: Any, param: str, complaint: str
+) -> None:
+    """Among those of several functions, and that of the answer."""
+    kind = "nothing" if param.startswith("tools") else "object"
+    functions: Any = [CLOCK, {"type": "function", "function": {"name": "f", "parameters": {"type": kind}}}]
+    fields = {} if answer is None else named(answer)
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(
-            model=model, messages=ASK, tools=[{"type": "function", "function": function}], tool_choice="required"
-        )
-    assert "Invalid schema for function 'f'" in str(caught.value)
+        client.chat.completions.create(model=model, messages=ASK, tools=functions, tool_choice=choice, **fields)
+    assert complaint in str(caught.value)
+    assert caught.value.code == "invalid_json_schema" and caught.value.param == param
 
 
 # --- responses ---------------------------------------------------------------------------------------------------

@@ -23,10 +23,12 @@ from bequest.engine.cache.states import StatePlan
 from bequest.engine.state import sequence as running
 from bequest.engine.state.draft import Chunk, Draft
 from bequest.engine.state.recurrent import SequenceStates, State
-from bequest.engine.types import NO_STATE, IntArray
+from bequest.engine.types import NO_STATE, IntArray, Request
 from bequest.engine.types.recurrent import StateLoad, StateSizes
 
-_PER_BEAM = 3  # states: what it goes on from, what it writes, and one of a beam that has ended
+_PER_CHOICE = 2  # states: what it goes on from, and what it writes
+_PER_BEAM = 3  # those, and one of a beam that has ended
+_PER_WALKING = 4  # as many more of a choice, or a beam, that passes its tokens again for their hidden states
 
 
 class RecurrentStates:
@@ -69,7 +71,11 @@ class RecurrentStates:
     def _num_spare(self) -> int:
         """Slots that neither leases nor running sequences count on, and that no draft has."""
         used = sum(_most_held(sequence, held) for sequence, held in self._of.items()) + self._num_drafted
-        return self._sizes.num_slots - self._sizes.num_lease_slots - used
+        return self._num_beside_leases - used
+
+    @property
+    def _num_beside_leases(self) -> int:
+        return self._sizes.num_slots - self._sizes.num_lease_slots
 
     @property
     def _num_drafted(self) -> int:
@@ -111,10 +117,16 @@ class RecurrentStates:
         state = held.current if child.num_computed == leader.num_computed else held.kept
         assert state is not None and state.position == child.num_computed, "forked where there is no state"
         self._of[child].current = state.hold()
+        if held.wanted:
+            held.lends = True
+            if held.previous is not None:  # no step is launched past its end
+                self.drop([held.previous])
+                held.previous = None
 
     def can_fork(self, leader: running.Sequence, position: int) -> bool:
         kept = self._of[leader].kept
-        return self._fits(2) and (position == 0 or (kept is not None and kept.position == position))
+        num_more = 2 - 2 * leader.work.num_to_begin(leader)  # the leader was let in with room for those
+        return self._fits(num_more) and (position == 0 or (kept is not None and kept.position == position))
 
     def want(self, sequence: running.Sequence, position: int) -> None:
         held = self._of[sequence]
@@ -263,12 +275,14 @@ class RecurrentStates:
             first = begin + _num_known(chunk) - 1
             slots[first : begin + chunk.num_tokens] = [state.slot for state in written]
             begin += chunk.num_tokens
-        begin = 0
-        for chunk in chunks:
-            for state in () if chunk.read_only or self._of[chunk.sequence].beams else self._marks(chunk):
-                slots[begin + state.position - chunk.begin - 1] = state.slot
-                self._spent.append(state)
-            begin += chunk.num_tokens
+        # What others are going to fork was counted. Marks may take what is left.
+        for positions in (self._wanted, self._marked):
+            begin = 0
+            for chunk in chunks:
+                for state in self._left(chunk, positions(chunk)):
+                    slots[begin + state.position - chunk.begin - 1] = state.slot
+                    self._spent.append(state)
+                begin += chunk.num_tokens
         moves = self.take_moves()  # those of what this step writes come with the next one
         # Not before: what this step reads or writes makes no room for what it writes.
         self.drop(self._spent)
@@ -319,13 +333,28 @@ class RecurrentStates:
             self._of[sequence].marks.append(state.hold())
             self.park(state)
 
-    def _marks(self, chunk: Chunk) -> Iterator[State]:
-        """States behind tokens inside a chunk that are kept, as far as there are slots; the caller drops them."""
-        sequence, begin, end = chunk.sequence, chunk.begin, chunk.begin + _num_known(chunk)
-        held, interval = self._of[sequence], self._sizes.interval
-        positions = {*range((begin // interval + 1) * interval, end, interval), self._last_block(sequence), held.wanted}
-        for position in sorted((p for p in positions if begin < p < end), key=lambda p: (p != held.wanted, p)):
-            if not self._free and not self._idle:
+    def _wanted(self, chunk: Chunk) -> Iterable[int]:
+        """Where others are going to fork it."""
+        return (self._of[chunk.sequence].wanted,)
+
+    def _marked(self, chunk: Chunk) -> Iterable[int]:
+        """Positions whose states are kept, as far as there are slots."""
+        if chunk.count == 1:
+            return ()  # most chunks: nothing is inside
+        held, begin, interval = self._of[chunk.sequence], chunk.begin, self._sizes.interval
+        positions = {*range((begin // interval + 1) * interval, chunk.begin + _num_known(chunk), interval)}
+        return sorted((positions | {self._last_block(chunk.sequence)}) - {held.wanted})
+
+    def _left(self, chunk: Chunk, positions: Iterable[int]) -> Iterator[State]:
+        """States behind tokens inside a chunk; the caller drops them."""
+        sequence, end = chunk.sequence, chunk.begin + _num_known(chunk)
+        held = self._of[sequence]
+        if chunk.read_only or held.beams:
+            return
+        for position in positions:
+            if not chunk.begin < position < end:
+                continue
+            if position != held.wanted and not self._free and not self._idle:
                 return
             state = self._new(sequence, position)
             state.lasting = True
@@ -406,11 +435,10 @@ class RecurrentStates:
         way = [held.current, *right]
         held.current, held.drafted = way[-1], way[:-1]
 
-    # --- beams ---------------------------------------------------------------------------------------------------
+    # --- several of a request ------------------------------------------------------------------------------------
 
-    @property
-    def most_beams(self) -> int:
-        return (self._sizes.num_slots - self._sizes.num_lease_slots) // _PER_BEAM
+    def most_choices(self, request: Request) -> int:
+        return self._num_beside_leases // _num_each(request)
 
     def begin_beams(self, leader: running.Sequence) -> None:
         held = self._of[leader]
@@ -447,9 +475,19 @@ class RecurrentStates:
 
 def _most_held(sequence: running.Sequence, held: SequenceStates) -> int:
     """States that a sequence may come to hold, for those of its group that will begin, too."""
-    extra = int(held.wanted > 0) + 2 * int(sequence.capture is not None)
-    each = _PER_BEAM if sequence.group.kind.takes_beams else 2
-    return each * max(1, sequence.work.slots(sequence)) + extra
+    work, keeps = sequence.work, 0
+    num_to_begin = work.num_to_begin(sequence)
+    if held.wanted > 0 or 0 < work.most_passed(sequence) < sequence.planned_len:
+        # What it keeps has the room of whoever is to begin; then that of what it came from.
+        keeps = int(num_to_begin == 0 and not held.lends)
+    return _num_each(sequence.group.request) * (max(1, work.slots(sequence)) + num_to_begin) + keeps
+
+
+def _num_each(request: Request) -> int:
+    """States that each of its choices or beams may come to hold."""
+    if request.hidden_states is not None:
+        return _PER_WALKING
+    return _PER_CHOICE if request.params.beams is None else _PER_BEAM
 
 
 def _num_known(chunk: Chunk) -> int:

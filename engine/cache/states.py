@@ -10,7 +10,7 @@ from bequest.engine._C import TokenList
 from bequest.engine.state import sequence as running
 from bequest.engine.state.draft import Draft
 from bequest.engine.state.recurrent import State
-from bequest.engine.types import IntArray
+from bequest.engine.types import IntArray, Request
 from bequest.engine.types.plan import no_pairs
 from bequest.engine.types.recurrent import StateLoad
 
@@ -63,9 +63,8 @@ class States(Protocol):
 
     def drop(self, states: Iterable[State]) -> None: ...
 
-    @property
-    def most_beams(self) -> int:
-        """That a search may have when it is alone."""
+    def most_choices(self, request: Request) -> int:
+        """Of its choices or beams, how many can run at once when it is alone."""
 
     def begin_beams(self, leader: running.Sequence) -> None:
         """The leader stands for one beam from now on."""
@@ -164,7 +163,8 @@ class Stateless:
     def drop(self, states: Iterable[State]) -> None:
         return
 
-    most_beams = 1 << 30
+    def most_choices(self, request: Request) -> int:
+        return 1 << 30
 
     def begin_beams(self, leader: running.Sequence) -> None:
         return

@@ -321,6 +321,10 @@ class Retention:
             self.leases.end(record)
             self._discard_if_free(record)
 
+    def free_name(self, record: Record) -> None:
+        """It has ended, but was a part of something that has not: another request may have its name."""
+        record.aborted = record.aborted or record.group is None
+
     def expire(self, now: float) -> None:
         while (record := self.leases.pop_expired(now)) is not None:
             self.expire_record(record)

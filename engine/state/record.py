@@ -240,7 +240,7 @@ class Record:
     children: int = 0
     pins: int = 0  # open children that were promised its blocks
     gone: bool = False  # nobody finds it any more
-    aborted: bool = False  # it ended before it was complete
+    aborted: bool = False  # it ended before it, or what it was a part of, was complete
     failed: bool = False  # it ended without anything to continue from
     stored: Manifest | None = None  # of its lease, when that is in files
     lost: bool = False  # the files are broken or gone

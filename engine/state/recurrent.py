@@ -45,6 +45,7 @@ class SequenceStates:
     marks: list[State] = field(default_factory=list)  # that its lease is going to keep
     wanted: int = 0  # a position whose state it keeps as it passes; 0: none
     kept: State | None = None
+    lends: bool = False  # somebody has forked what it keeps: a token of its own is left at most
     walk: State | None = None  # where it has come to while it passes tokens again
     beams: list[State] = field(default_factory=list)  # of a search, from its first result on: one for each beam
     left: list[State] = field(default_factory=list)  # by beams, with a step whose result has not come

@@ -242,6 +242,10 @@ class Work(ABC):
         """Tokens that recurrent layers may have passed where it starts; others are going to fork it there."""
         return sequence.planned_len
 
+    def num_to_begin(self, sequence: Sequence) -> int:
+        """Sequences that fork it and that it cannot end without: there has to be room for their states, too."""
+        return 0
+
     def num_to_compute(self, sequence: Sequence, num_computed: int) -> int:
         """Tokens of forward until it has what it needs, from so many computed ones on."""
         return len(sequence.tokens) - num_computed

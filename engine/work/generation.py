@@ -42,6 +42,7 @@ class Generation(Kind):
         self._desk = desk
         self._params = params
         self._most_len = group.num_prompt + params.max_tokens
+        self._num_slots = min(params.n, desk.max_num_seqs, desk.states.most_choices(group.request))
         self._eos = _set_of(desk.eos_token_ids if params.ends_at_eos else ())
         self._ends = self._eos | params.stop_token_ids if params.stop_token_ids else self._eos
         self._num_logprobs = params.logprobs
@@ -84,7 +85,7 @@ class Generation(Kind):
     @property
     def num_slots(self) -> int:
         """Before the fork it already holds those of its later choices."""
-        return min(self._params.n, self._desk.max_num_seqs)
+        return self._num_slots
 
     def slots(self, sequence: Sequence) -> int:
         return 1 if self.forked else self.num_slots

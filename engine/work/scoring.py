@@ -74,8 +74,12 @@ class Scoring(Reading):
         return candidate_blocks(self.group.request, self._desk.pool) if self._waiting else 0
 
     def most_passed(self, sequence: Sequence) -> int:
-        """Candidates go on from the prompt without its last token."""
-        return sequence.num_prompt - 1 if sequence is self.leader and self._waiting else super().most_passed(sequence)
+        """Candidates go on from the prompt without its last token. Those that run may have to begin again."""
+        return sequence.num_prompt - 1 if sequence is self.leader and self._num_left else super().most_passed(sequence)
+
+    def num_to_begin(self, sequence: Sequence) -> int:
+        """Candidates go one after the other where there is no room for more."""
+        return int(self._num_left > 0 and len(self.group.sequences) == 1)
 
     def num_to_compute(self, sequence: Sequence, num_computed: int) -> int:
         """Each candidate computes as many tokens as its suffix has."""
@@ -90,6 +94,8 @@ class Scoring(Reading):
 
     def _begin_candidates(self, leader: Sequence, room: Room) -> Iterator[Wish]:
         """Those that fit, once all that they share was computed by steps before this one."""
+        if not self._num_left:
+            return
         shared, states = leader.num_prompt - 1, self._desk.states
         states.want(leader, shared)
         reserved = sum(map(_blocks_to_end, self.group.sequences[1:]))

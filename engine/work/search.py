@@ -83,14 +83,14 @@ class Search(Kind):
                 max_tokens=request.params.max_tokens,
                 prompt_tokens=len(request.prompt_token_ids),
             )
-        if width > desk.states.most_beams:
+        if width > (limit := desk.states.most_choices(request)):
             raise InvalidRequest(
-                f"{width} beams have more recurrent states than there is room for: {desk.states.most_beams} can run.",
+                f"{width} beams have more recurrent states than there is room for: {limit} can run.",
                 reason="beams_of_states_too_many",
                 field="beams.width",
-                details={"limit": desk.states.most_beams},
+                details={"limit": limit},
                 width=width,
-                limit=desk.states.most_beams,
+                limit=limit,
             )
         check_states(request, info)
 

@@ -20,6 +20,7 @@ from bequest.engine.errors import QueueFull
 from bequest.engine.types import Delta, Request, Usage
 from bequest.engine.types.states import ChoiceStates
 from bequest.server.answers.encoding import Assembled, States
+from bequest.server.answers.running import give_up
 from bequest.server.asks.wish import held_bytes
 from bequest.server.context import Context
 from bequest.server.transport.pieces import release
@@ -62,6 +63,7 @@ async def extracted(context: Context, requests: Sequence[Request]) -> AsyncItera
 class _Run:
     def __init__(self, context: Context, requests: Sequence[Request]) -> None:
         self._context = context
+        self._requests = requests
         self._waiting = deque(enumerate(requests))  # the engine does not know of them yet
         self._running: dict[int, Request] = {}
         self._arrived: deque[tuple[int, Delta]] = deque()
@@ -83,6 +85,8 @@ class _Run:
         for request in self._running.values():
             self._context.engine.abort(request.id)
         self._running.clear()
+        if len(self._done) < len(self._requests):
+            give_up(self._context.engine, self._requests)
         release(*(delta for _, delta in self._arrived), *(done.delivery for done in self._done.values()))
 
     def _submit(self) -> None:

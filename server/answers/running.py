@@ -45,22 +45,32 @@ class Job:
                 self._engine.submit(request, sink)
                 self._submitted.append((request, sink))
         except EngineError as error:
-            self._abort()
+            self._abort(failed=True)
             raise from_engine(error) from error
         except BaseException:
-            self._abort()
+            self._abort(failed=True)
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._abort()
+        self._abort(failed=kind is not None)
 
-    def _abort(self) -> None:
-        for request, sink in self._submitted:
-            if not sink.finished:
-                self._engine.abort(request.id)
+    def _abort(self, failed: bool) -> None:
+        unfinished = [request for request, sink in self._submitted if not sink.finished]
+        for request in unfinished:
+            self._engine.abort(request.id)
+        if failed or unfinished:
+            give_up(self._engine, [request for request, _ in self._pairs])
+
+
+def give_up(engine: EngineLike, requests: Sequence[Request]) -> None:
+    """One answer of these is not given, though some of them may have ended. Whoever asks again has the same name for
+    it."""
+    first = requests[0]
+    if len(requests) > 1 and first.terms.name is not None:
+        engine.free_name(first.tenant, first.id)
 
 
 class Collector:

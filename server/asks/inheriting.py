@@ -202,13 +202,14 @@ async def cut(context: Context, terms: AskTerms, wanted: Inheriting) -> Cut | No
             parent = await _parent(context, terms, part_id(parent.id, index // n), place)
             index %= n
     if not 0 <= index < len(parent.choices):
+        num_choices = _num_choices(context, terms.tenant, parent)
         raise ApiError(
             400,
             "continuation_choice_out_of_range",
-            f"`continuation_choice` is {shorten(str(index))}, but the parent '{reference}' has {len(parent.choices)} "
+            f"`continuation_choice` is {shorten(str(index))}, but the parent '{reference}' has {num_choices} "
             "choice(s), counted from 0.",
             param="continuation_choice",
-            details={"choices": len(parent.choices)},
+            details={"choices": num_choices},
         )
     choice = parent.choices[index]
     at = _place(parent, choice, place, reference)
@@ -221,6 +222,13 @@ async def cut(context: Context, terms: AskTerms, wanted: Inheriting) -> Cut | No
     except ParentNotFound:
         pass  # it has ended since; what was asked for is known
     return Cut(reference, parent, index, choice, at, branch=isinstance(place, int))
+
+
+def _num_choices(context: Context, tenant: str, parent: Parent) -> int:
+    """Of its answer: those of a list's later prompts are records of their own."""
+    head = f"{parent.id}-"
+    later = sum(record_id.startswith(head) for record_id, _ in context.engine.record_names(tenant))
+    return len(parent.choices) * (1 + later)
 
 
 def check_model(terms: AskTerms, adapter: AdapterRef | None, reference: str) -> None:

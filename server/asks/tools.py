@@ -35,9 +35,9 @@ class Function:
     param: str  # where its schema stands in the body
 
     @cached_property
-    def schema(self) -> str:
-        """The parameters as JSON. Raises 400 for what is none to follow."""
-        return json_schema(self.parameters, self.name, self.param, "function").source.text
+    def schema(self) -> Constraint:
+        """Of its parameters. Raises 400 for what is none to follow."""
+        return json_schema(self.parameters, self.name, self.param, "function")
 
     def as_tool(self) -> dict[str, Any]:
         """As chat templates expect it."""
@@ -82,16 +82,15 @@ class Tools:
         if not self.active:
             return answer
         functions = [f for f in self.functions if self.forced is None or f.name == self.forced]
-        for function in functions:
-            _ = function.schema  # that of a function that is not held to it has to be one, too
+        schemas = [function.schema for function in functions]  # of those, too, that are not held to theirs
         called = [(function.name, function.parameters) for function in functions]
         mark = next((mark for mark in format.begins if format.layout.before.startswith(mark)), "")
         written = CallGrammar(format.layout, called, specials, mark)
         grammar = self._grammar(written, answer, content_head, several=format.syntax is not None)
         if grammar is None:
             return answer
-        complaint = f"Invalid schema for function '{functions[0].name}'" if len(functions) == 1 else "Invalid `tools`"
-        return Constraint(GrammarSource("lark", grammar), "tools", complaint)
+        parts = (*schemas, answer) if answer is not None and self.choice != "required" else (*schemas,)
+        return Constraint(GrammarSource("lark", grammar), "tools", "Invalid `tools`", parts)
 
     def _grammar(self, written: CallGrammar, answer: Constraint | None, content_head: str, several: bool) -> str | None:
         """`several`: an answer can hold more than one call. None: the calls need none."""

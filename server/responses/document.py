@@ -131,6 +131,6 @@ def _tool(function: Function) -> dict[str, Any]:
         "type": "function",
         "name": function.name,
         "description": function.description,
-        "parameters": orjson.Fragment(function.schema),
+        "parameters": orjson.Fragment(function.schema.source.text),
         "strict": function.strict,
     }

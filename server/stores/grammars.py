@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
+from functools import partial
 
 from bequest.engine.constraints.grammar import Grammar, GrammarError, GrammarSource, Vocabulary
 from bequest.engine.constraints.grammar_check import GrammarCheck
@@ -36,6 +37,7 @@ class Constraint:
     source: GrammarSource
     param: str  # the field that holds it
     complaint: str  # how the message of an error begins
+    parts: tuple[Constraint, ...] = ()  # what it was put together from: the one at fault is told of
 
     def refused(self, error: GrammarError) -> ApiError:
         code = "grammar_too_large" if error.too_large else self._code
@@ -77,11 +79,19 @@ class GrammarStore:
         except _NoGrammars as error:
             raise unsupported(constraint.param, f"This model cannot follow a grammar: {error}.") from None
         except GrammarError as error:
-            raise constraint.refused(error) from None
+            raise await self._refusal(tenant, constraint, error) from None
 
     def close(self) -> None:
         self._check.close()
         self._pool.shutdown()
+
+    async def _refusal(self, tenant: str, constraint: Constraint, error: GrammarError) -> ApiError:
+        for part in () if error.too_large else constraint.parts:
+            try:
+                await self._pool.run(tenant, partial(self._check.check, part.source))
+            except GrammarError as fault:
+                return part.refused(fault)
+        return constraint.refused(error)
 
     def _compile_once(self, tenant: str, source: GrammarSource) -> asyncio.Future[Grammar]:
         """Once for each tenant: who waited for another's would wait for that one's turn."""

@@ -35,9 +35,9 @@ SENTENCES = {
     # a prompt
     "context_length": "This model's maximum context length is {max_model_len} tokens; the prompt is too long: "
     "{prompt_tokens} tokens, with {max_tokens} for the completion makes {total}.",
-    "completion_too_long": "This model's maximum context length is {max_model_len} tokens; behind the prompt of "
-    "{prompt_tokens} there is room for {room}, and {max_tokens} are asked for. Ask for fewer, or leave their number "
-    "out.",
+    "completion_too_long": "This model's maximum context length is {max_model_len} tokens; the prompt is too long: "
+    "{prompt_tokens} tokens, with {max_tokens} for the completion makes {total}. Behind it there is room for {room}: "
+    "ask for no more, or leave their number out.",
     "token_unknown": "The prompt has the token {token}, which its tokenizer knows and this model does not: its tokens "
     "are 0 to {last}. Leave out what it stands for.",
     "image_empty": "`{param}` is an image without a byte.",

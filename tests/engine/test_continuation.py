@@ -227,6 +227,17 @@ async def test_an_aborted_request_leaves_what_it_computed_and_gives_its_name_bac
         await parent_of(engine, name="mine")
 
 
+async def test_the_name_of_an_ended_request_is_freed() -> None:
+    async with running(BASE) as (engine, _):
+        first = await parent_of(engine, name="mine")
+        engine.free_name("other", "mine")
+        with pytest.raises(NameInUse):
+            await parent_of(engine, name="mine")
+        engine.free_name("t", first.id)
+        second = await parent_of(engine, name="mine")
+        assert engine.parent("t", "mine").id == second.id and engine.parent("t", first.id).id == first.id
+
+
 async def test_a_request_that_never_ran_cannot_be_continued() -> None:
     async with running(Setup(max_num_seqs=1)) as (engine, _):
         running_one = asyncio.ensure_future(ask(engine, request([7], params(50))))

@@ -7,13 +7,15 @@ import random
 
 import pytest
 
-from bequest.engine.errors import InsufficientRetention, RetentionTooLarge
-from bequest.engine.types import Lineage, Retain, SamplingParams
+from bequest.engine.errors import InsufficientRetention, InvalidRequest, RetentionTooLarge
+from bequest.engine.types import BeamParams, Lineage, Retain, SamplingParams
+from bequest.engine.types.hidden import HiddenStatesParams
 from bequest.engine.types.recurrent import StateSizes
 from tests.engine.drafters import OracleDrafter
 from tests.engine.harness import Setup, ask, ask_all, request, running
 from tests.engine.paged_fake import expected_tokens
 from tests.engine.test_differential import check, crowd, crowd_size
+from tests.engine.test_scoring import SCORED, histories
 
 STATES = StateSizes(num_slots=120, num_lease_slots=60, interval=24)
 FEW = StateSizes(num_slots=36, num_lease_slots=4, interval=8)
@@ -179,3 +181,57 @@ async def test_a_warm_record_can_be_leased_while_its_state_is_there() -> None:
         parent = await ask(engine, request(prompt(9), SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)))
         engine.set_ttl("t", parent.id, 60)
         engine.forget("t", parent.id)
+
+
+@pytest.mark.parametrize("pipelined", [True, False], ids=["pipelined", "plain"])
+@pytest.mark.parametrize("chunk", [1, 5, 100_000])
+@pytest.mark.parametrize("num_slots", [8, 12, 16, 20])
+async def test_suffixes_are_scored_where_slots_are_few(num_slots: int, chunk: int, pipelined: bool) -> None:
+    """However few there are one leader has room for a candidate, and leaders do not take each other's."""
+    states = StateSizes(num_slots=num_slots, num_lease_slots=num_slots // 2, interval=8)
+    most = num_slots // 4
+    setup = Setup(chunk=chunk, pipelined=pipelined, states=states, max_num_seqs=most, num_host_blocks=60)
+    suffixes = ((7,), (8, 9, 10), (11,) * 9)
+    async with running(setup) as (engine, runner):
+        scored = [request(prompt(n, seed=n), SCORED, suffixes=suffixes) for n in (1, 2, 5, 17, 20, 21)]
+        others = [request(prompt(9 + n, seed=50 + n), PARAMS) for n in range(3)]
+        answers = await asyncio.wait_for(ask_all(engine, [*scored, *others]), 10)
+        for asked, answer in zip(others, answers[len(scored) :], strict=True):
+            check(asked.prompt_token_ids, PARAMS, answer.token_ids)
+        assert set(runner.scored) == set().union(*(histories([*a.prompt_token_ids], suffixes) for a in scored))
+
+
+async def test_marks_of_others_leave_a_leader_what_its_candidates_go_on_from() -> None:
+    """They are of the same step, and would take all slots."""
+    states = StateSizes(num_slots=12, num_lease_slots=6, interval=2)
+    async with running(Setup(chunk=100, states=states, max_num_seqs=3)) as (engine, runner):
+        asked = request(prompt(20, seed=1), SCORED, suffixes=((7,), (8, 9)))
+        await asyncio.wait_for(ask_all(engine, [request(prompt(40), PARAMS), asked]), 10)
+        assert set(runner.scored) == histories(prompt(20, seed=1), asked.suffixes)
+
+
+@pytest.mark.parametrize("searches", [False, True], ids=["sampled", "beams"])
+@pytest.mark.parametrize("num_slots", [8, 12, 16])
+async def test_states_of_as_many_choices_as_may_run(num_slots: int, searches: bool) -> None:
+    """Each may have to pass its tokens again. Leases hold all the slots that they may."""
+    states = StateSizes(num_slots=num_slots, num_lease_slots=num_slots // 2, interval=1000)
+    n = num_slots // (8 if searches else 4)
+    beams = BeamParams(n) if searches else None
+    wanted = HiddenStatesParams((0, 1), positions="all", include_prompt=True)
+    async with running(Setup(states=states, max_num_seqs=num_slots // 4, num_lease_blocks=100)) as (engine, _):
+        for seed in range(num_slots // 4):
+            await ask(engine, request(prompt(9, seed=seed), SamplingParams(max_tokens=1), retain=Retain(60)))
+        params = SamplingParams(n=n, max_tokens=6, ignore_eos=True, beams=beams)
+        asked = [request(prompt(9, seed=70 + i), params, hidden_states=wanted) for i in range(3)]
+        for answer in await asyncio.wait_for(ask_all(engine, asked), 10):
+            assert answer.states is not None and len(answer.states.choices) == n
+
+
+async def test_beams_that_could_not_pass_their_tokens_again_are_refused() -> None:
+    """Two could search beside leases, but not walk."""
+    states = StateSizes(num_slots=12, num_lease_slots=6, interval=1000)
+    async with running(Setup(states=states)) as (engine, _):
+        await ask(engine, request(prompt(9), beams := SamplingParams(n=2, max_tokens=3, beams=BeamParams(2))))
+        with pytest.raises(InvalidRequest) as refused:
+            await ask(engine, request(prompt(9), beams, hidden_states=HiddenStatesParams((1,))))
+        assert refused.value.details == {"limit": 1}

@@ -167,6 +167,10 @@ class FakeRecords:
             raise ParentFailed(f"The request '{reference}' failed.")
         return record.parent()
 
+    def free_name(self, tenant: str, reference: str) -> None:
+        if record := self.found.get((tenant, reference)):
+            record.named = not record.ended.is_set()
+
     def record_names(self, tenant: str) -> list[tuple[str, str | None]]:
         owned = {id(record): record for (owner, _), record in self.found.items() if owner == tenant}
         return [(record.request.id, record.request.terms.name) for record in owned.values()]

@@ -125,6 +125,7 @@ async def test_choices_of_later_prompts(front: Front, choice: int, prompt: bytes
         "/v1/completions", {"prompt": "x", "continuation_of": parent["id"], "continuation_choice": 6}
     )
     assert answer.status == 400 and body["error"]["code"] == "continuation_choice_out_of_range"
+    assert body["error"]["details"] == {"choices": 6} and "has 6 choice(s)" in body["error"]["message"]
 
 
 async def test_a_lease_on_a_prompt_alone(front: Front) -> None:
@@ -239,6 +240,23 @@ async def test_an_aborted_parent_is_continued_by_name(front: Front) -> None:
     front.engine.held = False
     await complete(front, prompt="x", continuation_of="mine")
     assert last(front).prompt_token_ids == (*PROMPT, SAMPLED[0], *b"x")
+
+
+@pytest.mark.parametrize("path, prompts", [(COMPLETIONS, "prompt"), ("/v1/hidden_states", "input")])
+async def test_a_list_that_was_given_up_gives_its_name_back(front: Front, path: str, prompts: str) -> None:
+    """Though the prompt that bears the name has ended."""
+    front.engine.held = True
+    raw = await front.connect({prompts: ["abc", "de"], "request_id": "mine"}, path)
+    await front.until(lambda: len(front.engine.runs) == 2)
+    first, second = front.engine.runs
+    while first in front.engine.runs:
+        front.engine.advance(first)
+    await raw.close()
+    await front.until(lambda: front.engine.aborted == [second])
+    front.engine.held = False
+    await complete(front, request_id="mine")
+    answer, body = await front.post(COMPLETIONS, {"prompt": "abc", "request_id": "mine"})
+    assert answer.status == 409 and body["error"]["code"] == "request_id_in_use"
 
 
 # --- chat

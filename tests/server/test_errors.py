@@ -410,12 +410,14 @@ async def test_context_length_sentence(front: Front) -> None:
     assert error["details"] == {"max_model_len": 512, "prompt_tokens": 511, "max_tokens": 2}
 
 
-async def test_a_short_prompt_is_not_called_too_long(front: Front) -> None:
+async def test_the_same_sentence_tells_a_short_prompt_how_much_room_there_is(front: Front) -> None:
+    """Clients match its halves, whichever number is at fault."""
     error = await refused(front, {"prompt": "a", "max_tokens": 50000})
     assert error["code"] == "context_length_exceeded" and error["details"]["prompt_tokens"] == 2
     assert error["message"] == (
-        "This model's maximum context length is 512 tokens; behind the prompt of 2 there is room for 510, and 50000 "
-        "are asked for. Ask for fewer, or leave their number out."
+        "This model's maximum context length is 512 tokens; the prompt is too long: 2 tokens, "
+        "with 50000 for the completion makes 50002. Behind it there is room for 510: ask for no more, or leave their "
+        "number out."
     )
 
 
