@@ -92,12 +92,10 @@ def plan_cache(wish: CacheWish, available: int, default_limit: int, shares: list
     if usable >= wish.blocks_per_sequence:
         return CachePlan(num_blocks, wish.max_model_len, _lease_blocks(wish, usable))
     if wish.max_model_len_asked or held == 0:
-        needed = (wish.blocks_per_sequence + 1) * wish.block_bytes
         raise ModelError(
             f"The cache of {told} blocks ({gib(num_blocks * wish.block_bytes)}) holds {held} tokens"
-            f"{_beside(wish)}, but one request may take max_model_len={wish.max_model_len} ({table(shares)}). Set "
-            f"max_model_len={max(1, held)}, or num_blocks={-(-(wish.blocks_per_sequence + 1) // wish.num_strips)}, or "
-            f"kv_cache_gb={needed / GIB:.2f}."
+            f"{_beside(wish)}, but one request may take max_model_len={wish.max_model_len} ({table(shares)}). "
+            f"{_shorter_or_larger(wish, held, usable)}"
         )
     if wish.retain_fraction:
         _lease_blocks(wish, usable)
@@ -109,6 +107,18 @@ def _smaller(wish: CacheWish, available: int) -> str:
     if wish.num_blocks is None and wish.cache_gb is not None:
         return f"Set kv_cache_gb={math.floor(100 * available / GIB) / 100:g} or less."
     return f"Set num_blocks={max(0, available // wish.block_bytes // wish.num_strips)} or fewer."
+
+
+def _shorter_or_larger(wish: CacheWish, held: int, usable: int) -> str:
+    """What to set where one request does not fit; a length only where one would."""
+    settings = [f"max_model_len={held}"] if held else []
+    beside = usable - wish.num_strips * wish.self_blocks
+    if wish.cross_blocks and beside > 0:
+        settings.append(f"max_encoder_len={beside * wish.block_size}")
+    needed = wish.blocks_per_sequence + 1
+    settings.append(f"num_blocks={-(-needed // wish.num_strips)}")
+    settings.append(f"kv_cache_gb={math.ceil(100 * needed * wish.block_bytes / GIB) / 100:.2f}")
+    return f"Set {', or '.join(settings)}."
 
 
 def _beside(wish: CacheWish) -> str:

@@ -66,3 +66,14 @@ def test_too_little_for_one_request() -> None:
 def test_an_encoder_takes_blocks_too() -> None:
     lowered = plan_cache(wish(num_blocks=51, max_encoder_len=160), GIB, GIB, SHARES)
     assert lowered.max_model_len == 640
+
+
+def test_what_is_said_to_fit_does() -> None:
+    """Not a length where none would."""
+    with pytest.raises(ModelError, match=r"\. Set num_blocks=101, or kv_cache_gb=0\.10\.$"):
+        blocks(wish(num_blocks=1))
+    long_input = {"max_model_len": 160, "max_encoder_len": 1600}
+    with pytest.raises(ModelError, match=r"holds 0 tokens .*\. Set max_encoder_len=640, or num_blocks=111, or kv"):
+        blocks(wish(num_blocks=51, **long_input))
+    assert blocks(wish(num_blocks=51, max_model_len=160, max_encoder_len=640)) == 51
+    assert blocks(wish(cache_gb=0.11, **long_input)) >= 111
