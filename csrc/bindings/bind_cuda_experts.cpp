@@ -1,7 +1,3 @@
-#include "bindings/bindings.h"
-
-#ifdef BEQUEST_WITH_CUDA
-
 #include "bindings/cuda_tensors.h"
 #include "ops/cuda/expert_linear.h"
 #include "ops/cuda/expert_route.h"
@@ -147,5 +143,3 @@ void bind_cuda_experts(py::module_& m) {
 }
 
 }  // namespace bequest
-
-#endif

@@ -1,7 +1,3 @@
-#include "bindings/bindings.h"
-
-#ifdef BEQUEST_WITH_CUDA
-
 #include <algorithm>
 #include <vector>
 
@@ -88,5 +84,3 @@ void bind_cuda_lora(py::module_& m) {
 }
 
 }  // namespace bequest
-
-#endif

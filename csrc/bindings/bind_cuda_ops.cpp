@@ -1,7 +1,3 @@
-#include "bindings/bindings.h"
-
-#ifdef BEQUEST_WITH_CUDA
-
 #include <optional>
 
 #include "bindings/cuda_tensors.h"
@@ -494,5 +490,3 @@ void bind_cuda_ops(py::module_& m) {
 }
 
 }  // namespace bequest
-
-#endif

@@ -1,7 +1,3 @@
-#include "bindings/bindings.h"
-
-#ifdef BEQUEST_WITH_CUDA
-
 #include <cstddef>
 #include <optional>
 #include <vector>
@@ -107,4 +103,3 @@ void bind_cuda_stack(py::module_& m) {
 }
 
 }  // namespace bequest
-#endif

@@ -19,14 +19,15 @@ void bind_ops(pybind11::module_& m);
 void bind_delta_net(pybind11::module_& m);
 void bind_experts(pybind11::module_& m);
 void bind_attention(pybind11::module_& m);
-void bind_cuda_attention(pybind11::module_& m);
+void bind_attention_work(pybind11::module_& m);
 void bind_sampling(pybind11::module_& m);
 void bind_stack(pybind11::module_& m);
 void bind_beams(pybind11::module_& m);
 void bind_outlets(pybind11::module_& m);
 void bind_constraints(pybind11::module_& m);
 void bind_answers(pybind11::module_& m);
-// Only with BEQUEST_WITH_CUDA.
+// Only with BEQUEST_WITH_CUDA: files whose names begin so are left out of other builds.
+void bind_cuda_attention(pybind11::module_& m);
 void bind_cuda_ops(pybind11::module_& m);
 void bind_cuda_experts(pybind11::module_& m);
 void bind_cuda_lora(pybind11::module_& m);

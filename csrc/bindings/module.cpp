@@ -37,7 +37,7 @@ PYBIND11_MODULE(_C, m) {
   bind_delta_net(m);
   bind_experts(m);
   bind_attention(m);
-  bind_cuda_attention(m);
+  bind_attention_work(m);
   bind_beams(m);
   bind_sampling(m);
   bind_stack(m);
@@ -45,6 +45,7 @@ PYBIND11_MODULE(_C, m) {
   bind_constraints(m);
   bind_answers(m);
 #ifdef BEQUEST_WITH_CUDA
+  bind_cuda_attention(m);
   bind_cuda_ops(m);
   bind_cuda_experts(m);
   bind_cuda_lora(m);
