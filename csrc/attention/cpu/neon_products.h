@@ -40,13 +40,13 @@ template <int Lane>
 // Not std::memcpy, which GCC 12 moves through general registers.
 inline void store_vector(float* p, VecF v) { vst1q_f32(p, (float32x4_t)v); }
 
-// Vector i of those that begin at p. REQUIRES: their number is even.
-template <class T>
+// Vector i of Count that begin at p.
+template <int Count, class T>
 [[gnu::always_inline]] inline VecF load_vector(const T* p, int i) {
+  if constexpr (Count % 2 == 0 && sizeof(T) == 2) {
+    if constexpr (requires { load_of_two(p, 0); }) return load_of_two(p + i / 2 * 2 * kLanes, i % 2);
+  }
   return load(p + i * kLanes);
-}
-[[gnu::always_inline]] inline VecF load_vector(const BFloat16* p, int i) {
-  return load_of_two(p + i / 2 * 2 * kLanes, i % 2);
 }
 
 // ---- Register tiles ----
@@ -55,12 +55,22 @@ template <class T>
 // through fit the registers, and there are at least 8 chains of sums.
 constexpr int tile_vectors(int rows) { return rows == 1 ? 16 : rows <= 3 ? 8 : rows <= 5 ? 4 : 2; }
 
-// sums[R, C] += factors[R] in one lane · row[C]
-template <int Lane, int R, int C, class T>
-[[gnu::always_inline]] inline void add_row(VecF (&sums)[R][C], const VecF (&factors)[R], const T* row) {
-  each<C>([&]<int I>() BEQUEST_INLINE {
-    const VecF by = C > 1 ? load_vector(row, I) : load(row);
-    each<R>([&]<int Row>() BEQUEST_INLINE { add_product<Lane>(sums[Row][I], by, factors[Row]); });
+// Vectors that are loaded before those which they follow are used.
+constexpr int loads_ahead(int rows, int vectors) { return rows * vectors <= 20 ? 4 : 2; }
+
+// sums[R, C] += factors[R, Rows] · rows [Rows, C]
+template <int Rows, int R, int C, class RowAt>
+[[gnu::always_inline]] inline void add_rows(VecF (&sums)[R][C], const VecF (&factors)[R], RowAt row_at) {
+  constexpr int kLoads = Rows * C, kAhead = loads_ahead(R, C);
+  VecF loaded[kLoads];
+  each<kLoads + kAhead>([&]<int Load>() BEQUEST_INLINE {
+    if constexpr (Load < kLoads) loaded[Load] = load_vector<C>(row_at(Load / C), Load % C);
+    if constexpr (Load >= kAhead) {
+      constexpr int kUsed = Load - kAhead;
+      each<R>([&]<int Row>() BEQUEST_INLINE {
+        add_product<kUsed / C>(sums[Row][kUsed % C], loaded[kUsed], factors[Row]);
+      });
+    }
   });
 }
 
@@ -75,12 +85,13 @@ inline void multiply_tile(To to, const float* a, int64_t a_stride, const Rows& b
     VecF factors[R];
     each<R>([&]<int Row>() BEQUEST_INLINE { factors[Row] = load(a + Row * a_stride + k); });
     if constexpr (requires { b.template fetch_ahead<C>(k, column); }) b.template fetch_ahead<C>(k, column);
-    each<kLanes>([&]<int Lane>() BEQUEST_INLINE { add_row<Lane>(sums, factors, b.row(k + Lane) + column); });
+    const auto row_at = [&](int row) BEQUEST_INLINE { return b.row(k + row) + column; };
+    add_rows<kLanes>(sums, factors, row_at);
   }
   for (; k < depth; ++k) {
     VecF factors[R];
     each<R>([&]<int Row>() BEQUEST_INLINE { factors[Row] = vld1q_dup_f32(a + Row * a_stride + k); });
-    add_row<0>(sums, factors, b.row(k) + column);
+    add_rows<1>(sums, factors, [&](int) BEQUEST_INLINE { return b.row(k) + column; });
   }
   each<R * C>([&]<int I>() BEQUEST_INLINE {
     float* at = c + I / C * c_stride + column + I % C * kLanes;
@@ -161,7 +172,8 @@ template <int V, class T>
       fetch_share<kKeys>(next.at + j, d);
       each<kStride / kLanes>([&]<int Part>() BEQUEST_INLINE {
         VecF key[kKeys];
-        each<kKeys>([&]<int Key>() BEQUEST_INLINE { key[Key] = load_vector(at[Key] + d, Part); });
+        each<kKeys>([&]<int Key>()
+                        BEQUEST_INLINE { key[Key] = load_vector<kStride / kLanes>(at[Key] + d, Part); });
         each<kLanes>([&]<int Lane>() BEQUEST_INLINE {
           each<V>([&]<int Vec>() BEQUEST_INLINE {
             const VecF values = load(query + ((Part * kLanes + Lane) * V + Vec) * kLanes);
