@@ -4,7 +4,8 @@
 // tokens × heads of the group) in register tiles: scores = q · Kᵀ, weights by online softmax, o += weights ·
 // V. A lane is a key in the first product and a value element in the second, so neither has a horizontal sum.
 // With few rows (decode) a packed tile would be used once: there the keys are transposed in registers on
-// their way into the product, and the values are read where they lie.
+// their way into the product, and the values are read where they lie. On NEON a lane of that product may be a
+// query instead (neon_products.h).
 //
 // Masked keys have weight exactly 0, and skipping a tile that a row does not see leaves the row's bits alone;
 // so a row's result is a function of its own q, keys and values.
@@ -34,7 +35,7 @@ void pack_keys(const KeyRows<T>& rows, const KeyRows<T>& next, KeyRange used, in
       VecF square[kLanes];
       for (int i = 0; i < kLanes; ++i) {
         square[i] = load(rows.at[j + i] + d);
-        fetch_ahead(next.at[j + i] + d);
+        fetch_ahead(next.at[j + i], d);
       }
       transpose(square);
       for (int i = 0; i < kLanes; ++i) store(keys + (d + i) * kKeyTile + j, square[i]);
@@ -54,7 +55,7 @@ void pack_values(const KeyRows<T>& rows, const KeyRows<T>& next, KeyRange used, 
     int d = 0;
     for (; d + kLanes <= dim; d += kLanes) {
       store(to + d, load(from + d));
-      fetch_ahead(next.at[j] + values_after_keys + d);
+      fetch_ahead(next.at[j] + values_after_keys, d);
     }
     for (; d < dim; ++d) to[d] = to_float(from[d]);
     for (; d < padded_dim; ++d) to[d] = 0.0f;
@@ -67,6 +68,8 @@ constexpr int kFewRows = 4;
 #else
 constexpr int kFewRows = 8;
 #endif
+
+#if !defined(BEQUEST_ISA_neon)  // neon_products.h, neon_weights.h
 
 // scores[R, kKeyTile] = q[R, D] · rowsᵀ for the vectors of keys in `computed`. REQUIRES: kLanes divides D.
 template <int R, class T>
@@ -88,11 +91,16 @@ void score_few(const float* q, const KeyRows<T>& rows, const KeyRows<T>& next, K
   }
 }
 
+#endif
+
 // The largest score of a row in `computed` (relative, whole vectors), those outside `seen` made -inf.
 inline float mask_scores(float* scores, KeyRange computed, KeyRange seen, float cap) {
   VecI lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
   const bool masked = seen.begin > computed.begin || seen.end < computed.end;
+#if defined(BEQUEST_ISA_neon)
+  if (!masked && !(cap > 0)) return largest_score(scores, computed);
+#endif
   VecF best = broadcast(-__builtin_inff());
   for (int j = computed.begin; j < computed.end; j += kLanes) {
     VecF s = load(scores + j);
@@ -150,6 +158,9 @@ __attribute__((noinline)) void weigh(float* scores, int rows, KeyRange computed,
       for (int j = computed.begin; j < computed.end; j += kLanes) store(scores + j, VecF{});
       continue;
     }
+#if defined(BEQUEST_ISA_neon)
+    sums[r] = weigh_row(scores, computed, state.m[r]);
+#else
     const VecF m = broadcast(state.m[r]);
 #pragma GCC unroll 4
     for (int j = computed.begin; j < computed.end; j += kLanes) {
@@ -157,6 +168,7 @@ __attribute__((noinline)) void weigh(float* scores, int rows, KeyRange computed,
       store(scores + j, weight);
       sums[r] += weight;
     }
+#endif
   }
   for (int r = 0; r < rows; r += kLanes) {
     const VecF fall = load(shrink + r);
@@ -181,7 +193,12 @@ class TileAttention {
         rows_(job.num_rows()),
         scratch_(scratch, rows_, dim_, padded_dim_) {}
 
-  void gather() { gather_queries(p_, job_, scratch_.q); }
+  void gather() {
+    gather_queries(p_, job_, scratch_.q);
+#if defined(BEQUEST_ISA_neon)
+    if (rows_ <= kFewRows) queries_as_lanes(scratch_.q, rows_, dim_, query_lanes());
+#endif
+  }
 
   // Leaves the state of one split in `state`.
   template <class T>
@@ -209,6 +226,10 @@ class TileAttention {
   StateRows split_state() const { return StateRows(scratch_.split, rows_, padded_dim_); }
 
  private:
+#if defined(BEQUEST_ISA_neon)
+  float* query_lanes() const { return scratch_.keys; }  // few rows pack no keys
+#endif
+
   // Keys of the tile at tile_begin that some row sees.
   KeyRange keys_from(int tile_begin) const {
     return intersect({job_.tile->key_begin, job_.tile->key_end}, {tile_begin, tile_begin + kKeyTile});
@@ -268,6 +289,14 @@ class TileAttention {
     const View v = view(0, rows_, tile_begin);
     const int64_t values = p_.layout.values_after_keys();
     with_rows<kFewRows>(rows_, [&]<int R>() {
+#if defined(BEQUEST_ISA_neon)
+      score_few<R>(scratch_.q, query_lanes(), rows, next, v.computed, dim_, scratch_.scores);
+      float shrink[kShrinks];
+      weigh_rows(v, 0, R, tile_begin, state, shrink);
+      const StreamedRows<T> streamed{rows.at + v.any.begin, next.at + v.any.begin, values};
+      multiply<R>(ToShrunk{shrink}, scratch_.scores + v.any.begin, kKeyTile, streamed, state.o, padded_dim_,
+                  v.any.end - v.any.begin, padded_dim_ / kLanes);
+#else
       score_few<R>(scratch_.q, rows, next, v.computed, dim_, scratch_.scores);
       float shrink[kShrinks];
       weigh_rows(v, 0, R, tile_begin, state, shrink);
@@ -276,6 +305,7 @@ class TileAttention {
       multiply<R>(ToShrunk{shrink}, scratch_.scores + v.any.begin, kKeyTile,
                   ScatteredRows<T>{rows.at + v.any.begin, values}, state.o, padded_dim_,
                   v.any.end - v.any.begin, padded_dim_ / kLanes);
+#endif
     });
   }
 

@@ -53,7 +53,21 @@ struct KeyRows {
 // at the same place.
 template <class T>
 inline void fetch_ahead(const T* address) {
+#if defined(BEQUEST_ISA_neon)
+  // GCC 12 takes an inlined lambda that only prefetches for one that does nothing.
+  asm volatile("prfm pldl2keep, %0" : : "m"(*reinterpret_cast<const char*>(address)));
+#else
   __builtin_prefetch(address, 0, 2);
+#endif
+}
+
+// The same for row[d], where every vector of a row is asked for in turn.
+template <class T>
+inline void fetch_ahead(const T* row, int d) {
+#if defined(BEQUEST_ISA_neon)
+  if (d * sizeof(T) % 64 != 0) return;  // a line holds several vectors
+#endif
+  fetch_ahead(row + d);
 }
 
 // bias[i] = table[clamp(from + i, 0, last)]

@@ -8,9 +8,13 @@
 namespace bequest {
 
 // Rows of the register tile: the unit in which rows are scored, weighted and accumulated.
+#if defined(__aarch64__)
+inline constexpr int kRowBlock = 4;
+#else
 inline constexpr int kRowBlock = 6;
+#endif
 inline constexpr int kMaxLanes = 16;
-inline constexpr int kScoredRows = 2 * kRowBlock;  // rows that are weighted together
+inline constexpr int kScoredRows = 12;  // rows that are weighted together, in whole register tiles
 
 // A softmax state per row: o [rows, padded_dim], m [rows], d [rows].
 struct StateRows {

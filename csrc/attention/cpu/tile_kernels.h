@@ -8,6 +8,10 @@
 #include "attention/cpu/scratch.h"
 #include "core/shuffle.h"
 #include "core/simd.h"
+#if defined(BEQUEST_ISA_neon)
+#include "attention/cpu/neon_products.h"
+#include "attention/cpu/neon_weights.h"
+#endif
 
 namespace bequest::BEQUEST_ISA {
 
@@ -57,6 +61,8 @@ struct ScatteredRows {
   int64_t offset;
   const T* row(int64_t k) const { return at[k] + offset; }
 };
+
+#if !defined(BEQUEST_ISA_neon)  // neon_products.h, neon_weights.h
 
 // c[R, C * kLanes] = to c + a[R, depth] · b[depth, column .. column + C * kLanes).
 template <int R, int C, class To, class Rows>
@@ -117,6 +123,8 @@ inline VecF exp_nonpositive(VecF x) {
   return x < lowest ? VecF{} : p * power;
 #endif
 }
+
+#endif
 
 // c * tanh(x / c)
 inline VecF soft_cap(VecF x, float cap) {
