@@ -11,12 +11,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import NamedTuple
 
 OLDEST = (3, 11)
-GAIN = 0.96  # of the time of python3: the best of some rounds differs by a hundredth from itself
-ROUNDS = 5
+GAIN = 0.96  # of the time of python3: the best of the rounds differs by a hundredth from itself
+ROUNDS = 15  # by turns: where others use the machine, few rounds are undisturbed
 
-# Prints the version, then seconds of what the host code consists of: calls, attributes, dictionaries, lists.
+# Prints the version, seconds of what the host code consists of (calls, attributes, dictionaries, lists), and what
+# runs: a path may lead to a script that starts another one.
 LOOP = """
 import ensurepip, os, sys, sysconfig, time, venv
 assert os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
@@ -42,33 +44,43 @@ def work():
 work()
 begin = time.process_time()
 work()
-print(*sys.version_info[:2], time.process_time() - begin)
+print(*sys.version_info[:2], time.process_time() - begin, os.path.realpath(sys.executable))
 """
 
 
-def tried(python: str) -> tuple[tuple[int, int], float] | None:
-    """Its version and the seconds of the loop; None where it is missing something or is not there."""
+class Run(NamedTuple):
+    version: tuple[int, int]
+    seconds: float
+    what: str
+
+
+def tried(python: str) -> Run | None:
+    """A run of the loop; None where it is missing something or is not there."""
     try:
         run = subprocess.run([python, "-c", LOOP], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if run.returncode:
         return None
-    major, minor, seconds = run.stdout.split()
-    return (int(major), int(minor)), float(seconds)
+    major, minor, seconds, what = run.stdout.split(maxsplit=3)
+    return Run((int(major), int(minor)), float(seconds), what.strip())
 
 
 def fastest(first: str, others: list[str]) -> str:
     """`first`, unless another one of its version takes clearly less time, or it cannot be taken itself."""
-    begun = {python: found for python in [first, *others] if (found := tried(python)) and found[0] >= OLDEST}
+    begun: dict[str, Run] = {}
+    for python in (first, *others):
+        found = tried(python)
+        if found and found.version >= OLDEST and all(found.what != other.what for other in begun.values()):
+            begun[python] = found
     if not begun:
         return first  # and pip says what is wrong with it
-    kept = first if first in begun else next(iter(begun))
-    best = {python: found[1] for python, found in begun.items() if found[0] == begun[kept][0]}
-    for _ in range(ROUNDS):
+    kept = next(iter(begun))
+    best = {python: found.seconds for python, found in begun.items() if found.version == begun[kept].version}
+    for _ in range(ROUNDS if len(best) > 1 else 0):
         for python in best:
             if found := tried(python):
-                best[python] = min(found[1], best[python])
+                best[python] = min(found.seconds, best[python])
     quickest = min(best, key=lambda python: best[python])
     return quickest if best[quickest] < GAIN * best[kept] else kept
 

@@ -19,7 +19,7 @@ _SPEC.loader.exec_module(interpreter)
 
 def _python(folder: Path, name: str, said: str, code: int = 0) -> str:
     path = folder / name
-    path.write_text(f"#!/bin/sh\necho {said}\nexit {code}\n")
+    path.write_text(f"#!/bin/sh\necho {said} $0\nexit {code}\n")
     path.chmod(0o755)
     return str(path)
 
@@ -33,6 +33,14 @@ def test_the_fastest_of_one_version_is_taken(tmp_path: Path) -> None:
     assert interpreter.fastest(plain, [alike, newer, without_headers, str(tmp_path / "missing")]) == plain
     assert interpreter.fastest(plain, [newer, quick, alike]) == quick
     assert interpreter.fastest(quick, [plain]) == quick
+
+
+def test_a_script_that_starts_another_one_is_that_one(tmp_path: Path) -> None:
+    plain = _python(tmp_path, "plain", "3 11 0.100")
+    shim = tmp_path / "shim"
+    shim.write_text(f"#!/bin/sh\necho 3 11 0.050 {plain}\n")
+    shim.chmod(0o755)
+    assert interpreter.fastest(plain, [str(shim)]) == plain
 
 
 def test_one_that_cannot_be_taken_gives_way(tmp_path: Path) -> None:
@@ -49,4 +57,4 @@ def test_this_one_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setenv("PATH", str(tmp_path))
     assert str(tmp_path / "python3") in interpreter.candidates()
     found = interpreter.tried(sys.executable)
-    assert found is None or (found[0] == sys.version_info[:2] and found[1] > 0)
+    assert found is None or (found.version == sys.version_info[:2] and found.seconds > 0)
