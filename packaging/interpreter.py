@@ -89,7 +89,7 @@ def candidates() -> list[str]:
     """By the names that the path knows; the distribution's own is often behind another one there."""
     folders = [*os.environ.get("PATH", "").split(os.pathsep), "/usr/local/bin", "/usr/bin"]
     names = ["python3", *(f"python3.{minor}" for minor in range(OLDEST[1], OLDEST[1] + 5))]
-    found = {}
+    found: dict[str, str] = {}
     for path in (os.path.join(folder, name) for folder in folders for name in names):
         if os.access(path, os.X_OK):
             found.setdefault(os.path.realpath(path), path)
