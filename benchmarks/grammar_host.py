@@ -38,7 +38,7 @@ HERE = Path(__file__).parent.parent
 MOST = 256  # rows
 # By name: whose method it is, and which.
 PARTS: dict[str, tuple[type, str]] = {
-    "masks": (GrammarMasks, "fill_step" if hasattr(GrammarMasks, "fill_step") else "fill"),
+    "masks": (GrammarMasks, "fill_step"),
     "around masks": (mask_maker._Work, "_make"),
     "taking tokens": (mask_maker._Work, "_advance"),
     "at the launch": (mask_maker.MaskMaker, "add"),
@@ -171,7 +171,8 @@ def compare(other: Path, options: argparse.Namespace) -> None:
         assert tree.stdin is not None and tree.stdout is not None
         tree.stdin.write(f"{rows}\n")
         tree.stdin.flush()
-        return json.loads(tree.stdout.readline())
+        figures: list[dict[str, float]] = json.loads(tree.stdout.readline())
+        return figures
 
     try:
         for tree in trees:
