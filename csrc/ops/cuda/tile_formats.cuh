@@ -4,6 +4,7 @@
 
 #include "device/pairs.cuh"
 #include "device/shared_memory.cuh"
+#include "device/tensor_core.cuh"
 #include "device/warpgroup.cuh"
 
 namespace bequest::cuda {
@@ -23,6 +24,7 @@ __device__ __forceinline__ uint32_t load_2(uint32_t address) {
 struct TileBFloat16 {
   static constexpr int kUnit = 64, kLine = 64;  // of k
   static constexpr bool kGrouped = false;
+  static constexpr bool kIsScaled = false;  // each row of W has a scale
   static constexpr bool kIsOperand = true;  // the tensor cores can read it where it is
 
   template <int kCount>
@@ -30,22 +32,24 @@ struct TileBFloat16 {
     multiply(c, a, b, true);
   }
 
-  // `row`: the lane's first row of the stage; the other is 8 further on
-  __device__ static __forceinline__ void load(uint32_t row, int /*batch*/, const uint32_t (&)[2],
+  // Where the lane reads of a warp's 16 rows.
+  __device__ static __forceinline__ uint32_t lane_place() {
+    return threadIdx.x % 16 * 128 + ((threadIdx.x % 32 / 16 ^ threadIdx.x % 8) * 16);
+  }
+  // `rows`: the warp's, of the stage, with the lane's place
+  __device__ static __forceinline__ void load(uint32_t rows, int /*batch*/, const uint32_t (&)[2],
                                               TileOperands& to) {
-    const uint32_t group = threadIdx.x / 4 % 8, quad = threadIdx.x % 4;
 #pragma unroll
-    for (int step = 0; step < kBatchSteps; ++step)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        to[step][i] = load_4(row + i % 2 * (8 * 128) + ((2 * step + i / 2) ^ group) * 16 + quad * 4);
+    for (int step = 0; step < kBatchSteps; ++step) load_matrices(to[step], rows ^ (step * 32));
   }
 };
 
 struct TileFloat8 {
   static constexpr int kUnit = 128, kLine = 64;
-  static constexpr bool kGrouped = false, kIsOperand = false;
+  static constexpr bool kGrouped = false, kIsScaled = true, kIsOperand = false;
 
+  // The lane's first row; the other is 8 further on.
+  __device__ static __forceinline__ uint32_t lane_place() { return threadIdx.x / 4 % 8 * 128; }
   __device__ static __forceinline__ void load(uint32_t row, int batch, const uint32_t (&)[2],
                                               TileOperands& to) {
     const uint32_t group = threadIdx.x / 4 % 8, quad = threadIdx.x % 4;
@@ -70,7 +74,7 @@ struct TileFloat8 {
 // Two groups of 128 are a unit. Each has a word for every row, see CodeGroup.
 struct TileInt4 {
   static constexpr int kUnit = 256, kLine = 64;
-  static constexpr bool kGrouped = true, kIsOperand = false;
+  static constexpr bool kGrouped = true, kIsScaled = false, kIsOperand = false;
 
   __device__ static __forceinline__ float scale(uint32_t word) { return __uint_as_float(word & 0xffffff00u); }
   // 128 + zero, twice
@@ -78,6 +82,7 @@ struct TileInt4 {
     return (0x4300u + (word & 0xff)) * 0x10001u;
   }
 
+  __device__ static __forceinline__ uint32_t lane_place() { return threadIdx.x / 4 % 8 * 128; }
   // Codes as the last bits of 128 are bfloat16 at once. A quad reads the same 32 codes of a row.
   __device__ static __forceinline__ void load(uint32_t row, int batch, const uint32_t (&offsets)[2],
                                               TileOperands& to) {

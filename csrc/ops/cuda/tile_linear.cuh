@@ -30,8 +30,9 @@ namespace bequest::cuda::tiles {
 struct RingPlace {
   int stage, round;
 
+  // REQUIRES: it is within two rounds
   __device__ __forceinline__ void wrap(int stages) {
-    while (stage >= stages) stage -= stages, ++round;
+    if (stage >= stages) stage -= stages, ++round;
   }
   __device__ __forceinline__ uint32_t parity() const { return round / 2 % 2; }
 };
@@ -42,6 +43,7 @@ struct RingPlace {
 // stage had then. Two rounds ago the stage was its own.
 struct Barriers {
   PhaseBarrier arrived[kMostStages][2];
+  PhaseBarrier summed;             // all parts of the sums that the CTA finishes
   uint32_t readings[kMostStages];  // of a stage, by warps
 
   // By one thread.
@@ -51,6 +53,7 @@ struct Barriers {
       for (PhaseBarrier& barrier : arrived[stage]) barrier.init(1);
       readings[stage] = 0;
     }
+    summed.init(1);
     publish_barriers();
   }
 
@@ -89,14 +92,18 @@ class Ring {
     copy_box(maps_.rows, to, barriers_.of(at), 0, token_, unit * Size::kBatches);
   }
 
-  // W before the predecessor has ended.
-  __device__ __forceinline__ void begin(const Piece& piece, int stages) const {
+  // Before the predecessor has ended, by one thread.
+  __device__ __forceinline__ void begin_weights(const Piece& piece, int stages) const {
     const int ahead = min(stages, piece.count);
 #pragma unroll 1
     for (int i = 0; i < ahead; ++i) load_weights(piece.first + i, {i, 0});
-    wait_for_previous();
+  }
+  // Behind its end, by all warps: one that asks for all of them takes longer than the copies.
+  __device__ __forceinline__ void begin_rows(const Piece& piece, int stages) const {
+    const int ahead = min(stages, piece.count);
 #pragma unroll 1
-    for (int i = 0; i < ahead; ++i) load_rows(piece.first + i, {i, 0});
+    for (int i = static_cast<int>(threadIdx.x) / kWarp; i < ahead; i += kThreads / kWarp)
+      if (is_elected()) load_rows(piece.first + i, {i, 0});
   }
 
   // By one thread of each warp that has read the stage. The last one asks for what comes into its place.
@@ -117,31 +124,31 @@ class Ring {
 // The stages that are a warpgroup's: the slices take turns. places: of stage 0, and of the norm's first
 // weight
 template <class Size, bool kNorm>
-__device__ __forceinline__ void multiply_piece(Sums<Size, kNorm>& sums, const Ring<Size>& ring,
+__device__ __forceinline__ void multiply_piece(Sums<Size, kNorm>& sums, int slice, const Ring<Size>& ring,
                                                Barriers& barriers, const Piece& piece, int stages,
                                                const StagePlaces& places) {
   constexpr int kUnit = Size::Format::kUnit;
-  const int warpgroup = threadIdx.x / kWarpgroup, reader = warpgroup % Size::kReaders;
-  RingPlace now{warpgroup / Size::kReaders, 0};
+  const bool goes_round = piece.count > stages;
   // A stage that has been read, and its unit within the piece.
   const auto leave = [&](const RingPlace& at, int i) {
     __syncwarp();
     if (threadIdx.x % kWarp == 0) ring.leave(at, piece.first + i + stages, i + stages < piece.count);
     __syncwarp();
   };
-  RingPlace last = now;
+  RingPlace now{slice, 0}, last = now;
 #pragma unroll 1
-  for (int i = now.stage; i < piece.count; i += Size::kSlices) {
+  for (int i = slice; i < piece.count; i += Size::kSlices) {
     now.wrap(stages);
     barriers.of(now).wait(now.parity());
     const uint32_t at = now.stage * Size::kStageBytes;
     sums.add({places.weights + at, places.rows + at, places.words + at + (piece.first + i) % 2 * 8,
-              places.gain + i * (kUnit * 2)},
-             reader);
-    if (sums.kIsDone)
-      leave(now, i);
-    else if (i >= Size::kSlices)
-      leave(last, i - Size::kSlices);
+              places.gain + i * (kUnit * 2)});
+    if (goes_round) {
+      if constexpr (sums.kIsDone)
+        leave(now, i);
+      else if (i >= Size::kSlices)
+        leave(last, i - Size::kSlices);
+    }
     last = now;
     now.stage += Size::kSlices;
   }
@@ -150,59 +157,80 @@ __device__ __forceinline__ void multiply_piece(Sums<Size, kNorm>& sums, const Ri
 
 // Before the predecessor has ended: the norm's weight to shared memory, zeros beyond its end.
 template <int kUnit>
-__device__ __forceinline__ void stage_gain(const SkinnyLinearParams& p, const Piece& piece, uint4* gain) {
-  const int vectors = static_cast<int>(p.in_features) / 8, first = piece.first * (kUnit / 8);
+__device__ __forceinline__ void stage_gain(const SkinnyLinearParams& p, const Piece& piece, uint32_t* gain) {
+  const int pairs = static_cast<int>(p.in_features) / 2, first = piece.first * (kUnit / 2);
 #pragma unroll 1
-  for (int i = threadIdx.x; i < piece.count * (kUnit / 8); i += kThreads)
-    gain[i] = first + i < vectors ? __ldg(static_cast<const uint4*>(p.norm_weight) + first + i)
-                                  : make_uint4(0, 0, 0, 0);
+  for (int i = threadIdx.x; i < piece.count * (kUnit / 2); i += kThreads)
+    gain[i / 32 * 32 + gain_place(i % 32)] =
+        first + i < pairs ? __ldg(static_cast<const uint32_t*>(p.norm_weight) + first + i) : 0;
 }
 
 // grid (splits, tiles of rows of W · blocks of tokens), clusters of all splits
 template <class Size, bool kNorm>
-__device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLinearParams& p, int stages) {
+__device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLinearParams& p,
+                                              const TileMemory& memory) {
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ Barriers barriers;
   let_next_start();
   constexpr int kUnit = Size::Format::kUnit;
-  const int blocks = static_cast<int>(ceil_div(p.num_tokens, Size::kTokens));
-  const int tile = static_cast<int>(blockIdx.y) / blocks, block = static_cast<int>(blockIdx.y) % blocks;
+  const Tile<Size> tile(p);
   const Piece piece(static_cast<int>(ceil_div(p.in_features, kUnit)), static_cast<int>(blockIdx.x),
                     static_cast<int>(gridDim.x));
-  const uint32_t address = shared_address(shared), squares = address + Size::squares(stages);
+  const uint32_t address = shared_address(shared);
+  // The compiler then knows that it is the same in all lanes.
+  const int warpgroup = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+  const Parts<Size, kNorm> parts(memory, address, p.result == SkinnyResult::kGate, barriers.summed,
+                                 warpgroup);
+  using Ways = typename Parts<Size, kNorm>::Ways;
+  const bool is_alone = gridDim.x == 1;
   if (threadIdx.x == 0) {
     prefetch_map(maps.rows);  // needed at once when the predecessor has ended
-    barriers.init(stages);
+    barriers.init(memory.stages);
+    parts.expect();
   }
-  if constexpr (kNorm) stage_gain<kUnit>(p, piece, reinterpret_cast<uint4*>(shared + Size::gain(stages)));
+  if constexpr (kNorm) stage_gain<kUnit>(p, piece, reinterpret_cast<uint32_t*>(shared + memory.gain));
   __syncthreads();
-  const int tile_rows = p.result == SkinnyResult::kGate ? Size::kRows / 2 : Size::kRows;
-  const Ring<Size> ring(maps, address, barriers, tile * tile_rows, block * Size::kTokens);
-  if (threadIdx.x < kWarp && is_elected()) ring.begin(piece, stages);
+  if (!is_alone && memory.has_parts_apart()) arrive_in_cluster();
+  const Ring<Size> ring(maps, address, barriers, tile.first_row, tile.first_token);
+  if (threadIdx.x < kWarp && is_elected()) ring.begin_weights(piece, memory.stages);
   __syncwarp();
+  Sums<Size, kNorm> sums(warpgroup % Size::kReaders);
+  uint32_t thread = threadIdx.x;
+  Ways ways;
+  parts.find(ways, thread);
+  const Results<Size, kNorm> results(p, tile, parts, thread);
   wait_for_previous();
-  const uint32_t before = Results<Size>(p, tile, block, address, squares).begin();
-  Sums<Size, kNorm> sums;
-  multiply_piece(sums, ring, barriers, piece, stages,
+  ring.begin_rows(piece, memory.stages);
+  const auto given = results.begin();
+  multiply_piece(sums, warpgroup / Size::kReaders, ring, barriers, piece, memory.stages,
                  {address, address + Size::kWeightBytes + Size::kGroupBytes, address + Size::kWeightBytes,
-                  address + Size::gain(stages)});
-  __syncthreads();  // all of the ring has been read
-  const Results<Size> results(p, tile, block, address, squares);
-  auto *parts = reinterpret_cast<float*>(shared),
-       *sums_of_squares = reinterpret_cast<float*>(shared + Size::squares(stages));
-  leave(sums, parts, sums_of_squares);
-  __syncthreads();
-  add_slices<Size>(parts, sums_of_squares, results.num_tokens(), kNorm);
-  sync_parts();
-  results.store(before);
+                  address + memory.gain});
+  if (!is_alone) {
+    if (!memory.has_parts_apart()) arrive_in_cluster();
+    await_cluster();
+  } else if (!memory.has_parts_apart()) {
+    __syncthreads();
+  }
+  const auto finish = [&](const Ways& to, const Results<Size, kNorm>& found) {
+    parts.send(sums, to);
+    parts.await();
+    found.store(given);
+  };
+  if constexpr (Size::kHasRoom) {
+    finish(ways, results);
+  } else {
+    asm volatile("" : "+r"(thread));  // all is worked out again, and takes no registers meanwhile
+    parts.find(ways, thread);
+    finish(ways, Results<Size, kNorm>(p, tile, parts, thread));
+  }
   if (kNorm && p.tap.ring_rows != nullptr) tap_rows(p, static_cast<int>(threadIdx.x), kThreads);
-  sync_parts();  // nobody leaves whose memory is still read
 }
 
 template <class Size, bool kNorm>
 __global__ __launch_bounds__(kThreads, Size::kBlocks) void tile_linear_kernel(
-    const __grid_constant__ Maps maps, const __grid_constant__ SkinnyLinearParams p, const int stages) {
-  if constexpr (kIsHopper) multiply_tile<Size, kNorm>(maps, p, stages);
+    const __grid_constant__ Maps maps, const __grid_constant__ SkinnyLinearParams p,
+    const __grid_constant__ TileMemory memory) {
+  if constexpr (kIsHopper) multiply_tile<Size, kNorm>(maps, p, memory);
 }
 
 // --- on the host ----------------------------------------------------------------------------------------
@@ -210,38 +238,61 @@ __global__ __launch_bounds__(kThreads, Size::kBlocks) void tile_linear_kernel(
 // Of a CTA alone on its multiprocessor, and of one of two: the next kernel's begins beside it.
 inline constexpr int kMostShared = 224 * 1024, kHalfShared = 112 * 1024;
 
+// What a product's CTAs need beside the ring.
+struct TileNeeds {
+  int units;         // stages that a ring has use for
+  int parts, other;  // bytes
+};
+
+// Stages that there is room for: the parts take the ring's place.
 template <class Size>
-constexpr int stages_within(int bytes, int units, int gain_bytes) {
-  int stages = std::min({kMostStages, units, (bytes - gain_bytes) / Size::kStageBytes});
-  while (stages > 0 && Size::gain(stages) + gain_bytes > bytes) --stages;
-  return stages;
+constexpr int stages_within(int bytes, const TileNeeds& needs) {
+  const int room = bytes - needs.other;
+  return needs.parts > room ? 0 : std::min({kMostStages, needs.units, room / Size::kStageBytes});
 }
 
-// Stages that a CTA has room for. units: of its piece. A ring needs one more than take turns with it, even if
-// the CTA is then alone.
+// A ring needs one stage more than take turns with it, even if the CTA is then alone.
 template <class Size>
-constexpr int stages_for(int units, int gain_bytes) {
-  const int beside = stages_within<Size>(kHalfShared, units, gain_bytes);
-  if (Size::kBlocks == 2 && (beside == units || beside > Size::kSlices)) return beside;
-  return stages_within<Size>(kMostShared, units, gain_bytes);
+constexpr TileMemory tile_memory(const TileNeeds& needs) {
+  int bytes = kHalfShared, stages = stages_within<Size>(bytes, needs);
+  if (Size::kBlocks == 1 || (stages < needs.units && stages <= Size::kSlices)) {
+    bytes = kMostShared;
+    stages = stages_within<Size>(bytes, needs);
+  }
+  const int ring = stages * Size::kStageBytes;
+  const bool apart = ring + needs.parts + needs.other <= bytes;
+  TileMemory memory{};
+  memory.stages = stages;
+  memory.parts = apart ? ring : 0;
+  memory.squares = apart ? ring + needs.parts : std::max(ring, needs.parts);
+  return memory;
 }
 
 template <class Size, bool kNorm>
 void launch_kernel(const SkinnyLinearParams& p, int splits, Stream stream) {
-  constexpr int kUnit = Size::Format::kUnit;
+  constexpr int kUnit = Size::Format::kUnit, kBands = static_cast<int>(Bands<Size>::kCount);
   const int64_t units = ceil_div(p.in_features, kUnit), most_units = ceil_div(units, splits);
   const int64_t tiles = ceil_div(p.out_features, Size::kRows), blocks = ceil_div(p.num_tokens, Size::kTokens);
+  const int halves = p.result == SkinnyResult::kGate ? 2 : 1, slots = splits * Size::kSlices;
+  int share_bits = 0;
+  while (splits << share_bits < kBands / halves) ++share_bits;
   const int gain = kNorm ? static_cast<int>(most_units) * kUnit * 2 : 0;
-  const int stages = stages_for<Size>(static_cast<int>(most_units), gain);
+  const int squares = kNorm ? slots * Size::kTokens * 4 : 0;
+  TileMemory memory =
+      tile_memory<Size>({.units = static_cast<int>(most_units),
+                         .parts = (halves << share_bits) * slots * static_cast<int>(Bands<Size>::kPartBytes),
+                         .other = squares + gain});
+  memory.gain = memory.squares + squares;
+  memory.share_bits = share_bits;
   // A stage is filled again when the next one of its slice has been asked for.
-  check(stages >= most_units || stages > Size::kSlices, "tile_linear: no room for a ring");
+  check(memory.stages >= most_units || memory.stages > Size::kSlices, "tile_linear: no room for a ring");
   launch(tile_linear_kernel<Size, kNorm>,
          {.grid = {static_cast<unsigned>(splits), static_cast<unsigned>(tiles * blocks)},
           .block = kThreads,
-          .shared_bytes = static_cast<size_t>(Size::gain(stages) + gain),
+          .shared_bytes = static_cast<size_t>(memory.gain + gain),
           .cluster = static_cast<unsigned>(splits),
           .overlaps_previous = true},
-         stream, maps_of<Size>(p), p, stages);
+         stream, maps_of<Size>(p), p, memory);
 }
 
 }  // namespace bequest::cuda::tiles

@@ -1,170 +1,155 @@
-// From the sums of the warps of tile_linear.cuh to the results of a product.
+// From the sums of tile_linear.cuh to the results of a product.
+//
+// A multiprocessor has few warps here, and what happens is a chain of instructions of one of them: a hundred
+// take a third of a microsecond. So what is known before the predecessor has ended is worked out there.
 #pragma once
 
 #include "core/dtype.h"
-#include "device/cluster.cuh"
 #include "device/launch.cuh"
 #include "device/vectors.cuh"
 #include "ops/cuda/activation.cuh"
 #include "ops/cuda/skinny_linear.h"
-#include "ops/cuda/tile_sums.cuh"
+#include "ops/cuda/tile_parts.cuh"
 
 namespace bequest::cuda::tiles {
 
-// Of the CTAs that share an output: a cluster, or one alone.
-__device__ __forceinline__ void sync_parts() {
-  if (gridDim.x == 1) return __syncthreads();
-  publish_in_cluster();
-  await_published();
-}
+// The tile of a CTA, and its block of tokens.
+template <class Size>
+struct Tile {
+  int first_row;  // of W; of a gated product of each half
+  int first_token, num_tokens;
 
-// Leaves what a warpgroup has summed in its slice's part.
+  __device__ explicit Tile(const SkinnyLinearParams& p) {
+    const int blocks = static_cast<int>(ceil_div(p.num_tokens, Size::kTokens));
+    const int index = static_cast<int>(blockIdx.y);
+    first_row = index / blocks * (p.result == SkinnyResult::kGate ? Size::kRows / 2 : Size::kRows);
+    first_token = index % blocks * Size::kTokens;
+    num_tokens = min(p.num_tokens - first_token, Size::kTokens);
+  }
+};
+
+// A thread has two outputs of a token at a time, of every kStep-th of the CTA's bands.
 template <class Size, bool kNorm>
-__device__ __forceinline__ void leave(const Sums<Size, kNorm>& sums, float* parts, float* squares) {
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % 4, warpgroup = threadIdx.x / kWarpgroup;
-  const int reader = warpgroup % Size::kReaders, slice = warpgroup / Size::kReaders;
-  float* part =
-      parts + slice * (Size::kPartBytes / 4) + reader * (Size::kHeight * kGroupRows) + warp * 16 + lane / 4;
-#pragma unroll
-  for (int height = 0; height < Size::kHeight; ++height)
-#pragma unroll
-    for (int i = 0; i < Size::kSums; ++i)
-      part[(i / 4 * kTile + lane % 4 * 2 + i % 2) * Size::kPitch + height * kGroupRows + i / 2 % 2 * 8] =
-          sums.of[height][i];
-  if constexpr (kNorm) {
-#pragma unroll
-    for (int i = 0; i < sums.kSquares; ++i) {
-      float sum = sums.square[i];
-#pragma unroll
-      for (int distance = 4; distance > 0; distance /= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
-      const int token = reader * 16 + threadIdx.x % kWarpgroup / 8 + i * sums.kGroups;
-      if (lane % 8 == 0 && token < Size::kTokens) squares[slice * Size::kTokens + token] = sum;
-    }
-  }
-}
-
-// Adds the slices of a CTA, always in the same order, to the first. By the whole block.
-template <class Size>
-__device__ __forceinline__ void add_slices(float* parts, float* squares, int tokens, bool normed) {
-  constexpr int kPart = Size::kPartBytes / 4;
-  if constexpr (Size::kSlices > 1) {
-#pragma unroll 1
-    for (int i = threadIdx.x; i < tokens * (Size::kRows / 4); i += kThreads) {
-      auto* at =
-          reinterpret_cast<float4*>(parts + i / (Size::kRows / 4) * Size::kPitch + i % (Size::kRows / 4) * 4);
-      float4 sum = *at;
-#pragma unroll
-      for (int slice = 1; slice < Size::kSlices; ++slice) {
-        const float4 part = at[slice * (kPart / 4)];
-        sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
-      }
-      *at = sum;
-    }
-    if (normed && threadIdx.x < Size::kTokens)
-#pragma unroll
-      for (int slice = 1; slice < Size::kSlices; ++slice)
-        squares[threadIdx.x] += squares[slice * Size::kTokens + threadIdx.x];
-  }
-}
-
-// The outputs of a CTA, two of a token to a thread at a time: [tokens, outputs of a tile / 2], dealt to the
-// threads of the cluster.
-template <class Size>
 class Results {
  public:
-  __device__ Results(const SkinnyLinearParams& p, int tile, int block, uint32_t parts, uint32_t squares)
+  using Band = Bands<Size>;
+
+  __device__ Results(const SkinnyLinearParams& p, const Tile<Size>& tile, const Parts<Size, kNorm>& parts,
+                     uint32_t thread)
       : p_(p),
+        tile_(tile),
         parts_(parts),
-        squares_(squares),
         gated_(p.result == SkinnyResult::kGate),
-        pairs_(gated_ ? Size::kRows / 4 : Size::kRows / 2),
-        first_token_(block * Size::kTokens),
-        tokens_(min(p.num_tokens - first_token_, Size::kTokens)),
         stride_(static_cast<int>(gated_ ? p.out_features / 2 : p.out_features)),
-        first_output_(tile * pairs_ * 2),
-        begin_(static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x)) {}
-
-  __device__ int num_tokens() const { return tokens_; }
-
-  // Early: what the thread's first results are added to. Memory is several hundred clocks away, too far for
-  // each result.
-  __device__ __forceinline__ uint32_t begin() const {
-    if (p_.result != SkinnyResult::kAdd || begin_ >= tokens_ * pairs_ || output(begin_) >= stride_) return 0;
-    return __ldcg(place(begin_));
+        per_feature_(1.0f / static_cast<float>(static_cast<int>(p.in_features))),
+        first_band_(thread / kBandThreads),
+        num_bands_(parts.num_bands()),
+        place_(thread / Band::kPairs % kTokensAtOnce),
+        output_(tile.first_row + static_cast<int>((parts.first_band() + first_band_) * Band::kRows +
+                                                  thread % Band::kPairs * 2)),
+        sums_(parts.of_band(first_band_, 0) + (thread % Band::kPairs * (2 * Band::kPitch) + place_) * 4),
+        of_up_(parts.of_band(0, 1) - parts.of_band(0, 0)),
+        band_bytes_(parts.of_band(kStep, 0) - parts.of_band(0, 0)),
+        to_(address_of(place_)) {
+    if constexpr (Size::kHasRoom) asm volatile("" : "+f"(per_feature_), "+r"(sums_), "+l"(to_));
   }
 
-  __device__ __forceinline__ void store(uint32_t first_before) const {
-    const int step = static_cast<int>(gridDim.x) * kThreads;
-    uint32_t next_before = first_before;
+  // What the thread's first results need, from memory that is several hundred clocks away.
+  struct Given {
+    uint32_t before = 0;  // what they are added to
+    float2 scales[2] = {};
+    uint32_t biases[2] = {};  // of rows of the gate, and of up
+  };
+  // Behind wait_for_previous.
+  __device__ __forceinline__ Given begin() const {
+    return exists(first_band_, output_, place_) ? given(output_, to_) : Given();
+  }
+
+  __device__ __forceinline__ void store(const Given& first) const {
+    const float norm = kNorm ? rsqrtf(parts_.square(Band::token_at(place_)) * per_feature_ + p_.eps) : 1;
+    store_place(place_, sums_, to_, first, norm);
 #pragma unroll 1
-    for (int i = begin_; i < tokens_ * pairs_; i += step) {
-      const int token = i / pairs_, at = output(i);
-      const uint32_t before = next_before;
-      if (p_.result == SkinnyResult::kAdd && i + step < tokens_ * pairs_ && output(i + step) < stride_)
-        next_before = __ldcg(place(i + step));
-      if (at >= stride_) continue;
-      const float norm = scale_of(token);
-      float2 value = finished(token, i % pairs_ * 2, at, norm);
-      if (gated_) {
-        const float2 up = finished(token, Size::kRows / 2 + i % pairs_ * 2, stride_ + at, norm);
-        value = {gate(p_.activation, value.x, up.x), gate(p_.activation, value.y, up.y)};
-      }
-      *place(i) =
-          pack(value.x + __uint_as_float(before << 16), value.y + __uint_as_float(before & 0xffff0000u));
+    for (uint32_t i = kTokensAtOnce; i < Size::kTokens; i += kTokensAtOnce) {
+      uint32_t* to = address_of(place_ + i);
+      store_place(place_ + i, sums_ + i * 4, to,
+                  exists(first_band_, output_, place_ + i) ? given(output_, to) : Given(), norm);
     }
   }
 
  private:
-  __device__ __forceinline__ int output(int i) const { return first_output_ + i % pairs_ * 2; }
-  __device__ __forceinline__ uint32_t* place(int i) const {
-    const int64_t at = int64_t{first_token_ + i / pairs_} * stride_ + output(i);
-    return reinterpret_cast<uint32_t*>(static_cast<BFloat16*>(p_.out) + at);
+  static constexpr uint32_t kTokensAtOnce =
+      Size::kTokens < kThreads / Band::kPairs ? Size::kTokens : kThreads / Band::kPairs;
+  static constexpr uint32_t kBandThreads = Band::kPairs * kTokensAtOnce, kStep = kThreads / kBandThreads;
+  static_assert(!kNorm || kTokensAtOnce == Size::kTokens, "all results of a thread are of one token");
+
+  // Of the place's token, those of all bands.
+  __device__ __forceinline__ void store_place(uint32_t place, uint32_t sums, uint32_t* to, const Given& first,
+                                              float norm) const {
+    Given next = first;
+    int output = output_;
+#pragma unroll 1
+    for (uint32_t band = first_band_; exists(band, output, place); band += kStep) {
+      const Given now = next;
+      float2 value = finished(sums, norm, now, 0);
+      if (gated_) {
+        const float2 up = finished(sums + of_up_, norm, now, 1);
+        value = {gate(p_.activation, value.x, up.x), gate(p_.activation, value.y, up.y)};
+      }
+      uint32_t* const here = to;
+      output += kStep * Band::kRows, to += kStep * Band::kPairs, sums += band_bytes_;
+      if (exists(band + kStep, output, place)) next = given(output, to);
+      const float2 before{__uint_as_float(now.before << 16), __uint_as_float(now.before & 0xffff0000u)};
+      __stcg(here, pack(value.x + before.x, value.y + before.y));
+    }
   }
 
-  // The sums of two neighbours of W's rows, scaled, with their bias, rounded. row: in the tile; at: in W
-  __device__ __forceinline__ float2 finished(int token, int row, int at, float norm) const {
-    const uint32_t mine = parts_ + (token * Size::kPitch + row) * 4;
-    float2 sum{}, part[kMostSplits];
-    // All are asked for before one is waited for: each is several hundred clocks away.
-#pragma unroll
-    for (int split = 0; split < kMostSplits; ++split)
-      if (split < static_cast<int>(gridDim.x))
-        part[split] = load_two_in_cluster(address_in_block(mine, split));
-#pragma unroll
-    for (int split = 0; split < kMostSplits; ++split)
-      if (split < static_cast<int>(gridDim.x)) sum.x += part[split].x, sum.y += part[split].y;
-    float2 scale{norm, norm};
-    if (p_.scales != nullptr) {
-      const float2 rows = __ldg(reinterpret_cast<const float2*>(p_.scales + at));
-      scale.x *= rows.x, scale.y *= rows.y;
+  __device__ __forceinline__ bool exists(uint32_t band, int output, uint32_t place) const {
+    return band < num_bands_ && output < stride_ &&
+           static_cast<int>(Band::token_at(place)) < tile_.num_tokens;
+  }
+  // Of the thread's first band.
+  __device__ __forceinline__ uint32_t* address_of(uint32_t place) const {
+    const int token = tile_.first_token + static_cast<int>(Band::token_at(place));
+    return reinterpret_cast<uint32_t*>(static_cast<BFloat16*>(p_.out) + (int64_t{token} * stride_ + output_));
+  }
+
+  __device__ __forceinline__ Given given(int output, const uint32_t* to) const {
+    Given given;
+    if (p_.result == SkinnyResult::kAdd) given.before = __ldcg(to);
+    if constexpr (Size::Format::kIsScaled) {
+      given.scales[0] = __ldg(reinterpret_cast<const float2*>(p_.scales + output));
+      if (gated_) given.scales[1] = __ldg(reinterpret_cast<const float2*>(p_.scales + output + stride_));
     }
-    sum.x *= scale.x, sum.y *= scale.y;
     if (p_.bias != nullptr) {
-      const uint32_t bias =
-          __ldg(reinterpret_cast<const uint32_t*>(static_cast<const BFloat16*>(p_.bias) + at));
-      sum.x += __uint_as_float(bias << 16), sum.y += __uint_as_float(bias & 0xffff0000u);
+      const auto* bias = static_cast<const BFloat16*>(p_.bias) + output;
+      given.biases[0] = __ldg(reinterpret_cast<const uint32_t*>(bias));
+      if (gated_) given.biases[1] = __ldg(reinterpret_cast<const uint32_t*>(bias + stride_));
     }
+    return given;
+  }
+
+  // The sums of two neighbours of W's rows, scaled, with their bias, rounded.
+  __device__ __forceinline__ float2 finished(uint32_t sums, float norm, const Given& given, int half) const {
+    float2 sum = parts_.sum(sums);
+    if constexpr (Size::Format::kIsScaled) sum.x *= given.scales[half].x, sum.y *= given.scales[half].y;
+    if constexpr (kNorm) sum.x *= norm, sum.y *= norm;
+    sum.x += __uint_as_float(given.biases[half] << 16);
+    sum.y += __uint_as_float(given.biases[half] & 0xffff0000u);
     return {rounded<BFloat16>(sum.x), rounded<BFloat16>(sum.y)};
   }
 
-  // What a token's results are multiplied by: what the norm comes to.
-  __device__ __forceinline__ float scale_of(int token) const {
-    if (p_.norm_weight == nullptr) return 1;
-    float square = 0, part[kMostSplits];
-#pragma unroll
-    for (int split = 0; split < kMostSplits; ++split)
-      if (split < static_cast<int>(gridDim.x))
-        part[split] = load_in_cluster(address_in_block(squares_ + token * 4, split));
-#pragma unroll
-    for (int split = 0; split < kMostSplits; ++split)
-      if (split < static_cast<int>(gridDim.x)) square += part[split];
-    return rsqrtf(square / static_cast<float>(p_.in_features) + p_.eps);
-  }
-
   const SkinnyLinearParams& p_;
-  const uint32_t parts_, squares_;
+  const Tile<Size>& tile_;
+  const Parts<Size, kNorm>& parts_;
   const bool gated_;
-  const int pairs_, first_token_, tokens_, stride_, first_output_, begin_;
+  const int stride_;
+  float per_feature_;
+  const uint32_t first_band_, num_bands_;
+  const uint32_t place_;  // of the thread's token, in a part's rows
+  const int output_;      // the first
+  uint32_t sums_;         // where its parts are
+  const uint32_t of_up_, band_bytes_;
+  uint32_t* to_;
 };
 
 }  // namespace bequest::cuda::tiles

@@ -42,29 +42,21 @@ struct Sizes {
   static constexpr int kGroupBytes = Format::kGrouped ? kRows * kWordBytes : 0;
   static constexpr int kLineOfRows = kTokens * kLineBytes;  // bytes of x
   static constexpr int kStageBytes = kWeightBytes + kGroupBytes + kBatches * kLineOfRows;
-  static constexpr int kPitch =
-      kRows + 4;  // floats of a token's sums: those stored at once are in other banks
-  static constexpr int kPartBytes = kTokens * kPitch * 4;
-  static constexpr int kSquareBytes = kSlices * kTokens * 4;
   // On a multiprocessor, as registers allow.
   static constexpr int kBlocks = (kHeight + (Format::kGrouped ? 1 : 0)) * kSums <= 64 ? 2 : 1;
+  // Whether registers are left for what is known before the products.
+  static constexpr bool kHasRoom = !Format::kGrouped && kHeight * kSums <= 32;
   static_assert(kStageBytes % 1024 == 0 && kReaders * kHeight == kRowGroups);
-
-  // Where things lie behind the ring, whose memory the sums of the slices share: the sums of squares, then
-  // the norm's weight.
-  __host__ __device__ static constexpr int squares(int stages) {
-    const int ring = stages * kStageBytes, parts = kSlices * kPartBytes;
-    return ring > parts ? ring : parts;
-  }
-  __host__ __device__ static constexpr int gain(int stages) {
-    return (squares(stages) + kSquareBytes + kLineBytes - 1) / kLineBytes * kLineBytes;
-  }
 };
 
 // Where a stage lies, and the norm's weight of its unit. words: of the unit's two groups, of the first row
 struct StagePlaces {
   uint32_t weights, rows, words, gain;
 };
+
+// Of the norm's weight, where the pair `pair` of 64 columns lies: a lane reads those of its own columns at
+// once.
+__device__ __forceinline__ int gain_place(int pair) { return pair % 4 * 8 + pair / 4; }
 
 // What a warpgroup has summed.
 template <class Size, bool kNorm>
@@ -83,15 +75,25 @@ class Sums {
   // Whether the products of a stage are done when `add` returns; else those of the stage before it are.
   static constexpr bool kIsDone = kConverts;
 
-  // The products of a stage. `reader`: which of its warpgroups this is
-  __device__ __forceinline__ void add(const StagePlaces& at, int reader) {
-    if constexpr (kNorm) add_squares(at.rows, reader);
+  // reader: which of a stage's warpgroups this is
+  __device__ explicit Sums(int reader)
+      : reader_(reader),
+        rows_(reader * Size::kHeight * kGroupRows + static_cast<int>(threadIdx.x) / kWarp % 4 * 16),
+        weights_(rows_ * kLineBytes + Format::lane_place()),
+        squared_((reader * 16 + threadIdx.x % kWarpgroup / 8) * kLineBytes + threadIdx.x % 8 * 16),
+        gain_(threadIdx.x % 4 * (kLineBytes / 4)) {
+    // Else each stage works them out anew.
+    asm volatile("" : "+r"(weights_), "+r"(squared_), "+r"(gain_));
+  }
+
+  // The products of a stage.
+  __device__ __forceinline__ void add(const StagePlaces& at) {
     if constexpr (Format::kGrouped)
-      add_groups(at, reader);
+      add_groups(at);
     else if constexpr (kConverts)
-      add_converted(at, reader);
+      add_converted(at);
     else
-      add_operands(at, reader);
+      add_operands(at);
   }
 
   __device__ __forceinline__ void finish() {
@@ -104,22 +106,18 @@ class Sums {
   __device__ static __forceinline__ uint64_t line_of(uint32_t rows, int batch) {
     return operand(rows + batch * Size::kLineOfRows, kSwizzleBytes);
   }
-  // The lane's first row of the product's 64.
-  __device__ static __forceinline__ uint32_t lane_row(int reader, int height) {
-    const int warp = threadIdx.x / kWarp % 4;
-    return (reader * Size::kHeight + height) * kGroupRows + warp * 16 + threadIdx.x / 4 % 8;
-  }
 
   // W where it is.
-  __device__ __forceinline__ void add_operands(const StagePlaces& at, int reader) {
+  __device__ __forceinline__ void add_operands(const StagePlaces& at) {
     begin_products();
+    const uint64_t b = line_of(at.rows, 0);
 #pragma unroll
     for (int height = 0; height < Size::kHeight; ++height) {
       const uint64_t a =
-          operand(at.weights + (reader * Size::kHeight + height) * (kGroupRows * kLineBytes), kSwizzleBytes);
+          operand(at.weights + (reader_ * Size::kHeight + height) * (kGroupRows * kLineBytes), kSwizzleBytes);
 #pragma unroll
       for (int step = 0; step < kBatchSteps; ++step)
-        Format::multiply_operands(of[height], advance(a, step * 32), advance(line_of(at.rows, 0), step * 32));
+        Format::multiply_operands(of[height], advance(a, step * 32), advance(b, step * 32));
     }
     commit_products();
     wait_operands<1>();
@@ -127,7 +125,7 @@ class Sums {
 
   // W through registers: the next batch is made while the tensor cores have one. More than two batches at
   // once find no registers, and the compiler would wait for each product.
-  __device__ __forceinline__ void add_converted(const StagePlaces& at, int reader) {
+  __device__ __forceinline__ void add_converted(const StagePlaces& at) {
     constexpr int kCount = Size::kBatches * Size::kHeight;
     TileOperands a[kCount > 1 ? 2 : 1];
 #pragma unroll
@@ -137,22 +135,23 @@ class Sums {
         wait_operands<1>();
         hold(a[i % 2]);
       }
-      Format::load(at.weights + lane_row(reader, height) * kLineBytes, batch, {}, a[i % 2]);
-      if constexpr (kNorm) weigh(at.gain, batch, a[i % 2]);
+      Format::load(at.weights + weights_ + height * (kGroupRows * kLineBytes), batch, {}, a[i % 2]);
+      if constexpr (kNorm) weigh(at.gain + batch * kLineBytes, a[i % 2]);
       multiply_batch(of[height], a[i % 2], line_of(at.rows, batch), true);
     }
+    if constexpr (kNorm) add_squares(at.rows);
     wait_operands<0>();
 #pragma unroll
     for (const TileOperands& operands : a) hold(operands);
   }
 
   // The sums of a group are scaled when they are done.
-  __device__ __forceinline__ void add_groups(const StagePlaces& at, int reader) {
+  __device__ __forceinline__ void add_groups(const StagePlaces& at) {
 #pragma unroll
     for (int group = 0; group < 2; ++group)
 #pragma unroll
       for (int height = 0; height < Size::kHeight; ++height) {
-        const uint32_t row = lane_row(reader, height);
+        const uint32_t row = rows_ + height * kGroupRows + threadIdx.x / 4 % 8;
         const uint32_t words = at.words + row * kWordBytes + group * 4;
         const uint32_t low = load_4(words), high = load_4(words + 8 * kWordBytes);
         const uint32_t offsets[2] = {Format::offset(low), Format::offset(high)};
@@ -161,7 +160,7 @@ class Sums {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int batch = group * 2 + half;
-          Format::load(at.weights + row * kLineBytes, batch, offsets, a[half]);
+          Format::load(at.weights + weights_ + height * (kGroupRows * kLineBytes), batch, offsets, a[half]);
           multiply_batch(sums, a[half], line_of(at.rows, batch), half > 0);
         }
         wait_products<0>(sums);
@@ -189,31 +188,26 @@ class Sums {
       for (uint32_t pair : step) asm volatile("" ::"r"(pair) : "memory");
   }
 
-  // W times the norm's weight of its columns.
-  __device__ static __forceinline__ void weigh(uint32_t gain, int batch, TileOperands& a) {
-    const uint32_t from = gain + batch * kLineBytes + threadIdx.x % 4 * 4;
+  // W times the norm's weight of its columns, which lies as lanes take it: see gain_place.
+  __device__ __forceinline__ void weigh(uint32_t gain, TileOperands& a) const {
+    uint32_t pairs[2][4];
+    load_16(pairs[0], gain + gain_), load_16(pairs[1], gain + gain_ + 16);
 #pragma unroll
     for (int step = 0; step < kBatchSteps; ++step)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint32_t pair = load_4(from + step * 32 + i * 16);
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-          asm("mul.rn.bf16x2 %0, %0, %1;" : "+r"(a[step][i * 2 + half]) : "r"(pair));
-      }
+      for (int i = 0; i < 4; ++i)
+        asm("mul.rn.bf16x2 %0, %0, %1;" : "+r"(a[step][i]) : "r"(pairs[step / 2][step % 2 * 2 + i / 2]));
   }
 
   // Eight lanes have a token, 16 bytes of each of its lines.
-  __device__ __forceinline__ void add_squares(uint32_t rows, int reader) {
-    const int group = reader * 16 + threadIdx.x % kWarpgroup / 8;
+  __device__ __forceinline__ void add_squares(uint32_t rows) {
 #pragma unroll
     for (int i = 0; i < kSquares; ++i)
 #pragma unroll
       for (int line = 0; line < Size::kBatches; ++line) {
-        if (Size::kTokens < kGroups && group >= Size::kTokens) break;
+        if (Size::kTokens < kGroups && squared_ >= Size::kTokens * kLineBytes) break;
         uint32_t pairs[4];
-        load_16(pairs,
-                rows + line * Size::kLineOfRows + (group + i * kGroups) * kLineBytes + threadIdx.x % 8 * 16);
+        load_16(pairs, rows + squared_ + line * Size::kLineOfRows + i * (kGroups * kLineBytes));
 #pragma unroll
         for (uint32_t pair : pairs) {
           const float low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xffff0000u);
@@ -222,6 +216,9 @@ class Sums {
         }
       }
   }
+
+  const int reader_, rows_;            // rows_: the warp's first
+  uint32_t weights_, squared_, gain_;  // where the lane reads in a stage
 };
 
 }  // namespace bequest::cuda::tiles

@@ -1,0 +1,211 @@
+// The parts of sums that the CTAs of a cluster have in tile_linear.cuh, and how they meet.
+//
+// Eight rows of W are a band; of a gated product a band of the gate and the same of up belong together. Each
+// CTA finishes some bands, and the others send it what they have summed of them. Parts complete on a barrier
+// of the CTA that gets them: nobody waits for a whole cluster, and no part is read from far away.
+#pragma once
+
+#include "device/barriers.cuh"
+#include "device/cluster.cuh"
+#include "device/reductions.cuh"
+#include "device/shared_memory.cuh"
+#include "ops/cuda/tile_sums.cuh"
+
+namespace bequest::cuda::tiles {
+
+// A CTA's shared memory, in bytes behind the ring's beginning, and how much of a tile it finishes.
+struct TileMemory {
+  int stages;
+  int parts;       // what it has to add: behind the ring, or 0: in the ring's place, when that has been read
+  int squares;     // the same of the squares of x
+  int gain;        // the norm's weight
+  int share_bits;  // of bands
+
+  __device__ bool has_parts_apart() const { return parts > 0; }
+};
+
+template <class Size>
+struct Bands {
+  static constexpr uint32_t kRows = 8, kPairs = kRows / 2;  // of W
+  static constexpr uint32_t kCount = Size::kRows / kRows;   // of a tile
+  static constexpr uint32_t kOfProduct = kGroupRows / kRows;
+  // Floats of a row: what is read at once is in other banks.
+  static constexpr uint32_t kPitch = Size::kTokens + 4;
+  static constexpr uint32_t kPartBytes = kRows * kPitch * 4;
+
+  // Of two tiles of tokens a lane has four values of a row, which lie side by side. place: in a row
+  __device__ static __forceinline__ uint32_t token_at(uint32_t place) {
+    if constexpr (Size::kTokens == kTile) return place;
+    return place / 16 * 16 + place / 2 % 2 * 8 + place / 4 % 4 * 2 + place % 2;
+  }
+};
+
+template <class Size, bool kNorm>
+class Parts {
+ public:
+  using Band = Bands<Size>;
+  // Where a lane's values of a band go, and what they complete on.
+  struct Way {
+    uint32_t to, arrived;
+  };
+  using Ways = Way[Size::kHeight][2];
+
+  // warpgroup: of the thread
+  __device__ Parts(const TileMemory& memory, uint32_t address, bool gated, PhaseBarrier& arrived,
+                   int warpgroup)
+      : arrived_(arrived),
+        address_(address + memory.parts),
+        squares_(address + memory.squares),
+        splits_(gridDim.x),
+        share_bits_(memory.share_bits),
+        shared_(gated ? Band::kCount / 2 : Band::kCount),
+        slot_(blockIdx.x * Size::kSlices + warpgroup / Size::kReaders),
+        reader_(warpgroup % Size::kReaders) {}
+
+  // Bands that this CTA finishes, and the first of them.
+  __device__ __forceinline__ uint32_t num_bands() const {
+    return first_band() < shared_ ? 1u << share_bits_ : 0;
+  }
+  __device__ __forceinline__ uint32_t first_band() const { return blockIdx.x << share_bits_; }
+
+  // By one thread, before anything can arrive.
+  __device__ __forceinline__ void expect() const {
+    const uint32_t bands = num_bands() * (Band::kCount / shared_);
+    const uint32_t floats = bands * Band::kRows * Size::kTokens + (kNorm ? Size::kTokens : 0);
+    arrived_.arrive_expecting(splits_ * Size::kSlices * floats * 4);
+  }
+
+  __device__ __forceinline__ void find(Ways& ways, uint32_t thread) const {
+    const uint32_t lane = thread % kWarp, warp = thread / kWarp % 4;
+    const uint32_t mine = address_ + slot_ * Band::kPartBytes + lane / 4 * (Band::kPitch * 4) +
+                          lane % 4 * (Size::kTokens > kTile ? 16 : 8);
+#pragma unroll
+    for (uint32_t height = 0; height < Size::kHeight; ++height)
+#pragma unroll
+      for (uint32_t half = 0; half < 2; ++half) {
+        const uint32_t band = (reader_ * Size::kHeight + height) * Band::kOfProduct + warp * 2 + half;
+        const uint32_t up = band >= shared_ ? 1 : 0, shared = band - up * shared_;
+        const uint32_t theirs = shared & ((1u << share_bits_) - 1);
+        Way& way = ways[height][half];
+        way.to = mine + place_of(theirs, up);
+        way.arrived = arrived_.address();
+        if (splits_ > 1) {
+          const int owner = static_cast<int>(shared >> share_bits_);
+          way.to = address_in_block(way.to, owner), way.arrived = address_in_block(way.arrived, owner);
+        }
+        if constexpr (Size::kHasRoom) asm volatile("" : "+r"(way.to), "+r"(way.arrived));
+      }
+  }
+
+  // What a warpgroup has summed. The memory of all CTAs may be written.
+  __device__ __forceinline__ void send(const Sums<Size, kNorm>& sums, const Ways& ways) const {
+    if (splits_ > 1)
+      send_by(sums, ways,
+              [](const auto& values, uint32_t to, uint32_t arrived) { send_async(to, values, arrived); });
+    else
+      send_by(sums, ways, [](const auto& values, uint32_t to, uint32_t) { store(to, values); });
+    if constexpr (kNorm) send_squares(sums);
+  }
+
+  // Until all parts are there. By all threads.
+  __device__ __forceinline__ void await() const {
+    if (splits_ > 1)
+      arrived_.wait(0);
+    else
+      __syncthreads();
+  }
+
+  // Where the parts of the CTA's band `band` are, of a gated product of the gate or of up.
+  __device__ __forceinline__ uint32_t of_band(uint32_t band, uint32_t up) const {
+    return address_ + place_of(band, up);
+  }
+  // The sums of two rows of a token, always in the same order.
+  __device__ __forceinline__ float2 sum(uint32_t at) const {
+    float2 sum{};
+#pragma unroll 2
+    for (uint32_t split = 0; split < splits_; ++split) {
+      float2 part{};
+#pragma unroll
+      for (int slice = 0; slice < Size::kSlices; ++slice, at += Band::kPartBytes) {
+        const float first = __uint_as_float(load_4(at)),
+                    second = __uint_as_float(load_4(at + Band::kPitch * 4));
+        part = slice == 0 ? float2{first, second} : float2{part.x + first, part.y + second};
+      }
+      sum.x += part.x, sum.y += part.y;
+    }
+    return sum;
+  }
+  // Of x, of a token.
+  __device__ __forceinline__ float square(uint32_t token) const {
+    float sum = 0;
+    uint32_t at = squares_ + token * 4;
+#pragma unroll 2
+    for (uint32_t split = 0; split < splits_; ++split) {
+      float part = 0;
+#pragma unroll
+      for (int slice = 0; slice < Size::kSlices; ++slice, at += Size::kTokens * 4)
+        part += __uint_as_float(load_4(at));
+      sum += part;
+    }
+    return sum;
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t place_of(uint32_t band, uint32_t up) const {
+    const uint32_t index = shared_ == Band::kCount ? band : band * 2 + up;
+    return index * (splits_ * Size::kSlices * Band::kPartBytes);
+  }
+
+  // leave(values, to, arrived)
+  template <class Leave>
+  __device__ static __forceinline__ void send_by(const Sums<Size, kNorm>& sums, const Ways& ways,
+                                                 const Leave& leave) {
+#pragma unroll
+    for (int height = 0; height < Size::kHeight; ++height)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float (&of)[Size::kSums] = sums.of[height];
+        const Way& way = ways[height][half];
+        if constexpr (Size::kTokens == kTile) {
+          leave(float2{of[half * 2], of[half * 2 + 1]}, way.to, way.arrived);
+        } else {
+#pragma unroll
+          for (int i = half * 2; i < Size::kSums; i += 8)
+            leave(float4{of[i], of[i + 1], of[i + 4], of[i + 5]}, way.to + i / 8 * 64, way.arrived);
+        }
+      }
+  }
+  __device__ static __forceinline__ void store(uint32_t to, const float4& v) {
+    store_16(to, make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z),
+                            __float_as_uint(v.w)));
+  }
+  __device__ static __forceinline__ void store(uint32_t to, const float2& v) {
+    store_4(to, __float_as_uint(v.x)), store_4(to + 4, __float_as_uint(v.y));
+  }
+
+  // Eight lanes have a token: each sends its sum to another CTA.
+  __device__ __forceinline__ void send_squares(const Sums<Size, kNorm>& sums) const {
+    const uint32_t rank = threadIdx.x % 8;
+#pragma unroll
+    for (uint32_t i = 0; i < sums.kSquares; ++i) {
+      float sum = sums.square[i];
+#pragma unroll
+      for (int distance = 4; distance > 0; distance /= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
+      const uint32_t token = reader_ * 16 + threadIdx.x % kWarpgroup / 8 + i * sums.kGroups;
+      if (rank >= splits_ || token >= Size::kTokens) continue;
+      const uint32_t at = squares_ + (slot_ * Size::kTokens + token) * 4;
+      if (splits_ > 1)
+        send_async(address_in_block(at, rank), __float_as_uint(sum),
+                   address_in_block(arrived_.address(), rank));
+      else
+        store_4(at, __float_as_uint(sum));
+    }
+  }
+
+  PhaseBarrier& arrived_;
+  const uint32_t address_, squares_, splits_, share_bits_;
+  const uint32_t shared_;  // bands that are dealt to the CTAs
+  const uint32_t slot_, reader_;
+};
+
+}  // namespace bequest::cuda::tiles
