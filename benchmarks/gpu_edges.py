@@ -31,7 +31,7 @@ from bequest.engine.build import Built, build_engine
 from bequest.engine.config import EngineConfig
 from bequest.engine.kernels.streams import copy_bytes, record
 
-_CHAIN, _ATTENTION = "skinny_chain_kernel", "single_token_kernel"
+_CHAIN, _STACK = "skinny_chain_kernel", "row_stack_kernel"
 _SHOWN = 34  # characters of a kernel's name
 
 Kernel = tuple[str, float, float, int]  # name, begin and end in µs, correlation
@@ -54,16 +54,22 @@ def recorded(profile: Any) -> tuple[list[Kernel], dict[int, tuple[str, float, fl
     return sorted(kernels, key=lambda kernel: kernel[2]), calls
 
 
+def _has_layers(kernel: Kernel) -> bool:
+    return _CHAIN in kernel[0] or _STACK in kernel[0]
+
+
 def windows(kernels: list[Kernel]) -> list[list[Kernel]]:
-    """From the last chain before a product over the vocabulary to the second chain behind it."""
+    """From the last layer before a product over the vocabulary to the second one behind it; where one kernel has all
+    layers, to that one."""
     heads = [i for i, kernel in enumerate(kernels) if "skinny_stream_kernel" in kernel[0]]
     longest = max(kernels[i][2] - kernels[i][1] for i in heads)
     found = []
     for i in (i for i in heads if kernels[i][2] - kernels[i][1] > longest / 2):
-        first = next((j for j in range(i, -1, -1) if _CHAIN in kernels[j][0]), None)
-        chains = [j for j in range(i, min(i + 40, len(kernels))) if _CHAIN in kernels[j][0]]
-        if first is not None and len(chains) > 1:
-            found.append(kernels[first : chains[1] + 1])
+        first = next((j for j in range(i, -1, -1) if _has_layers(kernels[j])), None)
+        layers = [j for j in range(i, min(i + 40, len(kernels))) if _has_layers(kernels[j])]
+        last = 0 if first is not None and _STACK in kernels[first][0] else 1
+        if first is not None and len(layers) > last:
+            found.append(kernels[first : layers[last] + 1])
     names = Counter(tuple(short_name(kernel[0]) for kernel in window) for window in found)
     usual = names.most_common(1)[0][0]
     return [window for window in found if tuple(short_name(kernel[0]) for kernel in window) == usual]

@@ -24,7 +24,7 @@ from bequest.engine.layers.parts import Norm
 from bequest.engine.layers.stream import Stream
 
 BF16 = torch.bfloat16
-ROWS = (1, 4, 8, 16)
+ROWS = (1, 4, 8, 16, 32, 64)
 REPLAYS = 10
 
 

@@ -33,6 +33,9 @@ __device__ __forceinline__ uint4 load_16(uint32_t address) {
 __device__ __forceinline__ void store_4(uint32_t address, uint32_t v) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
 }
+__device__ __forceinline__ void store_8(uint32_t address, const float2& v) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(v.x), "f"(v.y) : "memory");
+}
 __device__ __forceinline__ void store_16(uint32_t address, const uint4& v) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z),
                "r"(v.w)

@@ -23,7 +23,12 @@ BFLOAT16, FLOAT8, FLOAT8_ROWS, INT4 = TileFormat
 # (N, K): part of a tile, part of a unit of k, several units, few CTAs and many.
 SHAPES = [(8, 256), (1000, 640), (1024, 3072), (4096, 1024), (2052, 2048)]
 LARGE_SHAPES = [(6144, 4096), (28672, 512), (4096, 14336)]
-ROWS = {BFLOAT16: (9, 16, 32), FLOAT8: (5, 16, 31), FLOAT8_ROWS: (33, 64, 65, 128), INT4: (5, 16, 33, 64, 65, 128)}
+ROWS = {
+    BFLOAT16: (5, 9, 16, 32, 33, 64),
+    FLOAT8: (5, 16, 31),
+    FLOAT8_ROWS: (33, 64, 65, 128),
+    INT4: (5, 16, 33, 64, 65, 128),
+}
 
 
 def weight_of(outputs: int, depth: int, format: TileFormat) -> tuple[object, Tensor]:
@@ -53,7 +58,7 @@ ALL = [
     for outputs, depth in (SHAPES if format is BFLOAT16 else SHAPES + LARGE_SHAPES)
 ]
 ALL += [(INT4, 200, 6144, 4096), (INT4, 256, 4096, 14336)]
-ALL += [(BFLOAT16, rows, outputs, depth) for rows in (5, 8, 16) for outputs, depth in LARGE_SHAPES]
+ALL += [(BFLOAT16, rows, outputs, depth) for rows in (5, 8, 16, 32, 64) for outputs, depth in LARGE_SHAPES]
 
 
 def linear(x: Tensor, weight: object, bias: Tensor | None) -> Tensor:
@@ -79,7 +84,16 @@ def linear_into(x: Tensor, weight: object, bias: Tensor | None, residual: Tensor
         cuda_linear.linear_into(x, weight[0], bias, residual, weight[1])
 
 
-SMALL = [(BFLOAT16, 16), (BFLOAT16, 32), (FLOAT8, 16), (FLOAT8, 32), (FLOAT8_ROWS, 64), (FLOAT8_ROWS, 128)]
+SMALL = [
+    (BFLOAT16, 8),
+    (BFLOAT16, 16),
+    (BFLOAT16, 32),
+    (BFLOAT16, 64),
+    (FLOAT8, 16),
+    (FLOAT8, 32),
+    (FLOAT8_ROWS, 64),
+    (FLOAT8_ROWS, 128),
+]
 SMALL += [(INT4, 16), (INT4, 32), (INT4, 64), (INT4, 65)]
 
 
@@ -109,6 +123,29 @@ def test_products(format: TileFormat, num_tokens: int, outputs: int, depth: int)
     assert torch.equal(gated_linear(x, weight, bias, "silu"), cuda.gated_activation(plain, "silu"))
 
 
+@pytest.mark.parametrize("splits", range(1, 9))
+@pytest.mark.parametrize("rows", [64, 128, 256])
+@pytest.mark.parametrize("format", [BFLOAT16, FLOAT8, INT4])
+def test_tiles_of_every_size(format: TileFormat, rows: int, splits: int) -> None:
+    """Divided in every way: tiles that W ends in, pieces of k of which some have one unit or none, bands that not all
+    thread blocks of a cluster finish."""
+    for num_tokens, outputs, depth in ((5, 268, 256), (16, 1000, 512), (30, 68, 2048), (64, 2052, 1152)):
+        if format is FLOAT8 and num_tokens > 32:
+            continue
+        x = randn(num_tokens, depth, dtype=BF16, seed=1)
+        weight, values = weight_of(outputs, depth, format)
+        if isinstance(weight, cuda_coded.CodedRows):
+            product = weight._product(None)
+        else:
+            matrix, scales = weight  # type: ignore[misc]
+            product = (matrix.data_ptr(), 0, outputs, depth, 0 if scales is None else scales.data_ptr(), 0)
+        out, check = guarded(num_tokens, outputs, dtype=BF16)
+        shape = (x.data_ptr(), num_tokens, depth, 1)
+        _C.cuda_planned_tile_linear(shape, 0, product, out.data_ptr(), (rows, splits), current_stream())
+        assert_near(out, x.float() @ values.T)
+        check()
+
+
 @pytest.mark.parametrize("splits", [1, 2, 3, 4])
 @pytest.mark.parametrize("rows", [64, 96, 128, 144, 192, 224])
 def test_waves_of_every_size(rows: int, splits: int) -> None:
@@ -136,7 +173,7 @@ def test_waves_of_every_size(rows: int, splits: int) -> None:
 
 
 @pytest.mark.parametrize("num_tokens", ROWS[BFLOAT16])
-@pytest.mark.parametrize(("outputs", "depth"), SHAPES)
+@pytest.mark.parametrize(("outputs", "depth"), [*SHAPES, (64, 14336)])
 def test_normed_products(num_tokens: int, outputs: int, depth: int) -> None:
     x = randn(num_tokens, depth, dtype=BF16, seed=1, scale=3.0)
     norm = RowNorm(randn(depth, dtype=BF16, seed=5), 1e-5)
@@ -152,7 +189,7 @@ def test_normed_products(num_tokens: int, outputs: int, depth: int) -> None:
 @pytest.mark.parametrize(
     ("format", "counts"),
     [
-        (BFLOAT16, (9, 16, 20, 32)),
+        (BFLOAT16, (5, 8, 9, 16, 20, 32, 40, 64)),
         (FLOAT8, (5, 16, 17, 32)),
         (FLOAT8_ROWS, (33, 64, 100, 128)),
         (INT4, (5, 16, 31)),
@@ -169,12 +206,12 @@ def test_rows_do_not_depend_on_the_batch(format: TileFormat, counts: tuple[int, 
 
 
 @pytest.mark.parametrize(("outputs", "depth"), LARGE_SHAPES)
-def test_rows_that_are_checked_do_not_depend_on_the_batch(outputs: int, depth: int) -> None:
-    """Of large weights in bfloat16: up to eight rows and more of them have kernels of their own."""
-    x = randn(16, depth, dtype=BF16, seed=1)
+def test_rows_of_large_weights_do_not_depend_on_the_batch(outputs: int, depth: int) -> None:
+    """In bfloat16: up to 8, 16, 32 and 64 rows have kernels of their own."""
+    x = randn(64, depth, dtype=BF16, seed=1)
     weight, _ = weight_of(outputs, depth, BFLOAT16)
     whole = linear(x, weight, None)
-    for count in (5, 8, 9):
+    for count in (5, 8, 9, 16, 17, 33):
         assert torch.equal(linear(x[-count:], weight, None), whole[-count:])
 
 
@@ -211,10 +248,10 @@ def test_a_slice_that_is_ahead_waits() -> None:
 @pytest.mark.parametrize(
     ("num_tokens", "outputs", "depth", "format", "normed"),
     [
-        (8, 1024, 1024, BFLOAT16, False),
-        (33, 1024, 1024, BFLOAT16, True),
+        (4, 1024, 1024, BFLOAT16, False),
+        (65, 1024, 1024, BFLOAT16, True),
         (4, 8192, 8192, BFLOAT16, False),
-        (17, 8192, 8192, BFLOAT16, False),
+        (65, 8192, 8192, BFLOAT16, False),
         (16, 8192, 8192, BFLOAT16, True),
         (32, 1022, 1024, FLOAT8, False),
         (32, 1024, 1056, FLOAT8, False),

@@ -9,13 +9,9 @@
 namespace bequest::cuda {
 namespace {
 
-// Elements. cuBLAS multiplies larger ones as fast in bfloat16, but nothing begins beside it: with as few rows
-// as drafts that are checked, tiles gain by that.
-constexpr int64_t kSmallWeight = 8 << 20;
-constexpr int64_t kCheckedRows = 16;
+constexpr int64_t kSmallWeight = 8 << 20;  // elements
 constexpr int64_t kFewRows = 32, kMoreRows = 64, kBlockRows = 128;
-constexpr int64_t kFewestRows = 5,
-                  kRegisterRows = 8;     // what comes before is the chain's, and skinny_linear_mma's
+constexpr int64_t kFewestRows = 5;       // fewer are the chain's
 constexpr int64_t kMostCodedRows = 256;  // of codes of 4 bits: more are faster as bfloat16
 constexpr int64_t kGroupRows = 64, kMostSplits = 8;
 constexpr int64_t kLeastDepth = 512;  // of k, of a CTA
@@ -56,8 +52,7 @@ bool has_rows(int64_t num_tokens, int64_t elements, TileFormat format) {
     case TileFormat::kFloat8Rows:
       return num_tokens > kFewRows && num_tokens <= kBlockRows;
     case TileFormat::kBFloat16:
-      return small ? num_tokens > kRegisterRows && num_tokens <= kFewRows
-                   : num_tokens >= kFewestRows && num_tokens <= kCheckedRows;
+      return num_tokens >= kFewestRows && num_tokens <= kMoreRows;
   }
   return false;
 }
@@ -86,18 +81,18 @@ bool is_tile_product(int64_t num_tokens, int64_t out_features, int64_t in_featur
   return out_features % 4 == 0 && in_features % depth_unit(format) == 0 && is_hopper();
 }
 
-// Two CTAs share a multiprocessor up to 64 tokens. What they read of x for each byte of W falls with the rows
-// of W that they have; so do the CTAs that read.
+// What CTAs read of x for each byte of W falls with the rows of W that they have; so do the CTAs that read.
+// Two share a multiprocessor, but of codes with more than 32 tokens, whose rings have all of its memory.
 TilePlan tile_plan(int64_t num_tokens, int64_t out_features, int64_t in_features, TileFormat format) {
   if (format == TileFormat::kFloat8Rows) return wave_plan(out_features, in_features);
   const int64_t chip = multiprocessors(), groups = ceil_div(out_features, kGroupRows);
-  const int64_t most_splits = std::clamp<int64_t>(in_features / kLeastDepth, 1, kMostSplits);
-  int64_t rows = groups > 2 * chip ? 2 : 1, blocks = chip * 17 / 10;
-  if (num_tokens > kFewRows && ceil_div(groups, int64_t{2}) * most_splits >= chip) rows = 2;
-  if (num_tokens > kMoreRows && format == TileFormat::kInt4) {
-    rows = groups > chip ? 4 : 1;
-    blocks = chip / ceil_div(num_tokens, kBlockRows);
-  }
+  const bool is_alone = format == TileFormat::kInt4 && num_tokens > kFewRows;
+  const bool is_wide = is_alone && num_tokens > kMoreRows;
+  const int64_t blocks = is_alone ? chip / ceil_div(num_tokens, kBlockRows) : chip * 17 / 10;
+  int64_t rows = groups > 2 * chip ? 2 : 1;
+  if (is_wide) rows = groups > chip ? 4 : 1;
+  const int64_t least_depth = is_alone && !is_wide ? 2 * kLeastDepth : kLeastDepth;
+  const int64_t most_splits = std::clamp<int64_t>(in_features / least_depth, 1, kMostSplits);
   const int64_t splits = std::min(blocks / ceil_div(groups, rows), most_splits);
   return {static_cast<int>(rows * kGroupRows), static_cast<int>(std::max<int64_t>(splits, 1))};
 }

@@ -70,7 +70,9 @@ struct Barriers {
   }
 };
 
-// Stages of W and x on their way to shared memory. Each call by one thread.
+static_assert(sizeof(Barriers) <= 1024, "two CTAs take all of a multiprocessor's shared memory");
+
+// Stages of W and x on their way to shared memory. Each call by one thread, where nothing else is said.
 template <class Size>
 class Ring {
  public:
@@ -104,6 +106,7 @@ class Ring {
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x) / kWarp; i < ahead; i += kThreads / kWarp)
       if (is_elected()) load_rows(piece.first + i, {i, 0});
+    __syncwarp();
   }
 
   // By one thread of each warp that has read the stage. The last one asks for what comes into its place.
@@ -120,6 +123,15 @@ class Ring {
   Barriers& barriers_;
   const int row_, token_;
 };
+
+// Where the last stage of a slice lies: nobody else has a use for it when the slice has read it. One that has
+// no unit has a stage all the same.
+template <class Size>
+__device__ __forceinline__ uint32_t last_stage(uint32_t address, int slice, const Piece& piece, int stages) {
+  const int last =
+      piece.count > slice ? (piece.count - 1 - slice) / Size::kSlices * Size::kSlices + slice : slice;
+  return address + (last < stages || piece.count <= slice ? last : last % stages) * Size::kStageBytes;
+}
 
 // The stages that are a warpgroup's: the slices take turns. places: of stage 0, and of the norm's first
 // weight
@@ -182,7 +194,7 @@ __device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLine
   const Parts<Size, kNorm> parts(memory, address, p.result == SkinnyResult::kGate, barriers.summed,
                                  warpgroup);
   using Ways = typename Parts<Size, kNorm>::Ways;
-  const bool is_alone = gridDim.x == 1;
+  const bool is_cluster = gridDim.x > 1;
   if (threadIdx.x == 0) {
     prefetch_map(maps.rows);  // needed at once when the predecessor has ended
     barriers.init(memory.stages);
@@ -190,7 +202,7 @@ __device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLine
   }
   if constexpr (kNorm) stage_gain<kUnit>(p, piece, reinterpret_cast<uint32_t*>(shared + memory.gain));
   __syncthreads();
-  if (!is_alone && memory.has_parts_apart()) arrive_in_cluster();
+  if (is_cluster) arrive_in_cluster();
   const Ring<Size> ring(maps, address, barriers, tile.first_row, tile.first_token);
   if (threadIdx.x < kWarp && is_elected()) ring.begin_weights(piece, memory.stages);
   __syncwarp();
@@ -199,17 +211,24 @@ __device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLine
   Ways ways;
   parts.find(ways, thread);
   const Results<Size, kNorm> results(p, tile, parts, thread);
+  const int slice = warpgroup / Size::kReaders;
+  uint32_t mine = last_stage<Size>(address, slice, piece, memory.stages);
+  uint32_t other = last_stage<Size>(address, Size::kSlices - 1 - slice, piece, memory.stages);
+  if constexpr (Size::kSlices == 2 && Size::kHasRoom) asm volatile("" : "+r"(mine), "+r"(other));
+  if (is_cluster) await_cluster();
   wait_for_previous();
   ring.begin_rows(piece, memory.stages);
   const auto given = results.begin();
-  multiply_piece(sums, warpgroup / Size::kReaders, ring, barriers, piece, memory.stages,
+  multiply_piece(sums, slice, ring, barriers, piece, memory.stages,
                  {address, address + Size::kWeightBytes + Size::kGroupBytes, address + Size::kWeightBytes,
                   address + memory.gain});
-  if (!is_alone) {
-    if (!memory.has_parts_apart()) arrive_in_cluster();
-    await_cluster();
-  } else if (!memory.has_parts_apart()) {
-    __syncthreads();
+  if constexpr (Size::kSlices == 2) sums.add_other_slice(slice, mine, other);
+  if (!memory.has_parts_apart()) {
+    sums.settle();
+    if (is_cluster)
+      arrive_in_cluster(), await_cluster();
+    else
+      __syncthreads();
   }
   const auto finish = [&](const Ways& to, const Results<Size, kNorm>& found) {
     parts.send(sums, to);
@@ -259,7 +278,7 @@ constexpr TileMemory tile_memory(const TileNeeds& needs) {
     bytes = kMostShared;
     stages = stages_within<Size>(bytes, needs);
   }
-  const int ring = stages * Size::kStageBytes;
+  const int ring = std::max(stages, Size::kSlices) * Size::kStageBytes;
   const bool apart = ring + needs.parts + needs.other <= bytes;
   TileMemory memory{};
   memory.stages = stages;
@@ -273,14 +292,14 @@ void launch_kernel(const SkinnyLinearParams& p, int splits, Stream stream) {
   constexpr int kUnit = Size::Format::kUnit, kBands = static_cast<int>(Bands<Size>::kCount);
   const int64_t units = ceil_div(p.in_features, kUnit), most_units = ceil_div(units, splits);
   const int64_t tiles = ceil_div(p.out_features, Size::kRows), blocks = ceil_div(p.num_tokens, Size::kTokens);
-  const int halves = p.result == SkinnyResult::kGate ? 2 : 1, slots = splits * Size::kSlices;
+  const int halves = p.result == SkinnyResult::kGate ? 2 : 1;
   int share_bits = 0;
   while (splits << share_bits < kBands / halves) ++share_bits;
   const int gain = kNorm ? static_cast<int>(most_units) * kUnit * 2 : 0;
-  const int squares = kNorm ? slots * Size::kTokens * 4 : 0;
+  const int squares = kNorm ? splits * Size::kSlices * Size::kTokens * 4 : 0;
   TileMemory memory =
       tile_memory<Size>({.units = static_cast<int>(most_units),
-                         .parts = (halves << share_bits) * slots * static_cast<int>(Bands<Size>::kPartBytes),
+                         .parts = (halves << share_bits) * splits * static_cast<int>(Bands<Size>::kPartBytes),
                          .other = squares + gain});
   memory.gain = memory.squares + squares;
   memory.share_bits = share_bits;

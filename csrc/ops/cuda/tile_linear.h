@@ -22,12 +22,12 @@ struct TilePlan {
 bool is_tile_product(int64_t num_tokens, int64_t out_features, int64_t in_features, TileFormat format,
                      bool normed);
 
-// The plan depends on T by whether there are more than 32, 64 and 128, and then on how many times 128; that
-// of kFloat8Rows does not.
+// Of kInt4 the plan depends on T by whether there are more than 32, 64 and 128, and then on how many times
+// 128. That of the others does not.
 TilePlan tile_plan(int64_t num_tokens, int64_t out_features, int64_t in_features, TileFormat format);
 
-// REQUIRES: a norm beside bfloat16 alone; N is even, of a gate a multiple of 4; K is a multiple of 64, of
-// kFloat8Rows and kInt4 of 128
+// Throws where a plan that is none of tile_plan's leaves no room for a ring. REQUIRES: a norm beside bfloat16
+// alone; N is even, of a gate a multiple of 4; K is a multiple of 64, of kFloat8Rows and kInt4 of 128
 void tile_linear(const SkinnyLinearParams& p, const TilePlan& plan, Stream stream);
 
 // Of what is to be multiplied.

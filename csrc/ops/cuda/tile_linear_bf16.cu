@@ -3,7 +3,7 @@
 namespace bequest::cuda {
 
 void tile_linear_bf16(const SkinnyLinearParams& p, const TilePlan& plan, Stream stream) {
-  tiles::launch_format<TileBFloat16, false, 4, 1>(p, plan, stream);
+  tiles::launch_format<TileBFloat16, false, 8, 1>(p, plan, stream);
 }
 
 }  // namespace bequest::cuda

@@ -3,7 +3,7 @@
 namespace bequest::cuda {
 
 void tile_linear_bf16_normed(const SkinnyLinearParams& p, const TilePlan& plan, Stream stream) {
-  tiles::launch_format<TileBFloat16, true, 4, 1>(p, plan, stream);
+  tiles::launch_format<TileBFloat16, true, 8, 1>(p, plan, stream);
 }
 
 }  // namespace bequest::cuda

@@ -13,13 +13,13 @@
 
 namespace bequest::cuda::tiles {
 
-// A CTA's shared memory, in bytes behind the ring's beginning, and how much of a tile it finishes.
+// A CTA's shared memory, places in bytes behind the ring's beginning, and how much of a tile it finishes.
 struct TileMemory {
   int stages;
   int parts;       // what it has to add: behind the ring, or 0: in the ring's place, when that has been read
   int squares;     // the same of the squares of x
   int gain;        // the norm's weight
-  int share_bits;  // of bands
+  int share_bits;  // a CTA finishes 2 to this bands
 
   __device__ bool has_parts_apart() const { return parts > 0; }
 };
@@ -48,7 +48,9 @@ class Parts {
   struct Way {
     uint32_t to, arrived;
   };
-  using Ways = Way[Size::kHeight][2];
+  // Slices have a half of the 16 rows of a warp each.
+  static constexpr uint32_t kHalves = 2 / Size::kSlices;
+  using Ways = Way[Size::kHeight][kHalves];
 
   // warpgroup: of the thread
   __device__ Parts(const TileMemory& memory, uint32_t address, bool gated, PhaseBarrier& arrived,
@@ -58,46 +60,47 @@ class Parts {
         squares_(address + memory.squares),
         splits_(gridDim.x),
         share_bits_(memory.share_bits),
-        shared_(gated ? Band::kCount / 2 : Band::kCount),
-        slot_(blockIdx.x * Size::kSlices + warpgroup / Size::kReaders),
+        dealt_(gated ? Band::kCount / 2 : Band::kCount),
+        slice_(warpgroup / Size::kReaders),
         reader_(warpgroup % Size::kReaders) {}
 
   // Bands that this CTA finishes, and the first of them.
   __device__ __forceinline__ uint32_t num_bands() const {
-    return first_band() < shared_ ? 1u << share_bits_ : 0;
+    return first_band() < dealt_ ? 1u << share_bits_ : 0;
   }
   __device__ __forceinline__ uint32_t first_band() const { return blockIdx.x << share_bits_; }
 
   // By one thread, before anything can arrive.
   __device__ __forceinline__ void expect() const {
-    const uint32_t bands = num_bands() * (Band::kCount / shared_);
-    const uint32_t floats = bands * Band::kRows * Size::kTokens + (kNorm ? Size::kTokens : 0);
-    arrived_.arrive_expecting(splits_ * Size::kSlices * floats * 4);
+    const uint32_t bands = num_bands() * (Band::kCount / dealt_);
+    const uint32_t floats = bands * Band::kRows * Size::kTokens + (kNorm ? Size::kSlices * Size::kTokens : 0);
+    arrived_.arrive_expecting(splits_ * floats * 4);
   }
 
   __device__ __forceinline__ void find(Ways& ways, uint32_t thread) const {
     const uint32_t lane = thread % kWarp, warp = thread / kWarp % 4;
-    const uint32_t mine = address_ + slot_ * Band::kPartBytes + lane / 4 * (Band::kPitch * 4) +
+    const uint32_t mine = address_ + blockIdx.x * Band::kPartBytes + lane / 4 * (Band::kPitch * 4) +
                           lane % 4 * (Size::kTokens > kTile ? 16 : 8);
 #pragma unroll
     for (uint32_t height = 0; height < Size::kHeight; ++height)
 #pragma unroll
-      for (uint32_t half = 0; half < 2; ++half) {
-        const uint32_t band = (reader_ * Size::kHeight + height) * Band::kOfProduct + warp * 2 + half;
-        const uint32_t up = band >= shared_ ? 1 : 0, shared = band - up * shared_;
-        const uint32_t theirs = shared & ((1u << share_bits_) - 1);
+      for (uint32_t half = 0; half < kHalves; ++half) {
+        const uint32_t band =
+            (reader_ * Size::kHeight + height) * Band::kOfProduct + warp * 2 + half + slice_;
+        const uint32_t up = band >= dealt_ ? 1 : 0, dealt = band - up * dealt_;
+        const uint32_t theirs = dealt & ((1u << share_bits_) - 1);
         Way& way = ways[height][half];
         way.to = mine + place_of(theirs, up);
         way.arrived = arrived_.address();
         if (splits_ > 1) {
-          const int owner = static_cast<int>(shared >> share_bits_);
+          const int owner = static_cast<int>(dealt >> share_bits_);
           way.to = address_in_block(way.to, owner), way.arrived = address_in_block(way.arrived, owner);
         }
         if constexpr (Size::kHasRoom) asm volatile("" : "+r"(way.to), "+r"(way.arrived));
       }
   }
 
-  // What a warpgroup has summed. The memory of all CTAs may be written.
+  // What a warpgroup has summed. REQUIRES: nobody reads any more what lies where parts come to
   __device__ __forceinline__ void send(const Sums<Size, kNorm>& sums, const Ways& ways) const {
     if (splits_ > 1)
       send_by(sums, ways,
@@ -124,14 +127,8 @@ class Parts {
     float2 sum{};
 #pragma unroll 2
     for (uint32_t split = 0; split < splits_; ++split) {
-      float2 part{};
-#pragma unroll
-      for (int slice = 0; slice < Size::kSlices; ++slice, at += Band::kPartBytes) {
-        const float first = __uint_as_float(load_4(at)),
-                    second = __uint_as_float(load_4(at + Band::kPitch * 4));
-        part = slice == 0 ? float2{first, second} : float2{part.x + first, part.y + second};
-      }
-      sum.x += part.x, sum.y += part.y;
+      sum.x += __uint_as_float(load_4(at)), sum.y += __uint_as_float(load_4(at + Band::kPitch * 4));
+      at += Band::kPartBytes;
     }
     return sum;
   }
@@ -152,8 +149,8 @@ class Parts {
 
  private:
   __device__ __forceinline__ uint32_t place_of(uint32_t band, uint32_t up) const {
-    const uint32_t index = shared_ == Band::kCount ? band : band * 2 + up;
-    return index * (splits_ * Size::kSlices * Band::kPartBytes);
+    const uint32_t index = dealt_ == Band::kCount ? band : band * 2 + up;
+    return index * (splits_ * Band::kPartBytes);
   }
 
   // leave(values, to, arrived)
@@ -163,7 +160,7 @@ class Parts {
 #pragma unroll
     for (int height = 0; height < Size::kHeight; ++height)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      for (uint32_t half = 0; half < kHalves; ++half) {
         const float (&of)[Size::kSums] = sums.of[height];
         const Way& way = ways[height][half];
         if constexpr (Size::kTokens == kTile) {
@@ -193,7 +190,7 @@ class Parts {
       for (int distance = 4; distance > 0; distance /= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
       const uint32_t token = reader_ * 16 + threadIdx.x % kWarpgroup / 8 + i * sums.kGroups;
       if (rank >= splits_ || token >= Size::kTokens) continue;
-      const uint32_t at = squares_ + (slot_ * Size::kTokens + token) * 4;
+      const uint32_t at = squares_ + ((blockIdx.x * Size::kSlices + slice_) * Size::kTokens + token) * 4;
       if (splits_ > 1)
         send_async(address_in_block(at, rank), __float_as_uint(sum),
                    address_in_block(arrived_.address(), rank));
@@ -204,8 +201,8 @@ class Parts {
 
   PhaseBarrier& arrived_;
   const uint32_t address_, squares_, splits_, share_bits_;
-  const uint32_t shared_;  // bands that are dealt to the CTAs
-  const uint32_t slot_, reader_;
+  const uint32_t dealt_;  // bands that are dealt to the CTAs
+  const uint32_t slice_, reader_;
 };
 
 }  // namespace bequest::cuda::tiles

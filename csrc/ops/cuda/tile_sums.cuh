@@ -96,6 +96,46 @@ class Sums {
       add_operands(at);
   }
 
+  // Of two slices: adds a half of what the other has summed, that of the warps' rows from slice · 8 on, as
+  // the first half of its own. mine, other: stages of which only W is overwritten, and that no slice but
+  // their own has read last. By the block.
+  static constexpr int kExchangeBytes = Size::kSums / 2 * kWarpgroup * 4;
+  __device__ __forceinline__ void add_other_slice(int slice, uint32_t mine, uint32_t other) {
+    static_assert(Size::kSlices == 2 && Size::kHeight == 1);
+    constexpr int kPieces = Size::kSums / 4, kPieceBytes = kWarp * 8;  // two values of each lane
+    constexpr int kWarpBytes = Size::kWeightBytes / 4;                 // of W: the warp's own rows
+    float (&sums)[Size::kSums] = of[0];
+    uint32_t place = threadIdx.x % kWarp * 8;
+    // What other warps have read of the stage they may still be reading.
+    if constexpr (kPieces * kPieceBytes <= kWarpBytes) {
+      place += threadIdx.x / kWarp % 4 * kWarpBytes;
+    } else {
+      static_assert(!kNorm && kExchangeBytes <= Size::kStageBytes);
+      place += threadIdx.x / kWarp % 4 * (kPieces * kPieceBytes);
+      sync_warpgroup(1 + slice);
+    }
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const float2 low{sums[i * 4], sums[i * 4 + 1]}, high{sums[i * 4 + 2], sums[i * 4 + 3]};
+      const float2 given = slice == 0 ? high : low, kept = slice == 0 ? low : high;
+      store_8(mine + place + i * kPieceBytes, given);
+      sums[i * 4] = kept.x, sums[i * 4 + 1] = kept.y;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const uint2 added = load_8(other + place + i * kPieceBytes);
+      sums[i * 4] += __uint_as_float(added.x), sums[i * 4 + 1] += __uint_as_float(added.y);
+    }
+  }
+
+  // All that was read of shared memory for the sums has arrived.
+  __device__ __forceinline__ void settle() {
+#pragma unroll
+    for (auto& sums : of) pin(sums);
+    if constexpr (kNorm) pin(square);
+  }
+
   __device__ __forceinline__ void finish() {
 #pragma unroll
     for (auto& sums : of) wait_products<0>(sums);
