@@ -14,9 +14,9 @@ __device__ inline uint32_t address_in_block(uint32_t address, int rank) {
   return result;
 }
 
-// This block has begun, and its barriers can be used by others if publish_barriers() is behind their making.
-// It orders nothing else, because that would wait for all memory that was asked for. By all threads, once;
-// then await_cluster().
+// This block has begun, and its barriers can be used by others if publish_barriers() is behind their making;
+// or it has read what others may now write over. It orders nothing else, because that would wait for all
+// memory that was asked for: what was read must have arrived. By all threads; then await_cluster().
 __device__ inline void arrive_in_cluster() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -28,16 +28,6 @@ __device__ inline void publish_in_cluster() { asm volatile("barrier.cluster.arri
 __device__ inline void await_published() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
 // From another block's shared memory.
-__device__ inline float load_in_cluster(uint32_t address) {
-  float v;
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
-  return v;
-}
-__device__ inline float2 load_two_in_cluster(uint32_t address) {
-  float2 v;
-  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
-  return v;
-}
 __device__ inline float4 load_four_in_cluster(uint32_t address) {
   float4 v;
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"

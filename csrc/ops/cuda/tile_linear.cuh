@@ -177,6 +177,17 @@ __device__ __forceinline__ void stage_gain(const SkinnyLinearParams& p, const Pi
         first + i < pairs ? __ldg(static_cast<const uint32_t*>(p.norm_weight) + first + i) : 0;
 }
 
+// Where parts take the ring's place, until all CTAs of the cluster have read theirs.
+template <class Size, bool kNorm>
+__device__ __forceinline__ void leave_ring(Sums<Size, kNorm>& sums, const TileMemory& memory) {
+  if (memory.has_parts_apart()) return;
+  sums.settle();
+  if (gridDim.x > 1)
+    arrive_in_cluster(), await_cluster();
+  else
+    __syncthreads();
+}
+
 // grid (splits, tiles of rows of W · blocks of tokens), clusters of all splits
 template <class Size, bool kNorm>
 __device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLinearParams& p,
@@ -223,13 +234,7 @@ __device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLine
                  {address, address + Size::kWeightBytes + Size::kGroupBytes, address + Size::kWeightBytes,
                   address + memory.gain});
   if constexpr (Size::kSlices == 2) sums.add_other_slice(slice, mine, other);
-  if (!memory.has_parts_apart()) {
-    sums.settle();
-    if (is_cluster)
-      arrive_in_cluster(), await_cluster();
-    else
-      __syncthreads();
-  }
+  leave_ring(sums, memory);
   const auto finish = [&](const Ways& to, const Results<Size, kNorm>& found) {
     parts.send(sums, to);
     parts.await();
