@@ -5,8 +5,8 @@
 // the same k of x. It is asked for W before the predecessor has ended. Its two warpgroups have 64 or 128 rows
 // of W each, against all tokens; where a CTA has 64, they take turns with the stages. Tensor cores take 64
 // rows of W, which pass through registers where they are codes, and x where it lies. The sums meet at the
-// end, always in the same order: those of the warpgroups in the ring's memory, those of the CTAs through the
-// cluster's.
+// end, always in the same order: those of the warpgroups by way of the ring's memory, those of the CTAs where
+// they are finished (tile_parts.cuh).
 //
 // A norm needs no pass of its own: its weight is multiplied into W on the way, the sum of squares is one more
 // result, and what it comes to is a factor of the output.
