@@ -22,7 +22,9 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """What was given; ends the process with a message for a wrong line."""
-        given, unknown = self.parse_known_args(arguments)
+        # What stands behind a flag may be positional still, as a prompt behind --json-schema FILE.
+        parse = self.parse_known_args if self._subparsers else self.parse_known_intermixed_args
+        given, unknown = parse(arguments)
         if unknown:
             self.refuse(unknown)
         return given

@@ -69,12 +69,14 @@ class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
 
-def context_exceeded(prompt: int, more: int, limit: int) -> ContextLengthExceeded:
-    """`prompt` tokens and `more` behind them, where the model takes `limit`."""
+def context_exceeded(prompt: int, more: int, limit: int, *, counted: bool = True) -> ContextLengthExceeded:
+    """`prompt` tokens and `more` behind them, where the model takes `limit`; not `counted`: there are at least so many
+    in the prompt."""
+    # A prompt that takes less than half of the room is not at fault: then the sentence says how to ask for less.
+    reason = "completion_too_long" if 2 * prompt < limit else "context_length"
     return ContextLengthExceeded(
         f"{prompt} tokens and {more} behind them are more than the model's {limit}.",
-        # A prompt that takes less than half of the room is not at fault: then the sentence says how to ask for less.
-        reason="completion_too_long" if 2 * prompt < limit else "context_length",
+        reason=reason if counted else "context_not_counted",
         details={"max_model_len": limit, "prompt_tokens": prompt, "max_tokens": more},
         total=prompt + more,
         room=limit - prompt,

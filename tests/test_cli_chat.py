@@ -158,6 +158,8 @@ def test_run_reads_prompt_standard_input_and_schema(
     [body] = server.bodies
     assert contents(body) == ["Short.", "Summarise:\n\nthe text"] and body["max_tokens"] == 9
     assert body["response_format"]["json_schema"]["schema"] == {"type": "object"}
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert run.main([server.url, *flags, "Summarise:"]) == 0 and contents(server.bodies[1])[1] == "Summarise:"
 
 
 @pytest.mark.parametrize(

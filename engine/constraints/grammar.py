@@ -315,12 +315,16 @@ UNSPELLABLE = "it wants text that no token of this model spells"
 # What it says of a token that its own mask excludes: no limit, but a mask that was not the sampler's.
 _STRAY = "doesn't satisfy the grammar"
 
+# What it says when it has failed itself, behind which are places in its source.
+_PANIC = re.compile(r"\bpanic: ")
 # What llguidance says when a grammar is well-formed and runs into one of the limits.
 _LIMIT_WORDS = ("fuel", "too many", "too large", "max is", "limit", "unable to determine if regex is empty")
 
 
 def _explained(message: str) -> GrammarError:
     line = _first_line(message)
+    if _PANIC.search(line):
+        line = "what compiles grammars cannot read it"
     return GrammarError(line, too_large=any(word in line.lower() for word in _LIMIT_WORDS))
 
 

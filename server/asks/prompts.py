@@ -54,7 +54,7 @@ def check_length(context: Context, text: str, encoder: EncoderInfo | None = None
         return
     least = -(-len(text) // longest)
     if encoder is None:
-        raise from_engine(context_exceeded(least, 1, limit), param)
+        raise from_engine(context_exceeded(least, 1, limit, counted=False), param)
     try:
         encoder.check_length(least)
     except EngineError as error:

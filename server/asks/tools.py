@@ -188,8 +188,8 @@ def function_of(
     if description is not None and not isinstance(description, str):
         raise wrong_type(f"{path}.description", "a string")
     parameters = given.get(schema)
-    if parameters is None:
-        parameters = {"type": "object", "properties": {}}
+    if parameters is None:  # it takes nothing
+        parameters = {"type": "object", "properties": {}, "additionalProperties": False}
     if not isinstance(parameters, dict):
         raise ApiError(
             400,
@@ -197,4 +197,7 @@ def function_of(
             f"Invalid schema for function '{name}': `{path}.{schema}` must be an object.",
             param=f"{path}.{schema}",
         )
-    return Function(name, description, parameters, given.get("strict") is True, f"{path}.{schema}")
+    strict = given.get("strict")
+    if strict is not None and not isinstance(strict, bool):
+        raise wrong_type(f"{path}.strict", "true or false")
+    return Function(name, description, parameters, strict is True, f"{path}.{schema}")

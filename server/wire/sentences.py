@@ -35,6 +35,9 @@ SENTENCES = {
     # a prompt
     "context_length": "This model's maximum context length is {max_model_len} tokens; the prompt is too long: "
     "{prompt_tokens} tokens, with {max_tokens} for the completion makes {total}.",
+    "context_not_counted": "This model's maximum context length is {max_model_len} tokens; the prompt is too long: "
+    "{prompt_tokens} tokens, with {max_tokens} for the completion makes {total}. It has at least as many: a text that "
+    "must be too long is not counted to its end.",
     "completion_too_long": "This model's maximum context length is {max_model_len} tokens; the prompt is too long: "
     "{prompt_tokens} tokens, with {max_tokens} for the completion makes {total}. Behind it there is room for {room}: "
     "ask for no more, or leave their number out.",

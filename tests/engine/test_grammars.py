@@ -194,6 +194,12 @@ def test_errors_of_grammars(kind: str, text: str, too_large: bool) -> None:
     assert caught.value.too_large == too_large and 5 < len(str(caught.value)) <= 500
 
 
+def test_what_its_library_fails_at_is_said_without_its_source() -> None:
+    with pytest.raises(GrammarError) as caught:
+        Grammar(GrammarSource("json_schema", json.dumps({"type": "integer", "minimum": "é" * 60})), vocabulary())
+    assert str(caught.value) == "what compiles grammars cannot read it"
+
+
 def test_bnf_is_taken_for_lark() -> None:
     assert Grammar(GrammarSource("lark", lark_of_any('root ::= "a" root | "b"')), vocabulary())
     with pytest.raises(GrammarError):

@@ -410,6 +410,11 @@ async def test_context_length_sentence(front: Front) -> None:
     assert error["details"] == {"max_model_len": 512, "prompt_tokens": 511, "max_tokens": 2}
 
 
+async def test_a_text_that_must_be_too_long_is_not_counted(front: Front) -> None:
+    error = await refused(front, {"prompt": "x" * 60000})
+    assert "the prompt is too long: " in error["message"] and "at least as many" in error["message"]
+
+
 async def test_the_same_sentence_tells_a_short_prompt_how_much_room_there_is(front: Front) -> None:
     """Clients match its halves, whichever number is at fault."""
     error = await refused(front, {"prompt": "a", "max_tokens": 50000})

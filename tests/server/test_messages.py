@@ -448,6 +448,9 @@ async def test_keys(start: Starter) -> None:
         await made.messages.create(model="fake/model", max_tokens=9, messages=ASK)
 
 
+RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "gone", "is_error": "false"}
+
+
 @pytest.mark.parametrize(
     "fields, param, message",
     [
@@ -474,6 +477,24 @@ async def test_keys(start: Starter) -> None:
         ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools[0].type", "runs no tools of its own"),
         ({"tool_choice": {"type": "tool", "name": "x"}, "tools": TOOLS}, "tool_choice.name", "not among"),
         ({"tool_choice": {"type": "any"}}, "tool_choice", "nothing to call"),
+        *(
+            (
+                {"messages": [{"role": "user", "content": [{"type": "document", **block}]}]},
+                f"messages[0].content[0].{field}",
+                "must be a string",
+            )
+            for field, block in (
+                ("source.data", {"source": {"type": "text", "data": ["some words"]}}),
+                ("title", {"title": 1, "source": {"type": "text", "data": "x"}}),
+                ("context", {"context": {}, "source": {"type": "text", "data": "x"}}),
+            )
+        ),
+        (
+            {"messages": [*ASK, {"role": "user", "content": [RESULT]}]},
+            "messages[1].content[0].is_error",
+            "true or false",
+        ),
+        ({"tools": [{**TOOLS[0], "strict": "true"}]}, "tools[0].strict", "true or false"),
         ({"stop": "x"}, "stop", "stop_sequences"),
         ({"service_tier": "gold"}, "service_tier", "standard_only"),
         ({"metadata": {"user_id": 1}}, "metadata.user_id", "string"),

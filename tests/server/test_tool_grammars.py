@@ -32,7 +32,7 @@ LOOK = {
 GO: dict[str, Any] = {"type": "object", "properties": {}}
 TOOLS = [
     {"type": "function", "function": {"name": "look", "parameters": LOOK, "strict": True}},
-    {"type": "function", "function": {"name": "go", "parameters": GO}},
+    {"type": "function", "function": {"name": "go"}},  # it takes nothing
 ]
 ARGUMENTS = {"at": 'the "sea"', "far": 3, "how": "up", "deep": {"a": True}}
 SPECIALS = {mark: 257 + index for index, mark in enumerate(MARKS)}

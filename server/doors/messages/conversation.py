@@ -198,7 +198,10 @@ class _Reader:
         if call_id in self._names:
             turn.about["name"] = self._names[call_id]
         turn.parts = list(_result_parts(block.get("content"), f"{path}.content"))
-        if block.get("is_error"):
+        is_error = block.get("is_error")
+        if is_error is not None and not isinstance(is_error, bool):
+            raise wrong_type(f"{path}.is_error", "true or false")
+        if is_error:
             turn.parts = _as_error(turn.parts)
         self._turns.append(turn)
 
@@ -242,8 +245,11 @@ def _document(block: Mapping[str, Any], path: str) -> str:
         kind = shorten(repr(source.get("type") if isinstance(source, dict) else None))
         message = f"`{path}.source.type` is {kind}; this model reads text alone: send a source of type 'text'."
         raise invalid(message, f"{path}.source.type")
-    told: Sequence[Any] = (block.get("title"), block.get("context"), source.get("data"))
-    return "\n".join(text for text in told if isinstance(text, str) and text)
+    told = [block.get(name) for name in ("title", "context")]
+    for name, text in zip(("title", "context"), told, strict=True):
+        if text is not None and not isinstance(text, str):
+            raise wrong_type(f"{path}.{name}", "a string")
+    return "\n".join(filter(None, [*told, string_at(source, "data", f"{path}.source")]))
 
 
 def _unknown(kind: str, role: str, path: str) -> Exception:
