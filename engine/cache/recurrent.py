@@ -28,6 +28,7 @@ from bequest.engine.types.recurrent import StateLoad, StateSizes
 
 _PER_CHOICE = 2  # states: what it goes on from, and what it writes
 _PER_BEAM = 3  # those, and one of a beam that has ended
+_PER_SEARCH = 1  # behind its prompt
 _PER_WALKING = 4  # as many more of a choice, or a beam, that passes its tokens again for their hidden states
 
 
@@ -438,12 +439,15 @@ class RecurrentStates:
     # --- several of a request ------------------------------------------------------------------------------------
 
     def most_choices(self, request: Request) -> int:
-        return self._num_beside_leases // _num_each(request)
+        return (self._num_beside_leases - _num_beside_each(request)) // _num_each(request)
 
     def begin_beams(self, leader: running.Sequence) -> None:
         held = self._of[leader]
         assert held.current is not None, "a search begins behind its prompt"
         held.beams = [held.current.hold()]
+        if held.previous is not None:  # nobody goes back behind the prompt's end
+            self.drop([held.previous])
+            held.previous = None
 
     def settle_beams(self, leader: running.Sequence) -> None:
         held = self._of[leader]
@@ -480,7 +484,9 @@ def _most_held(sequence: running.Sequence, held: SequenceStates) -> int:
     if held.wanted > 0 or 0 < work.most_passed(sequence) < sequence.planned_len:
         # What it keeps has the room of whoever is to begin; then that of what it came from.
         keeps = int(num_to_begin == 0 and not held.lends)
-    return _num_each(sequence.group.request) * (max(1, work.slots(sequence)) + num_to_begin) + keeps
+    request = sequence.group.request
+    each = _num_each(request) * (max(1, work.slots(sequence)) + num_to_begin)
+    return each + _num_beside_each(request) + keeps
 
 
 def _num_each(request: Request) -> int:
@@ -488,6 +494,11 @@ def _num_each(request: Request) -> int:
     if request.hidden_states is not None:
         return _PER_WALKING
     return _PER_CHOICE if request.params.beams is None else _PER_BEAM
+
+
+def _num_beside_each(request: Request) -> int:
+    """Beside those of its choices or beams. Whoever passes tokens again has more of each than a search needs."""
+    return _PER_SEARCH if request.params.beams is not None and request.hidden_states is None else 0
 
 
 def _num_known(chunk: Chunk) -> int:

@@ -98,6 +98,8 @@ class Scoring(Reading):
             return
         shared, states = leader.num_prompt - 1, self._desk.states
         states.want(leader, shared)
+        if leader.num_computed >= shared and leader.table.copyable(shared) < shared:
+            return  # its last block comes from a file with this step, and cannot be copied on in the same one
         reserved = sum(map(_blocks_to_end, self.group.sequences[1:]))
         while self._waiting and states.can_fork(leader, shared) and room.budget > 0 and room.chunks_left > 1:
             if not self._has_room_beside(reserved):

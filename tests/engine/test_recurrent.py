@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -227,9 +228,30 @@ async def test_states_of_as_many_choices_as_may_run(num_slots: int, searches: bo
             assert answer.states is not None and len(answer.states.choices) == n
 
 
+@pytest.mark.parametrize("chunk", [7, 100])
+@pytest.mark.parametrize("width", [2, 3])
+async def test_as_many_beams_as_may_search(width: int, chunk: int) -> None:
+    """What stands behind the prompt is held beside them, and beams that end hold states of their own."""
+    num_slots = 2 * (3 * width + 1)
+    states = StateSizes(num_slots=num_slots, num_lease_slots=num_slots // 2, interval=1000)
+    async with running(Setup(chunk=chunk, states=states, max_num_seqs=width + 1, num_lease_blocks=100)) as (engine, _):
+        for seed in range(num_slots // 4):
+            await ask(engine, request(prompt(9, seed=seed), SamplingParams(max_tokens=1), retain=Retain(60)))
+        for stops in ((), tuple(range(0, 1000, 3))):
+            params = SamplingParams(n=width, max_tokens=8, beams=BeamParams(width, early_stopping="never"))
+            params = replace(params, stop_token_ids=stops)
+            for i in range(6):
+                await asyncio.wait_for(ask(engine, request(prompt(30, seed=70 + i), params)), 10)
+    states = StateSizes(num_slots=6 * width, num_lease_slots=3 * width, interval=1000)
+    async with running(Setup(states=states)) as (engine, _):
+        with pytest.raises(InvalidRequest) as refused:
+            await ask(engine, request(prompt(9), SamplingParams(max_tokens=3, beams=BeamParams(width))))
+        assert refused.value.details == {"limit": width - 1}
+
+
 async def test_beams_that_could_not_pass_their_tokens_again_are_refused() -> None:
     """Two could search beside leases, but not walk."""
-    states = StateSizes(num_slots=12, num_lease_slots=6, interval=1000)
+    states = StateSizes(num_slots=14, num_lease_slots=7, interval=1000)
     async with running(Setup(states=states)) as (engine, _):
         await ask(engine, request(prompt(9), beams := SamplingParams(n=2, max_tokens=3, beams=BeamParams(2))))
         with pytest.raises(InvalidRequest) as refused:

@@ -19,6 +19,7 @@ from bequest.engine.types.recurrent import StateSizes
 from tests.engine.harness import Answer, Setup, ask, ask_all, request
 from tests.engine.paged_fake import PagedFakeRunner, expected_tokens
 from tests.engine.test_estates import child_of, params
+from tests.engine.test_scoring import SCORED, histories
 from tests.engine.test_vault import LASTING, files, vault
 
 STATES = StateSizes(num_slots=60, num_lease_slots=30, interval=24)
@@ -85,6 +86,20 @@ async def test_a_lease_outlives_its_process(tmp_path: Path, name: str, length: i
         await check_child(engine, parent.id)
         engine.forget("t", parent.id)
         assert engine.retention.books.used == 0
+
+
+@pytest.mark.parametrize("name", ["windows", "recurrent"])
+@pytest.mark.parametrize("length", [3, 14])
+async def test_suffixes_are_scored_behind_a_lease_in_files(tmp_path: Path, name: str, length: int) -> None:
+    """Its last block comes with a step, and cannot be copied for candidates in the same one."""
+    async with vault(tmp_path, SETUPS[name]) as engine:
+        parent, _ = await lease(engine, SETUPS[name], length)
+    async with vault(tmp_path, SETUPS[name]) as engine:
+        before = engine.parent("t", parent.id).choices[0].token_ids
+        asked = request([*before], SCORED, suffixes=((7,), (8, 9)), lineage=Lineage(parent.id, 0, len(before)))
+        answer = await ask(engine, asked)
+        assert answer.inheritance is not None and answer.inheritance.source == "file"
+        assert set(runner_of(engine).scored) == histories([*before], asked.suffixes)
 
 
 @pytest.mark.parametrize("name", SETUPS)
