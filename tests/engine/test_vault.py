@@ -18,6 +18,7 @@ import pytest
 
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.errors import (
+    EngineDraining,
     InsufficientRetention,
     InvalidEstate,
     InvalidRequest,
@@ -157,6 +158,15 @@ async def test_a_tenant_finds_its_own_alone(tmp_path: Path) -> None:
         with pytest.raises(ParentNotFound):
             engine.parent("t", "mine")
         assert engine.parent("u", "mine").id == parent.id
+
+
+async def test_nothing_is_promised_of_files_behind_the_end(tmp_path: Path) -> None:
+    async with running(SETUP) as (engine, _):
+        await engine.open_files(Shelf(tmp_path), 20.0)
+        await engine.written()
+        await engine.stop()
+        with pytest.raises(EngineDraining):
+            await engine.written()
 
 
 async def test_times_last_too(tmp_path: Path) -> None:
