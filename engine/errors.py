@@ -73,10 +73,10 @@ def context_exceeded(prompt: int, more: int, limit: int, *, counted: bool = True
     """`prompt` tokens and `more` behind them, where the model takes `limit`; not `counted`: there are at least so many
     in the prompt."""
     # A prompt that takes less than half of the room is not at fault: then the sentence says how to ask for less.
-    reason = "completion_too_long" if 2 * prompt < limit else "context_length"
+    is_short = 2 * prompt < limit
     return ContextLengthExceeded(
         f"{prompt} tokens and {more} behind them are more than the model's {limit}.",
-        reason=reason if counted else "context_not_counted",
+        reason="context_not_counted" if not counted else "completion_too_long" if is_short else "context_length",
         details={"max_model_len": limit, "prompt_tokens": prompt, "max_tokens": more},
         total=prompt + more,
         room=limit - prompt,

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from bequest.engine.errors import (
     DeadlineExceeded,
     EngineDead,
+    EngineDraining,
     EngineError,
     InsufficientRetention,
     ParentFailed,
@@ -34,6 +35,7 @@ from bequest.engine.vault.vault import Vault
 class Keeper(ABC):
     _estates: EstateDesk
     _sleep: Sleep
+    _stopped: bool
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
         self.scheduler = scheduler
@@ -112,6 +114,8 @@ class Keeper(ABC):
 
     async def written(self) -> None:
         """Returns when files say what `set_ttl` and `forget` have done, or the disk is too slow."""
+        if self._stopped:
+            raise EngineDraining("The engine stopped before the request was finished.", reason="stopped")
         await self._vault.written()
 
     # --- estates -------------------------------------------------------------------------------------------------

@@ -27,8 +27,7 @@ from bequest.engine.types import NO_STATE, IntArray, Request
 from bequest.engine.types.recurrent import StateLoad, StateSizes
 
 _PER_CHOICE = 2  # states: what it goes on from, and what it writes
-_PER_BEAM = 3  # those, and one of a beam that has ended
-_PER_SEARCH = 1  # behind its prompt
+_PER_BEAM, _PER_SEARCH = 3, 1  # those, and one of a beam that has ended; what stands behind the prompt of all
 _PER_WALKING = 4  # as many more of a choice, or a beam, that passes its tokens again for their hidden states
 
 
@@ -119,10 +118,8 @@ class RecurrentStates:
         assert state is not None and state.position == child.num_computed, "forked where there is no state"
         self._of[child].current = state.hold()
         if held.wanted:
-            held.lends = True
-            if held.previous is not None:  # no step is launched past its end
-                self.drop([held.previous])
-                held.previous = None
+            self.drop(filter(None, [held.previous]))  # no step is launched past its end
+            held.lends, held.previous = True, None
 
     def can_fork(self, leader: running.Sequence, position: int) -> bool:
         kept = self._of[leader].kept
@@ -320,8 +317,7 @@ class RecurrentStates:
     def _advance(self, sequence: running.Sequence, end: int) -> State:
         held = self._of[sequence]
         self.drop(held.drafted if held.previous is None else [held.previous, *held.drafted])
-        held.drafted = []
-        held.previous, held.current = held.current, self._new(sequence, end)
+        held.drafted, held.previous, held.current = [], held.current, self._new(sequence, end)
         if end == held.wanted:
             held.kept = held.current.hold()
         self._mark(sequence, held.current)
@@ -439,15 +435,14 @@ class RecurrentStates:
     # --- several of a request ------------------------------------------------------------------------------------
 
     def most_choices(self, request: Request) -> int:
-        return (self._num_beside_leases - _num_beside_each(request)) // _num_each(request)
+        each, beside = _num_each(request)
+        return (self._num_beside_leases - beside) // each
 
     def begin_beams(self, leader: running.Sequence) -> None:
         held = self._of[leader]
         assert held.current is not None, "a search begins behind its prompt"
-        held.beams = [held.current.hold()]
-        if held.previous is not None:  # nobody goes back behind the prompt's end
-            self.drop([held.previous])
-            held.previous = None
+        self.drop(filter(None, [held.previous]))
+        held.beams, held.previous = [held.current.hold()], None
 
     def settle_beams(self, leader: running.Sequence) -> None:
         held = self._of[leader]
@@ -484,21 +479,15 @@ def _most_held(sequence: running.Sequence, held: SequenceStates) -> int:
     if held.wanted > 0 or 0 < work.most_passed(sequence) < sequence.planned_len:
         # What it keeps has the room of whoever is to begin; then that of what it came from.
         keeps = int(num_to_begin == 0 and not held.lends)
-    request = sequence.group.request
-    each = _num_each(request) * (max(1, work.slots(sequence)) + num_to_begin)
-    return each + _num_beside_each(request) + keeps
+    each, beside = _num_each(sequence.group.request)
+    return each * (max(1, work.slots(sequence)) + num_to_begin) + beside + keeps
 
 
-def _num_each(request: Request) -> int:
-    """States that each of its choices or beams may come to hold."""
+def _num_each(request: Request) -> tuple[int, int]:
+    """States that each of its choices or beams may come to hold, and those beside all of them."""
     if request.hidden_states is not None:
-        return _PER_WALKING
-    return _PER_CHOICE if request.params.beams is None else _PER_BEAM
-
-
-def _num_beside_each(request: Request) -> int:
-    """Beside those of its choices or beams. Whoever passes tokens again has more of each than a search needs."""
-    return _PER_SEARCH if request.params.beams is not None and request.hidden_states is None else 0
+        return _PER_WALKING, 0
+    return (_PER_CHOICE, 0) if request.params.beams is None else (_PER_BEAM, _PER_SEARCH)
 
 
 def _num_known(chunk: Chunk) -> int:

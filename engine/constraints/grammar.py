@@ -316,15 +316,13 @@ UNSPELLABLE = "it wants text that no token of this model spells"
 _STRAY = "doesn't satisfy the grammar"
 
 # What it says when it has failed itself, behind which are places in its source.
-_PANIC = re.compile(r"\bpanic: ")
+_PANIC = re.compile(r"(?s).*\bpanic: .*")
 # What llguidance says when a grammar is well-formed and runs into one of the limits.
 _LIMIT_WORDS = ("fuel", "too many", "too large", "max is", "limit", "unable to determine if regex is empty")
 
 
 def _explained(message: str) -> GrammarError:
-    line = _first_line(message)
-    if _PANIC.search(line):
-        line = "what compiles grammars cannot read it"
+    line = _PANIC.sub("what compiles grammars cannot read it", _first_line(message))
     return GrammarError(line, too_large=any(word in line.lower() for word in _LIMIT_WORDS))
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from bequest.engine.cache.tiers.files import Stored
 from bequest.engine.cache.tiers.ticket import Ticket
-from bequest.engine.errors import EngineDraining, EngineError, InvalidEstate, ParentLost
+from bequest.engine.errors import EngineError, InvalidEstate, ParentLost
 from bequest.engine.estates import EstateDesk
 from bequest.engine.inheritance.estate_images import arrived
 from bequest.engine.inheritance.estates import Leaving
@@ -65,7 +65,6 @@ class Vault:
         self._on_lost = on_lost
         self._writer = ThreadPoolExecutor(1, "bequest-estates-write")
         self._reader = Reader(shelf, desk)
-        self._closed = False
         self._backlog = 0
         self._storing: dict[Record, asyncio.Task[str | None]] = {}
         self._held_back: dict[str, asyncio.Task[None]] = {}  # ends of answers, by request
@@ -251,24 +250,18 @@ class Vault:
     def update(self, record: Record) -> None:
         """Its lease ends at another time."""
         wall, before = record.lease.expires_at_wall, record.stored
-        if before is None or wall is None or self._closed:
+        if before is None or wall is None:
             return
         record.stored = replace(before, expires_at=wall)
         self._writer.submit(self._publish_quietly, record.stored)
 
     async def written(self) -> None:
-        """Returns when files say what was decided before, or the disk is too slow for the end of an answer, too. Raises
-        EngineDraining when nobody writes them any more."""
-        if self._closed:
-            raise EngineDraining("The engine stopped before the request was finished.", reason="stopped")
+        """Returns when files say what was decided before, or the disk is too slow for the end of an answer, too."""
         for _ in range(2):  # what is published while its lease ends is withdrawn behind that
             passed = asyncio.get_running_loop().run_in_executor(self._writer, lambda: None)
             await asyncio.wait({passed}, timeout=self._wait / 2)
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
         for task in (*self._storing.values(), *self._held_back.values(), *self._tasks):
             task.cancel()
         self._writer.submit(self._shelf.close)
