@@ -29,7 +29,6 @@ LOOK = {
     },
     "required": ["at", "deep"],
 }
-GO: dict[str, Any] = {"type": "object", "properties": {}}
 TOOLS = [
     {"type": "function", "function": {"name": "look", "parameters": LOOK, "strict": True}},
     {"type": "function", "function": {"name": "go"}},  # it takes nothing

@@ -234,22 +234,19 @@ def _result_parts(content: Any, path: str) -> Iterator[dict[str, Any]]:
             yield text_part(string_at(block, "text", at))
 
 
-def _shown(kind: str, block: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _shown(kind: str, block: dict[str, Any], path: str) -> dict[str, Any]:
     return image_part(block, path) if kind == "image" else text_part(_document(block, path))
 
 
-def _document(block: Mapping[str, Any], path: str) -> str:
+def _document(block: dict[str, Any], path: str) -> str:
     """One of plain text, with what is told of it."""
     source = block.get("source")
     if not isinstance(source, dict) or source.get("type") != "text":
         kind = shorten(repr(source.get("type") if isinstance(source, dict) else None))
         message = f"`{path}.source.type` is {kind}; this model reads text alone: send a source of type 'text'."
         raise invalid(message, f"{path}.source.type")
-    told = [block.get(name) for name in ("title", "context")]
-    for name, text in zip(("title", "context"), told, strict=True):
-        if text is not None and not isinstance(text, str):
-            raise wrong_type(f"{path}.{name}", "a string")
-    return "\n".join(filter(None, [*told, string_at(source, "data", f"{path}.source")]))
+    about = [string_at(block, name, path) for name in ("title", "context") if block.get(name) is not None]
+    return "\n".join(filter(None, [*about, string_at(source, "data", f"{path}.source")]))
 
 
 def _unknown(kind: str, role: str, path: str) -> Exception:
