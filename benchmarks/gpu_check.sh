@@ -27,7 +27,7 @@ sanitized=(
   "tests/gpu/test_shared_prefix.py::test_small"
   "tests/gpu/test_shared_prefix.py::test_many_tails_beside_others[{}-64]"
   "tests/gpu/test_single_token.py::test_small"
-  "tests/gpu/test_sampling.py::test_features"
+  "tests/gpu/test_sampling.py::test_vocabulary_sizes[1025]"
   "tests/gpu/test_model_drafts.py::test_guesses_are_the_cpus_and_change_no_row[0]"
   "tests/gpu/test_sampling.py::test_logprobs_of_broken_padded_and_masked_rows"
   "tests/gpu/test_images.py::test_windows_are_turned_and_attended_to[lengths0]"
@@ -48,6 +48,10 @@ sanitized=(
   "tests/gpu/test_quantised.py::test_norms_that_round[64-1024-True]"
   "tests/gpu/test_tile_linear.py::test_small"
   "tests/gpu/test_tile_linear.py::test_normed_products[8-256-16]"
+  "tests/gpu/test_tile_linear.py::test_normed_products[1000-640-64]"
+  "tests/gpu/test_tile_linear.py::test_what_is_left_for_a_norm[1000-640-16-1.0]"
+  "tests/gpu/test_tile_linear.py::test_what_is_left_for_a_norm[8-256-33-0.0]"
+  "tests/gpu/test_tile_linear.py::test_the_tap_sees_rows_before_their_norm[8-256-5]"
   "tests/gpu/test_tile_linear.py::test_tiles_of_every_size[0-64-6]"
   "tests/gpu/test_tile_linear.py::test_tiles_of_every_size[3-64-3]"
   "tests/gpu/test_int4.py::test_chain[False-1-sizes0]"
@@ -83,8 +87,8 @@ sanitized=(
   "tests/gpu/test_following_beams.py::test_they_are_those_of_the_host[3-3]"
   "tests/gpu/test_fp8_cache.py::test_small"
 )
-# Racecheck ends launches whose blocks wait for those of other clusters.
-memchecked=("tests/gpu/test_row_stack.py::test_small")
+# Racecheck ends launches whose blocks wait for those of other clusters, and takes minutes for all features of samplers.
+memchecked=("tests/gpu/test_row_stack.py::test_small" "tests/gpu/test_sampling.py::test_features")
 sanitize() { # tool
   local cases=("${sanitized[@]}")
   [[ $1 == memcheck ]] && cases+=("${memchecked[@]}")

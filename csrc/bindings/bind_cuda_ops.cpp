@@ -183,9 +183,17 @@ void bind_tiles(py::module_& m) {
   m.def(
       "cuda_tile_linear",
       [](const Matrix& x, const cuda::ChainProduct& product, Address out, const std::pair<int, int>& finish,
-         const std::optional<TappedNorm>& norm,
-         Address stream) { tile_linear(skinny_params(x, product, out, finish, norm), stream); },
-      py::arg("x"), py::arg("product"), py::arg("out"), py::arg("finish"), py::arg("norm"),
+         const std::optional<WeighedNorm>& norm, const std::optional<cuda::NormAhead>& ahead,
+         Address stream) {
+        cuda::SkinnyLinearParams params = skinny_params(x, product, out, finish, std::nullopt);
+        params.ahead = ahead.value_or(cuda::NormAhead{});
+        if (norm) {
+          params.squares = norm->squares, params.eps = norm->eps;
+          params.tapped = norm->tapped, params.tap = norm->tap.value_or(HiddenTap{});
+        }
+        tile_linear(params, stream);
+      },
+      py::arg("x"), py::arg("product"), py::arg("out"), py::arg("finish"), py::arg("norm"), py::arg("ahead"),
       py::arg("stream"));
   m.def(
       "cuda_float8_tile_linear",
@@ -217,11 +225,10 @@ void bind_tiles(py::module_& m) {
       py::arg("num_tokens"), py::arg("out_features"), py::arg("in_features"), py::arg("format"));
   m.def(
       "cuda_is_tile_product",
-      [](int64_t num_tokens, int64_t out_features, int64_t in_features, int format, bool normed) {
-        return cuda::is_tile_product(num_tokens, out_features, in_features, cuda::TileFormat(format), normed);
+      [](int64_t num_tokens, int64_t out_features, int64_t in_features, int format) {
+        return cuda::is_tile_product(num_tokens, out_features, in_features, cuda::TileFormat(format));
       },
-      py::arg("num_tokens"), py::arg("out_features"), py::arg("in_features"), py::arg("format"),
-      py::arg("normed"));
+      py::arg("num_tokens"), py::arg("out_features"), py::arg("in_features"), py::arg("format"));
 }
 
 void skinny_chain(const Matrix& attended, Address residual, const ChainTail& tail,

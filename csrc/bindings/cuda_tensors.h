@@ -103,6 +103,21 @@ template <>
 inline constexpr auto fields_of<TappedNorm> =
     std::tuple(&TappedNorm::weight, &TappedNorm::eps, &TappedNorm::tap);
 
+// What a product has left for a norm, in place of it: squares [T, K / 8], and the rows before, for the tap.
+struct WeighedNorm {
+  const float* squares;
+  float eps;
+  const void* tapped;
+  std::optional<HiddenTap> tap;
+};
+template <>
+inline constexpr auto fields_of<WeighedNorm> =
+    std::tuple(&WeighedNorm::squares, &WeighedNorm::eps, &WeighedNorm::tapped, &WeighedNorm::tap);
+
+template <>
+inline constexpr auto fields_of<cuda::NormAhead> = std::tuple(
+    &cuda::NormAhead::gain, &cuda::NormAhead::offset, &cuda::NormAhead::rows, &cuda::NormAhead::squares);
+
 template <>
 inline constexpr auto fields_of<cuda::ChainProduct> =
     std::tuple(&cuda::ChainProduct::weight, &cuda::ChainProduct::bias, &cuda::ChainProduct::out_features,

@@ -21,6 +21,8 @@ FineRows = tuple[int, int, int, int, int]  # x, halves, out, parts, rows (fine_l
 SampledRows = tuple[int, int, int]  # rows [N], positions [N], drafts [N] or 0: nothing was drafted
 Sampled = tuple[int, int, int]  # tokens [N], which of them are bad [N], HostTokens or 0
 TappedNorm = tuple[int, float, HiddenTap | None]  # weight [K], eps
+WeighedNorm = tuple[int, float, int, HiddenTap | None]  # squares [T, K / 8], eps, rows that the tap sees
+NormAhead = tuple[int, float, int, int]  # gain [N], offset, rows [T, N], squares [T, N / 8]
 # Router, experts of a row, whether they count 1 together, factor, gate and up and down of one that all rows take.
 ChainExperts = tuple[Product, int, bool, float, Product, Product, int, int, bool]
 # The slots [T] of tokens; what slots hold for output, gate and up, down, and the next layer's qkv.
@@ -59,7 +61,13 @@ def cuda_skinny_linear(
     x: Matrix, product: Product, out: int, finish: tuple[int, int], norm: TappedNorm | None, stream: int
 ) -> None: ...  # `finish`: a SkinnyResult (csrc/ops/cuda/skinny_linear.h) and its activation
 def cuda_tile_linear(
-    x: Matrix, product: Product, out: int, finish: tuple[int, int], norm: TappedNorm | None, stream: int
+    x: Matrix,
+    product: Product,
+    out: int,
+    finish: tuple[int, int],
+    norm: WeighedNorm | None,
+    ahead: NormAhead | None,
+    stream: int,
 ) -> None: ...
 def cuda_float8_tile_linear(
     x: Matrix, x_scales: int, product: Product, out: int, finish: tuple[int, int], stream: int
@@ -68,7 +76,7 @@ def cuda_planned_tile_linear(
     x: Matrix, x_scales: int, product: Product, out: int, plan: tuple[int, int], stream: int
 ) -> None: ...  # `x_scales`: of x in float8, else 0
 def cuda_tile_plan(num_tokens: int, out_features: int, in_features: int, format: int) -> tuple[int, int]: ...
-def cuda_is_tile_product(num_tokens: int, out_features: int, in_features: int, format: int, normed: bool) -> bool: ...
+def cuda_is_tile_product(num_tokens: int, out_features: int, in_features: int, format: int) -> bool: ...
 def cuda_float8_rows(x: Matrix, codes: int, scales: int, stream: int) -> None: ...
 def cuda_can_chain(attended: int, hidden: int, inner: int, bits: int, fine: bool = ...) -> bool: ...
 def cuda_can_chain_experts(

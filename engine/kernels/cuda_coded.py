@@ -52,8 +52,7 @@ class CodedRows:
     def multiply_tiles(self, x: Tensor, bias: Tensor | None, out: Tensor, finish: tuple[int, int]) -> None:
         """x [T, K] · Wᵀ + bias [N], stored in or added to out [T, N], or gated to [T, N / 2]; `finish`: a SkinnyResult
         and its activation. REQUIRES: is_tiled"""
-        to = cuda.address_of(out, _BF16, *out.shape)
-        _C.cuda_tile_linear(self._rows(x), self._product(bias), to, finish, None, current_stream())
+        cuda_tiles.multiply(x, self._product(bias), out, finish)
 
     def has_kernel(self, num_tokens: int) -> bool:
         """Whether so many rows are multiplied with the codes, in tiles or not."""

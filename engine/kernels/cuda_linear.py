@@ -21,6 +21,7 @@ from bequest.engine.kernels.cuda_tiles import TileFormat
 from bequest.engine.kernels.hidden_tap import LayerTap, TapArguments, tap_arguments
 from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.kernels.streams import current_stream
+from bequest.engine.kernels.weighed_rows import GainAhead, WeighedRows
 
 # By default torch lets cuBLAS add the parts of a product that it splits in bfloat16, as it may with few rows.
 torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -59,19 +60,25 @@ class Float8Rows:
         return self.codes.device
 
 
-def tile_format(x: Tensor, weight: Tensor, *, normed: bool = False) -> TileFormat | None:
-    """How the product of x [T, K] with weight [N, K] is multiplied in tiles (csrc/ops/cuda/tile_linear.h), if it is;
-    `normed`: with a norm in front. With a weight in float8 a batch of more rows is rounded to it."""
+def tile_format(x: Tensor, weight: Tensor) -> TileFormat | None:
+    """How the product of x [T, K] with weight [N, K] is multiplied in tiles (csrc/ops/cuda/tile_linear.h), if it is.
+    With a weight in float8 a batch of more rows is rounded to it."""
     if x.dtype is not _BF16:
         return None
     sizes = x.shape[0], weight.shape[0], weight.shape[1]
     formats = (TileFormat.FLOAT8, TileFormat.FLOAT8_ROWS) if weight.dtype is FP8 else (TileFormat.BFLOAT16,)
-    return next((each for each in formats if cuda_tiles.is_tile_product(*sizes, each, normed=normed)), None)
+    return next((each for each in formats if cuda_tiles.is_tile_product(*sizes, each)), None)
+
+
+def takes_weighed(x: WeighedRows, weight: Tensor) -> bool:
+    """Whether the product of the norm of x [T, K] with weight [N, K] is one of what has been left for that norm."""
+    return tile_format(x.rows, weight) is TileFormat.BFLOAT16
 
 
 def is_fused(x: Tensor, weight: Tensor, *, normed: bool = False) -> bool:
-    """Whether the product of x [T, K] with weight [N, K] is our own, fused ones too; `normed`: with a norm in front."""
-    if tile_format(x, weight, normed=normed) is not None:
+    """Whether the product of x [T, K] with weight [N, K] is our own, fused ones too; `normed`: with a norm in front,
+    which tiles take only where something has been left for it (`takes_weighed`)."""
+    if not normed and tile_format(x, weight) is not None:
         return True
     sizes = x.shape[0], weight.shape[0], weight.shape[1]
     if weight.dtype is FP8 and (x.shape[0] > MOST_STREAMED_ROWS or weight.shape[1] % _CODES_UNIT):
@@ -175,10 +182,11 @@ def _scaled_linear(x: Float8Rows, weight: Tensor, scales: Tensor, bias: Tensor |
 
 
 def normed_linear(
-    x: Tensor, norm: RowNorm, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None
+    x: Tensor | WeighedRows, norm: RowNorm, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None
 ) -> Tensor:
-    """norm(x [T, K]) · weight [N, K]ᵀ + bias [N] → [T, N]. REQUIRES: is_fused, normed"""
-    out = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
+    """norm(x [T, K]) · weight [N, K]ᵀ + bias [N] → [T, N]. REQUIRES: is_fused, normed; of rows that have been left for
+    the norm takes_weighed"""
+    out = torch.empty(x.shape[0], weight.shape[0], dtype=_BF16, device=weight.device)
     _multiply(x, weight, bias, out, _STORE, norm=norm, scales=scales)
     return out
 
@@ -193,7 +201,7 @@ def rounded_gated_linear(x: Float8Rows, weight: Tensor, bias: Tensor | None, act
 
 
 def gated_linear(
-    x: Tensor,
+    x: Tensor | WeighedRows,
     weight: Tensor,
     bias: Tensor | None,
     activation: str,
@@ -202,23 +210,28 @@ def gated_linear(
 ) -> Tensor:
     """f(gate) * up → [T, I] of the product of x [T, K], normed if there is a norm, with gate and up [2 I, K].
 
-    REQUIRES: is_fused, normed if there is a norm
+    REQUIRES: is_fused, normed if there is a norm; of rows that have been left for it takes_weighed
     """
-    out = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=x.dtype, device=x.device)
+    out = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=_BF16, device=weight.device)
     _multiply(x, weight, bias, out, _GATE, activation, norm, scales)
     return out
 
 
 def linear_into(
-    x: Tensor | Float8Rows, weight: Tensor, bias: Tensor | None, residual: Tensor, scales: Tensor | None = None
-) -> None:
-    """residual [T, N] += x [T, K] · weight [N, K]ᵀ + bias [N]. REQUIRES: is_fused; of rows in float8
-    takes_float8_tiles"""
-    _multiply(x, weight, bias, residual, _ADD, scales=scales)
+    x: Tensor | Float8Rows,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor,
+    scales: Tensor | None = None,
+    ahead: GainAhead | None = None,
+) -> WeighedRows | None:
+    """residual [T, N] += x [T, K] · weight [N, K]ᵀ + bias [N]. Returns what it leaves for the norm `ahead`, which tiles
+    of weights in bfloat16 do. REQUIRES: is_fused; of rows in float8 takes_float8_tiles"""
+    return _multiply(x, weight, bias, residual, _ADD, scales=scales, ahead=ahead)
 
 
 def _multiply(
-    x: Tensor | Float8Rows,
+    x: Tensor | Float8Rows | WeighedRows,
     weight: Tensor,
     bias: Tensor | None,
     out: Tensor,
@@ -226,29 +239,32 @@ def _multiply(
     activation: str = "silu",
     norm: RowNorm | None = None,
     scales: Tensor | None = None,
-) -> None:
+    ahead: GainAhead | None = None,
+) -> WeighedRows | None:
     num_tokens, depth = x.shape
     num_outputs = weight.shape[0]
     bias_address = 0 if bias is None else cuda.address_of(bias, _BF16, num_outputs)
     stored, scales_address = _BF16, 0
     if scales is not None:
         stored, scales_address = FP8, cuda.address_of(scales, torch.float32, num_outputs)
-    normed: tuple[int, float, TapArguments | None] | None = None
-    if norm is not None:
-        tap = tap_arguments(norm.tap, num_tokens, depth, _BF16)
-        normed = (cuda.address_of(norm.weight, _BF16, depth), norm.eps, tap)
     product = (cuda.address_of(weight, stored, num_outputs, depth), bias_address, num_outputs, depth, scales_address, 0)
-    to = cuda.address_of(out, _BF16, num_tokens, num_outputs // 2 if result == _GATE else num_outputs)
     finish = (result, ACTIVATION_CODES[activation])
-    tiles = TileFormat.FLOAT8_ROWS if isinstance(x, Float8Rows) else tile_format(x, weight, normed=norm is not None)
+    if isinstance(x, WeighedRows):
+        return cuda_tiles.multiply(x, product, out, finish, tap=None if norm is None else norm.tap)
+    tiles = TileFormat.FLOAT8_ROWS if isinstance(x, Float8Rows) else None if norm else tile_format(x, weight)
+    to = cuda.address_of(out, _BF16, num_tokens, num_outputs // 2 if result == _GATE else num_outputs)
     if tiles is TileFormat.FLOAT8_ROWS:
         rounded = x if isinstance(x, Float8Rows) else float8_rows(x)
         rows = (rounded.codes.data_ptr(), num_tokens, depth, _FP8_CODE)
         _C.cuda_float8_tile_linear(rows, rounded.scales.data_ptr(), product, to, finish, current_stream())
-        return
+        return None
     assert isinstance(x, Tensor)
-    rows = (cuda.address_of(x, _BF16, num_tokens, depth), num_tokens, depth, _BF16_CODE)
     if tiles is not None:
-        _C.cuda_tile_linear(rows, product, to, finish, normed, current_stream())
-    else:
-        _C.cuda_skinny_linear(rows, product, to, finish, normed, current_stream())
+        return cuda_tiles.multiply(x, product, out, finish, ahead=ahead if tiles is TileFormat.BFLOAT16 else None)
+    normed: tuple[int, float, TapArguments | None] | None = None
+    if norm is not None:
+        tap = tap_arguments(norm.tap, num_tokens, depth, _BF16)
+        normed = (cuda.address_of(norm.weight, _BF16, depth), norm.eps, tap)
+    rows = (cuda.address_of(x, _BF16, num_tokens, depth), num_tokens, depth, _BF16_CODE)
+    _C.cuda_skinny_linear(rows, product, to, finish, normed, current_stream())
+    return None

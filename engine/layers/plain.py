@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bequest.engine.layers.adapted import adapted, given_by_experts
 from bequest.engine.layers.ops import Ops
+from bequest.engine.layers.parts import Norm
 from bequest.engine.layers.source import Rows, Source, source_of
 from bequest.engine.layers.spec import (
     Attention,
@@ -52,12 +53,14 @@ class PlainProgram:
         return stream
 
     def run(self, stream: Stream, step: LayerStep) -> None:
-        for layer in self._layers:
-            self.run_layer(layer, stream, step)
+        for layer, following in pairwise((*self._layers, None)):
+            assert layer is not None
+            self.run_layer(layer, stream, step, following)
             if step.between is not None:
                 step.between()
 
-    def run_layer(self, layer: LayerSpec, stream: Stream, step: LayerStep) -> None:
+    def run_layer(self, layer: LayerSpec, stream: Stream, step: LayerStep, behind: LayerSpec | None = None) -> None:
+        """behind: the layer that follows at once"""
         narrow = step.read is not None and layer is self._narrowing
         # Each of the hidden states between layers is seen once: where a layer begins, or by the norm that ends it.
         tap = None if layer.ends_normed else step.tap_of_state(layer.index)
@@ -67,13 +70,27 @@ class PlainProgram:
             if source is None or not sublayer.beside:
                 is_shared = following is not None and following.beside
                 source = source_of(sublayer.before, stream, tap, is_shared=is_shared)
+            stream.ahead = _norm_ahead(sublayer, following or _first_of(behind, layer))
             source = apply(sublayer, source, stream, step, narrow=narrow)
-            tap = None
+            stream.ahead, tap = None, None
             if sublayer.after is not None:
                 last = following is None
                 stream.become_normed(sublayer.after, step.tap_of_output(layer.index + 1) if last else None)
         if layer.factor != 1.0:
             stream.scale(layer.factor)
+
+
+def _first_of(behind: LayerSpec | None, layer: LayerSpec) -> Sublayer | None:
+    """What reads the stream as the layer leaves it, if that is so."""
+    return None if behind is None or layer.factor != 1.0 else behind.sublayers[0]
+
+
+def _norm_ahead(sublayer: Sublayer, following: Sublayer | None) -> Norm | None:
+    """The norm through which a product reads what the sublayer leaves of the stream."""
+    if following is None or following.beside or sublayer.after is not None:
+        return None
+    is_product = isinstance(following.mixer, Attention | CrossAttention | DeltaNet | FeedForward)
+    return following.before if is_product else None
 
 
 def apply(sublayer: Sublayer, source: Source, stream: Stream, step: LayerStep, *, narrow: bool = False) -> Source:

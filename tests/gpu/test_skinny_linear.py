@@ -159,7 +159,7 @@ def test_fused_rows_do_not_depend_on_the_batch(inner: int, depth: int, counts: r
 @pytest.mark.parametrize("depth", [256, 1024, 4096])
 @pytest.mark.parametrize(
     ("outputs", "num_tokens"),
-    [(8, 4), (2000, 4), (33000, 4), (8, 6), (2001, 6), (2000, 6), (8, 20), (2000, 20), (2000, 40)],
+    [(8, 4), (2000, 4), (33000, 4), (8, 6), (2001, 6), (2000, 16)],
 )
 def test_hidden_tap_of_a_normed_product(depth: int, outputs: int, num_tokens: int) -> None:
     """Token 0 wants layers 1 and 70, token 1 nothing, token 2 layer 70, token 3 layer 0, around the ring."""
@@ -201,7 +201,8 @@ def test_results_stay_in_their_rows() -> None:
 def test_what_is_not_fused_is_refused() -> None:
     small, large = randn(64, 4096, dtype=BF16), randn(8200, 9216, dtype=BF16)
     x = randn(65, 4096, dtype=BF16)
-    assert products.is_fused(x[:64], small, normed=True) and not products.is_fused(x, small)
+    assert products.is_fused(x[:64], small) and not products.is_fused(x, small)
+    assert products.is_fused(x[:16], small, normed=True) and not products.is_fused(x[:17], small, normed=True)
     assert not products.is_fused(x[:0], small) and not products.is_fused(x[:1].float(), small)
     assert not products.is_fused(randn(1, 100, dtype=BF16), randn(8, 100, dtype=BF16))
     long = randn(65, 9216, dtype=BF16)

@@ -164,8 +164,8 @@ async def test_greedy_answers_differ_only_where_two_logits_are_near(
         (_, best), (_, second) = expected.logprobs[first].top[:2]
         assert best - second < gap, f"{id}, token {first}"
     # A key that is rounded the other way to fp8 moves by a sixteenth, so more of two near logits change places. So do
-    # they where steps of one row add up in another order than those that check drafts.
-    fewest = 8 if "kv_cache_dtype" in fields else 4 if name == "qwen3-stacked" else 2
+    # they in bfloat16: steps of few rows, of some, and of more that check drafts, round and add up in other orders.
+    fewest = 8 if "kv_cache_dtype" in fields else 4 if fields["dtype"] == "bfloat16" else 2
     assert equal >= len(requests) // fewest
 
 

@@ -10,8 +10,10 @@ from bequest.engine import _C
 from bequest.engine.kernels import cuda, cuda_coded, cuda_linear
 from bequest.engine.kernels.cuda_linear import RowNorm
 from bequest.engine.kernels.cuda_tiles import TileFormat
+from bequest.engine.kernels.hidden_tap import HiddenTap, LayerTap
 from bequest.engine.kernels.kv_format import FP8
 from bequest.engine.kernels.streams import current_stream
+from bequest.engine.kernels.weighed_rows import GainAhead, WeighedRows
 from tests.gpu.test_int4 import draw
 from tests.gpu.test_ops import guarded, randn, reference_norm
 from tests.gpu.test_skinny_linear import assert_near
@@ -172,18 +174,113 @@ def test_waves_of_every_size(rows: int, splits: int) -> None:
         check()
 
 
-@pytest.mark.parametrize("num_tokens", ROWS[BFLOAT16])
-@pytest.mark.parametrize(("outputs", "depth"), [*SHAPES, (64, 14336)])
+NORMED_SHAPES = [(8, 256), (1000, 640), (4096, 1024), (2052, 2048), (6144, 2048), (64, 4096)]
+
+
+def left(x: Tensor, gain: GainAhead) -> WeighedRows:
+    """What is left of rows [T, K] that nothing is added to."""
+    num_tokens, depth = x.shape
+    nothing = torch.zeros(num_tokens, 64, dtype=BF16, device=x.device)
+    weighed = added(nothing, torch.zeros(depth, 64, dtype=BF16, device=x.device), None, x.clone(), gain)
+    assert torch.equal(weighed.before, x)
+    return weighed
+
+
+def added(x: Tensor, matrix: Tensor, bias: Tensor | None, residual: Tensor, gain: GainAhead) -> WeighedRows:
+    found = cuda_linear.linear_into(x, matrix, bias, residual, None, gain)
+    assert found is not None
+    return found
+
+
+def weighed_linear(x: WeighedRows, matrix: Tensor, bias: Tensor | None, tap: LayerTap | None = None) -> Tensor:
+    assert cuda_linear.takes_weighed(x, matrix)
+    return cuda_linear.normed_linear(x, RowNorm(x.rows, x.eps, tap), matrix, bias)
+
+
+def weighed_gated(x: WeighedRows, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    return cuda_linear.gated_linear(x, matrix, bias, "silu", RowNorm(x.rows, x.eps))
+
+
+def matrix_of(outputs: int, depth: int) -> Tensor:
+    return randn(outputs, depth, dtype=BF16, seed=2, scale=depth**-0.5)
+
+
+def gain_of(depth: int, offset: float = 0.0) -> GainAhead:
+    return GainAhead(randn(depth, dtype=BF16, seed=5), offset, 1e-5)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("num_tokens", [5, 8, 9, 16, 32, 33, 64])
+@pytest.mark.parametrize(
+    ("outputs", "depth"), [(8, 256), (1000, 640), (1024, 3072), (2048, 2048), (4096, 14336), (20000, 64)]
+)
+def test_what_is_left_for_a_norm(num_tokens: int, outputs: int, depth: int, offset: float) -> None:
+    x, matrix = randn(num_tokens, depth, dtype=BF16, seed=1), matrix_of(outputs, depth)
+    bias, gain = randn(outputs, dtype=BF16, seed=3), gain_of(outputs, offset)
+    plain, check = guarded(num_tokens, outputs, dtype=BF16)
+    plain.copy_(randn(num_tokens, outputs, dtype=BF16, seed=4))
+    residual = plain.clone()
+    cuda_linear.linear_into(x, matrix, bias, plain)
+    found = added(x, matrix, bias, residual, gain)
+    assert torch.equal(residual, plain) and found.before is residual
+    sums = plain.float()
+    assert torch.equal(found.rows, (sums * (gain.weight.float() + offset)).to(BF16))
+    torch.testing.assert_close(found.squares, sums.square().view(num_tokens, -1, 8).sum(2), rtol=1e-5, atol=0)
+    check()
+
+
+@pytest.mark.parametrize("num_tokens", [5, 8, 9, 16, 31, 32, 33, 64])
+@pytest.mark.parametrize(("outputs", "depth"), NORMED_SHAPES)
 def test_normed_products(num_tokens: int, outputs: int, depth: int) -> None:
-    x = randn(num_tokens, depth, dtype=BF16, seed=1, scale=3.0)
-    norm = RowNorm(randn(depth, dtype=BF16, seed=5), 1e-5)
-    matrix = randn(outputs, depth, dtype=BF16, seed=2, scale=depth**-0.5)
-    bias = randn(outputs, dtype=BF16, seed=3)
-    expected = reference_norm(x, norm.weight, norm.eps) @ matrix.float().T + bias.float()
-    normed = cuda_linear.normed_linear(x, norm, matrix, bias)
-    assert_near(normed, expected)
-    gated = cuda_linear.gated_linear(x, matrix, bias, "silu", norm)
-    assert torch.equal(gated, cuda.gated_activation(normed, "silu"))
+    x, gain, matrix = randn(num_tokens, depth, dtype=BF16, seed=1, scale=3.0), gain_of(depth), matrix_of(outputs, depth)
+    bias, rows = randn(outputs, dtype=BF16, seed=3), left(x, gain)
+    normed = weighed_linear(rows, matrix, bias)
+    assert_near(normed, reference_norm(x, gain.weight, gain.eps) @ matrix.float().T + bias.float())
+    assert torch.equal(weighed_gated(rows, matrix, bias), cuda.gated_activation(normed, "silu"))
+
+
+@pytest.mark.parametrize("num_tokens", [5, 16, 40])
+@pytest.mark.parametrize(("outputs", "depth"), [(8, 256), (2000, 1024), (33000, 4096)])
+def test_the_tap_sees_rows_before_their_norm(num_tokens: int, outputs: int, depth: int) -> None:
+    """Token 0 wants layers 1 and 70, token 2 layer 70, token 3 layer 0, around the ring."""
+    words = torch.zeros(num_tokens, 2, dtype=torch.int64)
+    words[0, 0], words[0, 1], words[2, 1], words[3, 0] = 1 << 1, 1 << 6, 1 << 6, 1
+    first_rows = torch.full((num_tokens,), -1, dtype=torch.int32)
+    first_rows[[0, 2, 3]] = torch.tensor([5, 1, 2], dtype=torch.int32)
+    ring, check = guarded(6, depth, dtype=BF16)
+    table = HiddenTap(first_rows.cuda(), words.cuda(), ring)
+    matrix = matrix_of(outputs, depth)
+    states = {}
+    for layer in (0, 1, 2, 70):
+        states[layer] = randn(num_tokens, depth, dtype=BF16, seed=layer + 10)
+        rows = left(states[layer], gain_of(depth))
+        tapped = weighed_linear(rows, matrix, None, LayerTap(table, layer))
+        assert torch.equal(tapped, weighed_linear(rows, matrix, None))
+    for row, (layer, token) in {5: (1, 0), 0: (70, 0), 1: (70, 2), 2: (0, 3)}.items():
+        assert torch.equal(ring[row], states[layer][token]), row
+    assert ring[3:5].isnan().all()
+    check()
+
+
+def test_normed_rows_do_not_depend_on_the_batch() -> None:
+    x, gain, matrix = randn(64, 1024, dtype=BF16, seed=1), gain_of(1024), matrix_of(4096, 1024)
+    whole = weighed_linear(left(x, gain), matrix, None)
+    for count in (5, 8, 9, 16, 17, 32, 33):
+        assert torch.equal(weighed_linear(left(x[-count:], gain), matrix, None), whole[-count:])
+
+
+@pytest.mark.parametrize("num_tokens", [8, 16, 32, 64])
+def test_norms_have_the_same_bits_every_time(num_tokens: int) -> None:
+    """Each product starts while the one before it leaves what it reads."""
+    x, gain = randn(num_tokens, 2048, dtype=BF16, seed=1), gain_of(2048)
+    up, down, first = matrix_of(2048, 2048), matrix_of(2048, 1024), None
+    for _ in range(100):
+        residual = x.clone()
+        rows = added(cuda_linear.gated_linear(residual, up, None, "silu", None), down, None, residual, gain)
+        for _ in range(4):
+            rows = added(weighed_gated(rows, up, None), down, None, residual, gain)
+        first = residual if first is None else first
+        assert torch.equal(residual, first)
 
 
 @pytest.mark.parametrize(
@@ -246,24 +343,22 @@ def test_a_slice_that_is_ahead_waits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "outputs", "depth", "format", "normed"),
+    ("num_tokens", "outputs", "depth", "format"),
     [
-        (4, 1024, 1024, BFLOAT16, False),
-        (65, 1024, 1024, BFLOAT16, True),
-        (4, 8192, 8192, BFLOAT16, False),
-        (65, 8192, 8192, BFLOAT16, False),
-        (16, 8192, 8192, BFLOAT16, True),
-        (32, 1022, 1024, FLOAT8, False),
-        (32, 1024, 1056, FLOAT8, False),
-        (32, 1024, 1024, FLOAT8, True),
-        (33, 1024, 1024, FLOAT8, False),
-        (32, 1024, 1024, FLOAT8_ROWS, False),
-        (64, 1024, 1088, FLOAT8_ROWS, False),
-        (129, 1024, 1024, FLOAT8_ROWS, False),
-        (129, 1024, 1024, INT4, False),
-        (257, 8192, 4096, INT4, False),
-        (0, 1024, 1024, INT4, False),
+        (4, 1024, 1024, BFLOAT16),
+        (4, 8192, 8192, BFLOAT16),
+        (65, 8192, 8192, BFLOAT16),
+        (17, 49152, 576, BFLOAT16),
+        (32, 1022, 1024, FLOAT8),
+        (32, 1024, 1056, FLOAT8),
+        (33, 1024, 1024, FLOAT8),
+        (32, 1024, 1024, FLOAT8_ROWS),
+        (64, 1024, 1088, FLOAT8_ROWS),
+        (129, 1024, 1024, FLOAT8_ROWS),
+        (129, 1024, 1024, INT4),
+        (257, 8192, 4096, INT4),
+        (0, 1024, 1024, INT4),
     ],
 )
-def test_what_is_no_tile(num_tokens: int, outputs: int, depth: int, format: TileFormat, normed: bool) -> None:
-    assert not _C.cuda_is_tile_product(num_tokens, outputs, depth, format, normed)
+def test_what_is_no_tile(num_tokens: int, outputs: int, depth: int, format: TileFormat) -> None:
+    assert not _C.cuda_is_tile_product(num_tokens, outputs, depth, format)

@@ -21,6 +21,15 @@ enum class SkinnyResult {
   kGate,   // out = f(gate) * up, where W has the rows of the gate and then those of up
 };
 
+// What a product that adds to the stream leaves for the norm that reads it next: that norm is then no pass of
+// its own. Of tile_linear alone.
+struct NormAhead {
+  const void* gain = nullptr;  // [N] bfloat16, aligned to 4 bytes; null: nothing is left
+  float offset = 0;            // added to the gain
+  void* rows = nullptr;        // [T, N] bfloat16, aligned to 4 bytes: the sums times the gain
+  float* squares = nullptr;    // [T, N / 8]: the squares of eight neighbouring sums each, added
+};
+
 struct SkinnyLinearParams {
   const void* x;       // [T, K] bfloat16, contiguous, aligned to 16 bytes
   const void* weight;  // [N, K] bfloat16, or e4m3 where there are scales; contiguous, aligned to 16 bytes
@@ -40,6 +49,11 @@ struct SkinnyLinearParams {
   // alone
   const uint32_t* groups = nullptr;
   const float* x_scales = nullptr;  // [T]: x is in e4m3, and so is W; null: in bfloat16. Of tile_linear alone
+  NormAhead ahead = {};             // of kAdd
+  // x is what has been left so for a norm: its squares [T, K / 8], aligned to 16 bytes, and the rows [T, K]
+  // that the tap sees. Then there is no norm_weight. Of tile_linear alone
+  const float* squares = nullptr;
+  const void* tapped = nullptr;
 };
 
 // Whether a norm can be part of a product of rows [T, K].

@@ -192,7 +192,7 @@ __global__ __launch_bounds__(kThreads) void skinny_mma_kernel(const __grid_const
   leave_parts<Halves, R, kNorm>(parts, warp, group, quad, sum, square);
   __syncthreads();
   store_results(parts, p, before);
-  if (kNorm && p.tap.ring_rows != nullptr) tap_rows(p, static_cast<int>(threadIdx.x), kThreads);
+  if (kNorm && p.tap.ring_rows != nullptr) tap_rows(p, p.x, static_cast<int>(threadIdx.x), kThreads);
 }
 
 template <int Halves, int R, int U>

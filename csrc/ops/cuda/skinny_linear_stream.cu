@@ -389,7 +389,7 @@ __global__ __launch_bounds__(kThreads,
     if (p.tap.ring_rows != nullptr) {
       __syncwarp();
       wait_for_previous();
-      tap_rows(p, lane, kWarp);
+      tap_rows(p, p.x, lane, kWarp);
     }
     if (lane == 0) reader.finish();
     return;

@@ -45,15 +45,15 @@ __device__ __forceinline__ uint4 normed(const uint4& x, const uint4& gain, float
 }
 
 // Stores the rows that somebody wants to see as they are before the norm: of each row the vectors `first`,
-// first + step, ... by this thread.
-__device__ __forceinline__ void tap_rows(const SkinnyLinearParams& p, int first, int step) {
+// first + step, ... by this thread. rows: [T, K]
+__device__ __forceinline__ void tap_rows(const SkinnyLinearParams& p, const void* rows, int first, int step) {
   const int vectors = static_cast<int>(p.in_features) / 8;
 #pragma unroll 1
   for (unsigned row = blockIdx.y * gridDim.x + blockIdx.x; row < static_cast<unsigned>(p.num_tokens);
        row += gridDim.x * gridDim.y) {
     auto* to = reinterpret_cast<uint4*>(tap_row<BFloat16>(p.tap, row, p.in_features));
     if (to == nullptr) continue;
-    const uint4* from = static_cast<const uint4*>(p.x) + int64_t{row} * vectors;
+    const uint4* from = static_cast<const uint4*>(rows) + int64_t{row} * vectors;
 #pragma unroll 1
     for (int i = first; i < vectors; i += step) to[i] = from[i];
   }

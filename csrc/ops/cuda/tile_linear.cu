@@ -11,6 +11,8 @@ namespace {
 
 constexpr int64_t kSmallWeight = 8 << 20;  // elements
 constexpr int64_t kFewRows = 32, kMoreRows = 64, kBlockRows = 128;
+constexpr int64_t kManyOutputs = 40000,
+                  kFewInputs = 2560;     // the begin and end of CTAs are much of the product
 constexpr int64_t kFewestRows = 5;       // fewer are the chain's
 constexpr int64_t kMostCodedRows = 256;  // of codes of 4 bits: more are faster as bfloat16
 constexpr int64_t kGroupRows = 64, kMostSplits = 8;
@@ -70,14 +72,31 @@ void check_sizes(const SkinnyLinearParams& p) {
   check(p.out_features >= outputs && p.out_features % outputs == 0, "tile_linear: an odd number of outputs");
 }
 
+void check_norms(const SkinnyLinearParams& p) {
+  check(p.norm_weight == nullptr, "tile_linear: a norm that nothing has been left for");
+  check(tile_format(p) == TileFormat::kBFloat16 || (p.squares == nullptr && p.ahead.gain == nullptr),
+        "tile_linear: a norm beside codes");
+  check(is_aligned(p.squares, 16) && (p.squares == nullptr || p.in_features % 32 == 0),
+        "tile_linear: squares");
+  check(in_range(p.tap) && !p.tap.store_output, "tile_linear: tap");
+  check(p.tap.ring_rows == nullptr || (p.squares != nullptr && p.tapped != nullptr &&
+                                       is_aligned(p.tapped, 16) && is_aligned(p.tap.ring, 16)),
+        "tile_linear: a tap is the norm's");
+  if (p.ahead.gain == nullptr) return;
+  check(p.result == SkinnyResult::kAdd && p.squares == nullptr && p.out_features % 8 == 0,
+        "tile_linear: what is ahead follows a sum");
+  check(p.ahead.rows != nullptr && p.ahead.squares != nullptr && is_aligned(p.ahead.gain, 4) &&
+            is_aligned(p.ahead.rows, 4) && is_aligned(p.ahead.squares, 4),
+        "tile_linear: the norm ahead");
+}
+
 }  // namespace
 
-bool is_tile_product(int64_t num_tokens, int64_t out_features, int64_t in_features, TileFormat format,
-                     bool normed) {
-  const int64_t elements = out_features * in_features;
-  if (!has_rows(num_tokens, elements, format)) return false;
-  // To norm a large weight on its way costs more than a kernel for the rows.
-  if (normed && (format != TileFormat::kBFloat16 || elements > kSmallWeight)) return false;
+bool is_tile_product(int64_t num_tokens, int64_t out_features, int64_t in_features, TileFormat format) {
+  if (!has_rows(num_tokens, out_features * in_features, format)) return false;
+  if (format == TileFormat::kBFloat16 && num_tokens > kFewRows / 2 && out_features > kManyOutputs &&
+      in_features <= kFewInputs)
+    return false;
   return out_features % 4 == 0 && in_features % depth_unit(format) == 0 && is_hopper();
 }
 
@@ -99,27 +118,21 @@ TilePlan tile_plan(int64_t num_tokens, int64_t out_features, int64_t in_features
 
 void tile_linear(const SkinnyLinearParams& p, const TilePlan& plan, Stream stream) {
   check_sizes(p);
-  check(is_aligned(p.x, 16) && is_aligned(p.weight, 16) && is_aligned(p.norm_weight, 16) &&
-            is_aligned(p.out, 4) && is_aligned(p.bias, 4) && is_aligned(p.scales, 8) &&
-            is_aligned(p.groups, 16),
+  check(is_aligned(p.x, 16) && is_aligned(p.weight, 16) && is_aligned(p.out, 4) && is_aligned(p.bias, 4) &&
+            is_aligned(p.scales, 8) && is_aligned(p.groups, 16),
         "tile_linear: x, weights and results must be aligned");
+  check_norms(p);
   check(p.scales == nullptr || p.groups == nullptr, "tile_linear: codes are of one kind");
-  check(in_range(p.tap) && !p.tap.store_output, "tile_linear: tap");
-  check(p.tap.ring_rows == nullptr || (p.norm_weight != nullptr && is_aligned(p.tap.ring, 16)),
-        "tile_linear: a tap is the norm's");
   check(plan.splits >= 1 && plan.splits <= kMostSplits, "tile_linear: 1 to 8 parts of k");
-  check(p.norm_weight == nullptr || (p.scales == nullptr && p.groups == nullptr),
-        "tile_linear: a norm beside codes");
   check(is_hopper(), "tile_linear: for Hopper alone");
-  check(p.x_scales == nullptr || (p.scales != nullptr && p.norm_weight == nullptr),
-        "tile_linear: x in e4m3 is for weights in e4m3");
+  check(p.x_scales == nullptr || p.scales != nullptr, "tile_linear: x in e4m3 is for weights in e4m3");
   const TileFormat format = tile_format(p);
   if (format == TileFormat::kFloat8Rows) return tile_linear_fp8_rows(p, plan, stream);
   check(plan.rows == kGroupRows || plan.rows == 2 * kGroupRows || plan.rows == 4 * kGroupRows,
         "tile_linear: 64, 128 or 256 rows of W");
   if (format == TileFormat::kInt4) return tile_linear_int4(p, plan, stream);
   if (format == TileFormat::kFloat8) return tile_linear_fp8(p, plan, stream);
-  p.norm_weight != nullptr ? tile_linear_bf16_normed(p, plan, stream) : tile_linear_bf16(p, plan, stream);
+  p.squares != nullptr ? tile_linear_bf16_normed(p, plan, stream) : tile_linear_bf16(p, plan, stream);
 }
 
 }  // namespace bequest::cuda

@@ -8,8 +8,8 @@
 // end, always in the same order: those of the warpgroups by way of the ring's memory, those of the CTAs where
 // they are finished (tile_parts.cuh).
 //
-// A norm needs no pass of its own: its weight is multiplied into W on the way, the sum of squares is one more
-// result, and what it comes to is a factor of the output.
+// A norm needs no pass of its own: the product before multiplies its sums with the norm's weight, and leaves
+// their squares, too (NormAhead). What these come to is a factor of the output.
 #pragma once
 
 #include <algorithm>
@@ -133,13 +133,11 @@ __device__ __forceinline__ uint32_t last_stage(uint32_t address, int slice, cons
   return address + (last < stages || piece.count <= slice ? last : last % stages) * Size::kStageBytes;
 }
 
-// The stages that are a warpgroup's: the slices take turns. places: of stage 0, and of the norm's first
-// weight
-template <class Size, bool kNorm>
-__device__ __forceinline__ void multiply_piece(Sums<Size, kNorm>& sums, int slice, const Ring<Size>& ring,
+// The stages that are a warpgroup's: the slices take turns. places: of stage 0
+template <class Size>
+__device__ __forceinline__ void multiply_piece(Sums<Size>& sums, int slice, const Ring<Size>& ring,
                                                Barriers& barriers, const Piece& piece, int stages,
                                                const StagePlaces& places) {
-  constexpr int kUnit = Size::Format::kUnit;
   const bool goes_round = piece.count > stages;
   // A stage that has been read, and its unit within the piece.
   const auto leave = [&](const RingPlace& at, int i) {
@@ -153,8 +151,7 @@ __device__ __forceinline__ void multiply_piece(Sums<Size, kNorm>& sums, int slic
     now.wrap(stages);
     barriers.of(now).wait(now.parity());
     const uint32_t at = now.stage * Size::kStageBytes;
-    sums.add({places.weights + at, places.rows + at, places.words + at + (piece.first + i) % 2 * 8,
-              places.gain + i * (kUnit * 2)});
+    sums.add({places.weights + at, places.rows + at, places.words + at + (piece.first + i) % 2 * 8});
     if (goes_round) {
       if constexpr (sums.kIsDone)
         leave(now, i);
@@ -167,19 +164,9 @@ __device__ __forceinline__ void multiply_piece(Sums<Size, kNorm>& sums, int slic
   sums.finish();
 }
 
-// Before the predecessor has ended: the norm's weight to shared memory, zeros beyond its end.
-template <int kUnit>
-__device__ __forceinline__ void stage_gain(const SkinnyLinearParams& p, const Piece& piece, uint32_t* gain) {
-  const int pairs = static_cast<int>(p.in_features) / 2, first = piece.first * (kUnit / 2);
-#pragma unroll 1
-  for (int i = threadIdx.x; i < piece.count * (kUnit / 2); i += kThreads)
-    gain[i / 32 * 32 + gain_place(i % 32)] =
-        first + i < pairs ? __ldg(static_cast<const uint32_t*>(p.norm_weight) + first + i) : 0;
-}
-
 // Where parts take the ring's place, until all CTAs of the cluster have read theirs.
-template <class Size, bool kNorm>
-__device__ __forceinline__ void leave_ring(Sums<Size, kNorm>& sums, const TileMemory& memory) {
+template <class Size>
+__device__ __forceinline__ void leave_ring(Sums<Size>& sums, const TileMemory& memory) {
   if (memory.has_parts_apart()) return;
   sums.settle();
   if (gridDim.x > 1)
@@ -202,8 +189,7 @@ __device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLine
   const uint32_t address = shared_address(shared);
   // The compiler then knows that it is the same in all lanes.
   const int warpgroup = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
-  const Parts<Size, kNorm> parts(memory, address, p.result == SkinnyResult::kGate, barriers.summed,
-                                 warpgroup);
+  const Parts<Size, kNorm> parts(p, memory, address, barriers.summed, warpgroup);
   using Ways = typename Parts<Size, kNorm>::Ways;
   const bool is_cluster = gridDim.x > 1;
   if (threadIdx.x == 0) {
@@ -211,13 +197,12 @@ __device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLine
     barriers.init(memory.stages);
     parts.expect();
   }
-  if constexpr (kNorm) stage_gain<kUnit>(p, piece, reinterpret_cast<uint32_t*>(shared + memory.gain));
   __syncthreads();
   if (is_cluster) arrive_in_cluster();
   const Ring<Size> ring(maps, address, barriers, tile.first_row, tile.first_token);
   if (threadIdx.x < kWarp && is_elected()) ring.begin_weights(piece, memory.stages);
   __syncwarp();
-  Sums<Size, kNorm> sums(warpgroup % Size::kReaders);
+  Sums<Size> sums(warpgroup % Size::kReaders);
   uint32_t thread = threadIdx.x;
   Ways ways;
   parts.find(ways, thread);
@@ -229,14 +214,15 @@ __device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLine
   if (is_cluster) await_cluster();
   wait_for_previous();
   ring.begin_rows(piece, memory.stages);
+  const auto squares = parts.begin_squares(tile.first_token, tile.num_tokens);
   const auto given = results.begin();
   multiply_piece(sums, slice, ring, barriers, piece, memory.stages,
-                 {address, address + Size::kWeightBytes + Size::kGroupBytes, address + Size::kWeightBytes,
-                  address + memory.gain});
+                 {address, address + Size::kWeightBytes + Size::kGroupBytes, address + Size::kWeightBytes});
   if constexpr (Size::kSlices == 2) sums.add_other_slice(slice, mine, other);
   leave_ring(sums, memory);
   const auto finish = [&](const Ways& to, const Results<Size, kNorm>& found) {
     parts.send(sums, to);
+    if constexpr (kNorm) parts.send_squares(squares);
     parts.await();
     found.store(given);
   };
@@ -247,7 +233,7 @@ __device__ __forceinline__ void multiply_tile(const Maps& maps, const SkinnyLine
     parts.find(ways, thread);
     finish(ways, Results<Size, kNorm>(p, tile, parts, thread));
   }
-  if (kNorm && p.tap.ring_rows != nullptr) tap_rows(p, static_cast<int>(threadIdx.x), kThreads);
+  if (kNorm && p.tap.ring_rows != nullptr) tap_rows(p, p.tapped, static_cast<int>(threadIdx.x), kThreads);
 }
 
 template <class Size, bool kNorm>
@@ -300,20 +286,18 @@ void launch_kernel(const SkinnyLinearParams& p, int splits, Stream stream) {
   const int halves = p.result == SkinnyResult::kGate ? 2 : 1;
   int share_bits = 0;
   while (splits << share_bits < kBands / halves) ++share_bits;
-  const int gain = kNorm ? static_cast<int>(most_units) * kUnit * 2 : 0;
   const int squares = kNorm ? splits * Size::kSlices * Size::kTokens * 4 : 0;
   TileMemory memory =
       tile_memory<Size>({.units = static_cast<int>(most_units),
                          .parts = (halves << share_bits) * splits * static_cast<int>(Bands<Size>::kPartBytes),
-                         .other = squares + gain});
-  memory.gain = memory.squares + squares;
+                         .other = squares});
   memory.share_bits = share_bits;
   // A stage is filled again when the next one of its slice has been asked for.
   check(memory.stages >= most_units || memory.stages > Size::kSlices, "tile_linear: no room for a ring");
   launch(tile_linear_kernel<Size, kNorm>,
          {.grid = {static_cast<unsigned>(splits), static_cast<unsigned>(tiles * blocks)},
           .block = kThreads,
-          .shared_bytes = static_cast<size_t>(memory.gain + gain),
+          .shared_bytes = static_cast<size_t>(memory.squares + squares),
           .cluster = static_cast<unsigned>(splits),
           .overlaps_previous = true},
          stream, maps_of<Size>(p), p, memory);

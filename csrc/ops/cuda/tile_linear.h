@@ -18,16 +18,16 @@ struct TilePlan {
 };
 
 // Whether tiles are the fastest way to multiply T rows with a weight [N, K], and can be: by the figures of
-// docs/kernels_ops.md. `normed`: with a norm in front.
-bool is_tile_product(int64_t num_tokens, int64_t out_features, int64_t in_features, TileFormat format,
-                     bool normed);
+// docs/kernels_ops.md.
+bool is_tile_product(int64_t num_tokens, int64_t out_features, int64_t in_features, TileFormat format);
 
 // Of kInt4 the plan depends on T by whether there are more than 32, 64 and 128, and then on how many times
 // 128. That of the others does not.
 TilePlan tile_plan(int64_t num_tokens, int64_t out_features, int64_t in_features, TileFormat format);
 
-// Throws where a plan that is none of tile_plan's leaves no room for a ring. REQUIRES: a norm beside bfloat16
-// alone; N is even, of a gate a multiple of 4; K is a multiple of 64, of kFloat8Rows and kInt4 of 128
+// A norm is one that the product before has left rows and squares for (NormAhead). Throws where a plan that
+// is none of tile_plan's leaves no room for a ring. REQUIRES: norms of kBFloat16 alone; N is even, of a gate
+// a multiple of 4, where something is left of 8; K is a multiple of 64, of kFloat8Rows and kInt4 of 128
 void tile_linear(const SkinnyLinearParams& p, const TilePlan& plan, Stream stream);
 
 // Of what is to be multiplied.

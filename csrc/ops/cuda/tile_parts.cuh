@@ -9,6 +9,7 @@
 #include "device/cluster.cuh"
 #include "device/reductions.cuh"
 #include "device/shared_memory.cuh"
+#include "ops/cuda/skinny_linear.h"
 #include "ops/cuda/tile_sums.cuh"
 
 namespace bequest::cuda::tiles {
@@ -17,8 +18,7 @@ namespace bequest::cuda::tiles {
 struct TileMemory {
   int stages;
   int parts;       // what it has to add: behind the ring, or 0: in the ring's place, when that has been read
-  int squares;     // the same of the squares of x
-  int gain;        // the norm's weight
+  int squares;     // the same of the squares of x, where they are wanted
   int share_bits;  // a CTA finishes 2 to this bands
 
   __device__ bool has_parts_apart() const { return parts > 0; }
@@ -53,14 +53,15 @@ class Parts {
   using Ways = Way[Size::kHeight][kHalves];
 
   // warpgroup: of the thread
-  __device__ Parts(const TileMemory& memory, uint32_t address, bool gated, PhaseBarrier& arrived,
-                   int warpgroup)
-      : arrived_(arrived),
+  __device__ Parts(const SkinnyLinearParams& p, const TileMemory& memory, uint32_t address,
+                   PhaseBarrier& arrived, int warpgroup)
+      : p_(p),
+        arrived_(arrived),
         address_(address + memory.parts),
         squares_(address + memory.squares),
         splits_(gridDim.x),
         share_bits_(memory.share_bits),
-        dealt_(gated ? Band::kCount / 2 : Band::kCount),
+        dealt_(p.result == SkinnyResult::kGate ? Band::kCount / 2 : Band::kCount),
         slice_(warpgroup / Size::kReaders),
         reader_(warpgroup % Size::kReaders) {}
 
@@ -73,7 +74,8 @@ class Parts {
   // By one thread, before anything can arrive.
   __device__ __forceinline__ void expect() const {
     const uint32_t bands = num_bands() * (Band::kCount / dealt_);
-    const uint32_t floats = bands * Band::kRows * Size::kTokens + (kNorm ? Size::kSlices * Size::kTokens : 0);
+    const uint32_t squares = kNorm ? Size::kSlices * Size::kTokens : 0;
+    const uint32_t floats = bands * Band::kRows * Size::kTokens + squares;
     arrived_.arrive_expecting(splits_ * floats * 4);
   }
 
@@ -101,13 +103,57 @@ class Parts {
   }
 
   // What a warpgroup has summed. REQUIRES: nobody reads any more what lies where parts come to
-  __device__ __forceinline__ void send(const Sums<Size, kNorm>& sums, const Ways& ways) const {
+  __device__ __forceinline__ void send(const Sums<Size>& sums, const Ways& ways) const {
     if (splits_ > 1)
       send_by(sums, ways,
               [](const auto& values, uint32_t to, uint32_t arrived) { send_async(to, values, arrived); });
     else
       send_by(sums, ways, [](const auto& values, uint32_t to, uint32_t) { store(to, values); });
-    if constexpr (kNorm) send_squares(sums);
+  }
+
+  // Squares of x that are on their way: eight lanes have a token, and the lanes of all warpgroups and CTAs
+  // divide what there is of it.
+  struct Squares {
+    static constexpr uint32_t kGroups = 16 * Size::kReaders;  // of eight lanes
+    static constexpr uint32_t kCount = Size::kTokens > kGroups ? Size::kTokens / kGroups : 1;
+    const float4* from;  // of the lane's first token
+    uint32_t existing;   // of its tokens: bits
+    float4 first[kCount];
+  };
+  // Behind the predecessor's end. They arrive while the products run.
+  __device__ __forceinline__ Squares begin_squares(int first_token, int num_tokens) const {
+    Squares squares{};
+    if constexpr (kNorm) {
+      const uint32_t first = reader_ * 16 + threadIdx.x % kWarpgroup / 8;
+      squares.from = reinterpret_cast<const float4*>(p_.squares) + int64_t{first_token + first} * pieces();
+#pragma unroll
+      for (uint32_t i = 0; i < Squares::kCount; ++i) {
+        if (static_cast<int>(first + i * Squares::kGroups) < num_tokens) squares.existing |= 1u << i;
+        squares.first[i] = load_squares(squares, i, sharer());
+      }
+    }
+    return squares;
+  }
+  // Each of eight lanes sends their sum to another CTA.
+  __device__ __forceinline__ void send_squares(const Squares& squares) const {
+    const uint32_t rank = threadIdx.x % 8, first = reader_ * 16 + threadIdx.x % kWarpgroup / 8;
+#pragma unroll
+    for (uint32_t i = 0; i < Squares::kCount; ++i) {
+      float sum = total(squares.first[i]);
+#pragma unroll 1
+      for (uint32_t piece = sharer() + sharers(); piece < pieces(); piece += sharers())
+        sum += total(load_squares(squares, i, piece));
+#pragma unroll
+      for (int distance = 4; distance > 0; distance /= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
+      const uint32_t token = first + i * Squares::kGroups;
+      if (rank >= splits_ || token >= Size::kTokens) continue;
+      const uint32_t at = squares_ + ((blockIdx.x * Size::kSlices + slice_) * Size::kTokens + token) * 4;
+      if (splits_ > 1)
+        send_async(address_in_block(at, rank), __float_as_uint(sum),
+                   address_in_block(arrived_.address(), rank));
+      else
+        store_4(at, __float_as_uint(sum));
+    }
   }
 
   // Until all parts are there. By all threads.
@@ -153,9 +199,23 @@ class Parts {
     return index * (splits_ * Band::kPartBytes);
   }
 
+  // Of the squares of a token, four at a time.
+  __device__ __forceinline__ uint32_t pieces() const { return static_cast<uint32_t>(p_.in_features) / 32; }
+  __device__ __forceinline__ uint32_t sharers() const { return splits_ * Size::kSlices * 8; }
+  __device__ __forceinline__ uint32_t sharer() const {
+    return (blockIdx.x * Size::kSlices + slice_) * 8 + threadIdx.x % 8;
+  }
+  __device__ __forceinline__ float4 load_squares(const Squares& squares, uint32_t i, uint32_t piece) const {
+    const bool exists = piece < pieces() && (squares.existing >> i & 1) != 0;
+    return exists ? __ldcg(squares.from + i * Squares::kGroups * pieces() + piece) : float4{};
+  }
+  __device__ static __forceinline__ float total(const float4& four) {
+    return (four.x + four.y) + (four.z + four.w);
+  }
+
   // leave(values, to, arrived)
   template <class Leave>
-  __device__ static __forceinline__ void send_by(const Sums<Size, kNorm>& sums, const Ways& ways,
+  __device__ static __forceinline__ void send_by(const Sums<Size>& sums, const Ways& ways,
                                                  const Leave& leave) {
 #pragma unroll
     for (int height = 0; height < Size::kHeight; ++height)
@@ -180,25 +240,7 @@ class Parts {
     store_4(to, __float_as_uint(v.x)), store_4(to + 4, __float_as_uint(v.y));
   }
 
-  // Eight lanes have a token: each sends its sum to another CTA.
-  __device__ __forceinline__ void send_squares(const Sums<Size, kNorm>& sums) const {
-    const uint32_t rank = threadIdx.x % 8;
-#pragma unroll
-    for (uint32_t i = 0; i < sums.kSquares; ++i) {
-      float sum = sums.square[i];
-#pragma unroll
-      for (int distance = 4; distance > 0; distance /= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
-      const uint32_t token = reader_ * 16 + threadIdx.x % kWarpgroup / 8 + i * sums.kGroups;
-      if (rank >= splits_ || token >= Size::kTokens) continue;
-      const uint32_t at = squares_ + ((blockIdx.x * Size::kSlices + slice_) * Size::kTokens + token) * 4;
-      if (splits_ > 1)
-        send_async(address_in_block(at, rank), __float_as_uint(sum),
-                   address_in_block(arrived_.address(), rank));
-      else
-        store_4(at, __float_as_uint(sum));
-    }
-  }
-
+  const SkinnyLinearParams& p_;
   PhaseBarrier& arrived_;
   const uint32_t address_, squares_, splits_, share_bits_;
   const uint32_t dealt_;  // bands that are dealt to the CTAs

@@ -60,10 +60,41 @@ class Results {
     float2 scales[2] = {};
     uint32_t biases[2] = {};  // of rows of the gate, and of up
   };
+  // Of a product that adds what several bands need, all of it asked for before the products: while the next
+  // kernel loads its weights memory answers late.
+  static constexpr bool kHolds = Size::Format::kIsOperand && !kNorm;
+  static constexpr uint32_t kHeld = kHolds ? 4 : 1;  // bands
+  struct Held {
+    uint32_t before[kHeld] = {};
+    uint32_t gain[kHeld] = {};  // of the norm ahead
+  };
+  struct First {
+    Given given;
+    Held held;
+  };
   // Behind wait_for_previous.
-  __device__ __forceinline__ Given begin() const {
-    return exists(first_band_, output_, place_) ? given(output_, to_) : Given();
+  __device__ __forceinline__ First begin() const {
+    First first;
+    if (kHolds && p_.result == SkinnyResult::kAdd)
+      first.held = hold(first_band_, output_, to_);
+    else if (exists(first_band_, output_, place_))
+      first.given = given(output_, to_);
+    return first;
   }
+
+  __device__ __forceinline__ void store(const First& first) const {
+    if (kHolds && p_.result == SkinnyResult::kAdd)
+      add(first.held);
+    else
+      store(first.given);
+  }
+
+ private:
+  static constexpr uint32_t kTokensAtOnce =
+      Size::kTokens < kThreads / Band::kPairs ? Size::kTokens : kThreads / Band::kPairs;
+  static constexpr uint32_t kBandThreads = Band::kPairs * kTokensAtOnce, kStep = kThreads / kBandThreads;
+  static_assert(!(kNorm || kHolds) || kTokensAtOnce == Size::kTokens,
+                "all results of a thread are of one token");
 
   __device__ __forceinline__ void store(const Given& first) const {
     const float norm = kNorm ? rsqrtf(parts_.square(Band::token_at(place_)) * per_feature_ + p_.eps) : 1;
@@ -75,12 +106,6 @@ class Results {
                   exists(first_band_, output_, place_ + i) ? given(output_, to) : Given(), norm);
     }
   }
-
- private:
-  static constexpr uint32_t kTokensAtOnce =
-      Size::kTokens < kThreads / Band::kPairs ? Size::kTokens : kThreads / Band::kPairs;
-  static constexpr uint32_t kBandThreads = Band::kPairs * kTokensAtOnce, kStep = kThreads / kBandThreads;
-  static_assert(!kNorm || kTokensAtOnce == Size::kTokens, "all results of a thread are of one token");
 
   // Of the place's token, those of all bands.
   __device__ __forceinline__ void store_place(uint32_t place, uint32_t sums, uint32_t* to, const Given& first,
@@ -103,6 +128,51 @@ class Results {
     }
   }
 
+  // The bands from `band` on, whose first output and address are given.
+  __device__ __forceinline__ Held hold(uint32_t band, int output, const uint32_t* to) const {
+    Held held;
+#pragma unroll
+    for (uint32_t i = 0; i < kHeld; ++i, band += kStep, output += kStep * Band::kRows) {
+      if (!exists(band, output, place_)) break;
+      held.before[i] = __ldcg(to + i * (kStep * Band::kPairs));
+      if (p_.ahead.gain != nullptr)
+        held.gain[i] = __ldg(static_cast<const uint32_t*>(p_.ahead.gain) + output / 2);
+    }
+    return held;
+  }
+  __device__ __forceinline__ void add(Held held) const {
+    uint32_t sums = sums_, *to = to_;
+    int output = output_;
+#pragma unroll 1
+    for (uint32_t band = first_band_; exists(band, output, place_);) {
+      if (band != first_band_) held = hold(band, output, to);
+#pragma unroll
+      for (uint32_t i = 0; i < kHeld; ++i) {
+        if (!exists(band, output, place_)) break;
+        const float2 value = finished(sums, 1, of_rows(output), 0);
+        const float2 before{__uint_as_float(held.before[i] << 16),
+                            __uint_as_float(held.before[i] & 0xffff0000u)};
+        const uint32_t result = pack(value.x + before.x, value.y + before.y);
+        __stcg(to, result);
+        if (p_.ahead.gain != nullptr) leave(to, result, held.gain[i]);
+        band += kStep, output += kStep * Band::kRows, to += kStep * Band::kPairs, sums += band_bytes_;
+      }
+    }
+  }
+  // For the norm ahead, by the four lanes that have a token's results of a band.
+  __device__ __forceinline__ void leave(const uint32_t* stored, uint32_t sums, uint32_t gain) const {
+    const auto place = stored - static_cast<const uint32_t*>(p_.out);  // pairs
+    const float low = __uint_as_float(sums << 16), high = __uint_as_float(sums & 0xffff0000u);
+    const float low_gain = __uint_as_float(gain << 16) + p_.ahead.offset;
+    const float high_gain = __uint_as_float(gain & 0xffff0000u) + p_.ahead.offset;
+    __stcg(static_cast<uint32_t*>(p_.ahead.rows) + place, pack(low * low_gain, high * high_gain));
+    const uint32_t lanes = __activemask();  // whole fours: a mask of four would let each run by itself
+    float square = low * low + high * high;
+    square += __shfl_xor_sync(lanes, square, 1);
+    square += __shfl_xor_sync(lanes, square, 2);
+    if (threadIdx.x % 4 == 0) __stcg(p_.ahead.squares + place / 4, square);
+  }
+
   __device__ __forceinline__ bool exists(uint32_t band, int output, uint32_t place) const {
     return band < num_bands_ && output < stride_ &&
            static_cast<int>(Band::token_at(place)) < tile_.num_tokens;
@@ -114,8 +184,13 @@ class Results {
   }
 
   __device__ __forceinline__ Given given(int output, const uint32_t* to) const {
+    Given given = of_rows(output);
+    if (!kHolds && p_.result == SkinnyResult::kAdd) given.before = __ldcg(to);
+    return given;
+  }
+  // What depends on rows of W alone.
+  __device__ __forceinline__ Given of_rows(int output) const {
     Given given;
-    if (p_.result == SkinnyResult::kAdd) given.before = __ldcg(to);
     if constexpr (Size::Format::kIsScaled) {
       given.scales[0] = __ldg(reinterpret_cast<const float2*>(p_.scales + output));
       if (gated_) given.scales[1] = __ldg(reinterpret_cast<const float2*>(p_.scales + output + stride_));

@@ -49,51 +49,39 @@ struct Sizes {
   static_assert(kStageBytes % 1024 == 0 && kReaders * kHeight == kRowGroups);
 };
 
-// Where a stage lies, and the norm's weight of its unit. words: of the unit's two groups, of the first row
+// Where a stage lies. words: of the unit's two groups, of the first row
 struct StagePlaces {
-  uint32_t weights, rows, words, gain;
+  uint32_t weights, rows, words;
 };
 
-// Of the norm's weight, where the pair `pair` of 64 columns lies: a lane reads those of its own columns at
-// once.
-__device__ __forceinline__ int gain_place(int pair) { return pair % 4 * 8 + pair / 4; }
-
 // What a warpgroup has summed.
-template <class Size, bool kNorm>
+template <class Size>
 class Sums {
  public:
   using Format = typename Size::Format;
-  static_assert(!(kNorm && Format::kGrouped) && (!Format::kIsOperand || Size::kBatches == 1));
-  static constexpr int kGroups =
-      16 * Size::kReaders;  // of eight lanes, that divide the tokens to square them
-  static constexpr int kSquares = Size::kTokens > kGroups ? Size::kTokens / kGroups : 1;
+  static_assert(!Format::kIsOperand || Size::kBatches == 1);
 
   float of[Size::kHeight][Size::kSums] = {};
-  float square[kSquares] = {};
 
-  static constexpr bool kConverts = !Format::kIsOperand || kNorm;  // W passes through registers
   // Whether the products of a stage are done when `add` returns; else those of the stage before it are.
-  static constexpr bool kIsDone = kConverts;
+  static constexpr bool kIsDone = !Format::kIsOperand;
 
   // reader: which of a stage's warpgroups this is
   __device__ explicit Sums(int reader)
       : reader_(reader),
         rows_(reader * Size::kHeight * kGroupRows + static_cast<int>(threadIdx.x) / kWarp % 4 * 16),
-        weights_(rows_ * kLineBytes + Format::lane_place()),
-        squared_((reader * 16 + threadIdx.x % kWarpgroup / 8) * kLineBytes + threadIdx.x % 8 * 16),
-        gain_(threadIdx.x % 4 * (kLineBytes / 4)) {
-    // Else each stage works them out anew.
-    asm volatile("" : "+r"(weights_), "+r"(squared_), "+r"(gain_));
+        weights_(rows_ * kLineBytes + Format::lane_place()) {
+    asm volatile("" : "+r"(weights_));  // else each stage works it out anew
   }
 
   // The products of a stage.
   __device__ __forceinline__ void add(const StagePlaces& at) {
     if constexpr (Format::kGrouped)
       add_groups(at);
-    else if constexpr (kConverts)
-      add_converted(at);
-    else
+    else if constexpr (Format::kIsOperand)
       add_operands(at);
+    else
+      add_converted(at);
   }
 
   // Of two slices: adds a half of what the other has summed, that of the warps' rows from slice · 8 on, as
@@ -110,7 +98,7 @@ class Sums {
     if constexpr (kPieces * kPieceBytes <= kWarpBytes) {
       place += threadIdx.x / kWarp % 4 * kWarpBytes;
     } else {
-      static_assert(!kNorm && kExchangeBytes <= Size::kStageBytes);
+      static_assert(kExchangeBytes <= Size::kStageBytes);
       place += threadIdx.x / kWarp % 4 * (kPieces * kPieceBytes);
       sync_warpgroup(1 + slice);
     }
@@ -133,7 +121,6 @@ class Sums {
   __device__ __forceinline__ void settle() {
 #pragma unroll
     for (auto& sums : of) pin(sums);
-    if constexpr (kNorm) pin(square);
   }
 
   __device__ __forceinline__ void finish() {
@@ -176,10 +163,8 @@ class Sums {
         hold(a[i % 2]);
       }
       Format::load(at.weights + weights_ + height * (kGroupRows * kLineBytes), batch, {}, a[i % 2]);
-      if constexpr (kNorm) weigh(at.gain + batch * kLineBytes, a[i % 2]);
       multiply_batch(of[height], a[i % 2], line_of(at.rows, batch), true);
     }
-    if constexpr (kNorm) add_squares(at.rows);
     wait_operands<0>();
 #pragma unroll
     for (const TileOperands& operands : a) hold(operands);
@@ -228,37 +213,8 @@ class Sums {
       for (uint32_t pair : step) asm volatile("" ::"r"(pair) : "memory");
   }
 
-  // W times the norm's weight of its columns, which lies as lanes take it: see gain_place.
-  __device__ __forceinline__ void weigh(uint32_t gain, TileOperands& a) const {
-    uint32_t pairs[2][4];
-    load_16(pairs[0], gain + gain_), load_16(pairs[1], gain + gain_ + 16);
-#pragma unroll
-    for (int step = 0; step < kBatchSteps; ++step)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        asm("mul.rn.bf16x2 %0, %0, %1;" : "+r"(a[step][i]) : "r"(pairs[step / 2][step % 2 * 2 + i / 2]));
-  }
-
-  // Eight lanes have a token, 16 bytes of each of its lines.
-  __device__ __forceinline__ void add_squares(uint32_t rows) {
-#pragma unroll
-    for (int i = 0; i < kSquares; ++i)
-#pragma unroll
-      for (int line = 0; line < Size::kBatches; ++line) {
-        if (Size::kTokens < kGroups && squared_ >= Size::kTokens * kLineBytes) break;
-        uint32_t pairs[4];
-        load_16(pairs, rows + squared_ + line * Size::kLineOfRows + i * (kGroups * kLineBytes));
-#pragma unroll
-        for (uint32_t pair : pairs) {
-          const float low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xffff0000u);
-          square[i] += low * low;
-          square[i] += high * high;
-        }
-      }
-  }
-
-  const int reader_, rows_;            // rows_: the warp's first
-  uint32_t weights_, squared_, gain_;  // where the lane reads in a stage
+  const int reader_, rows_;  // rows_: the warp's first
+  uint32_t weights_;         // where the lane reads in a stage
 };
 
 }  // namespace bequest::cuda::tiles

@@ -9,6 +9,7 @@ from bequest.engine.backends.cuda.ops import attend_rounded
 from bequest.engine.kernels import cuda, cuda_linear
 from bequest.engine.kernels.cuda_attention import MOST_ROUNDED
 from bequest.engine.kernels.hidden_tap import LayerTap
+from bequest.engine.kernels.weighed_rows import GainAhead, WeighedRows, can_leave
 from bequest.engine.layers.ops import Ops
 from bequest.engine.layers.parts import Activation, Heads, Norm
 from bequest.engine.layers.step import LayerStep
@@ -69,6 +70,8 @@ class DenseWeight(Weight):
             super().gate_to(stream, gate_up, activation)
 
     def normed(self, stream: Stream, norm: Norm, tap: LayerTap | None = None) -> Tensor:
+        if (left := self._left_for(stream, norm)) is not None:
+            return cuda_linear.normed_linear(left, row_norm(norm, tap), self.matrix, self.bias, self.scales)
         if self._takes_norm(stream, norm):
             return cuda_linear.normed_linear(stream.total, row_norm(norm, tap), self.matrix, self.bias, self.scales)
         if (rows := self._rounded(stream, norm, tap)) is not None:
@@ -77,6 +80,9 @@ class DenseWeight(Weight):
         return super().normed(stream, norm, tap)
 
     def normed_gated(self, stream: Stream, norm: Norm, activation: Activation, tap: LayerTap | None = None) -> Tensor:
+        if (left := self._left_for(stream, norm)) is not None:
+            normed = row_norm(norm, tap)
+            return cuda_linear.gated_linear(left, self.matrix, self.bias, activation, normed, self.scales)
         if self._takes_norm(stream, norm):
             normed = row_norm(norm, tap)
             return cuda_linear.gated_linear(stream.total, self.matrix, self.bias, activation, normed, self.scales)
@@ -84,6 +90,10 @@ class DenseWeight(Weight):
             assert self.scales is not None
             return cuda_linear.rounded_gated_linear(rows, self.matrix, self.bias, activation, self.scales)
         return super().normed_gated(stream, norm, activation, tap)
+
+    def _left_for(self, stream: Stream, norm: Norm) -> WeighedRows | None:
+        left = stream.left_for(norm)
+        return left if left is not None and cuda_linear.takes_weighed(left, self.matrix) else None
 
     def _rounded(self, stream: Stream, norm: Norm, tap: LayerTap | None) -> cuda_linear.Float8Rows | None:
         """The normed stream, where the product takes rows in float8: the norm rounds them, too."""
@@ -97,7 +107,8 @@ class DenseWeight(Weight):
     def add_to(self, stream: Stream, x: Tensor) -> None:
         """Where the product is our own, it adds; else the norm that follows does."""
         if cuda_linear.is_fused(x, self.matrix):
-            cuda_linear.linear_into(x, self.matrix, self.bias, stream.state(), self.scales)
+            ahead = gain_ahead(stream)
+            stream.leave(cuda_linear.linear_into(x, self.matrix, self.bias, stream.state(), self.scales, ahead))
         else:
             super().add_to(stream, x)
 
@@ -122,9 +133,20 @@ class DenseWeight(Weight):
             y.addmm_(x, self.matrix.t())
 
     def _takes_norm(self, stream: Stream, norm: Norm) -> bool:
-        """What is still to be added to the stream would have to be added first."""
+        """What is still to be added to the stream would have to be added first. Tiles behind a norm of its own are
+        faster than a product of more rows that takes it in."""
         ready = stream.added is None and norm.bias is None and norm.offset == 0.0
-        return ready and cuda_linear.is_fused(stream.total, self.matrix, normed=True)
+        if not ready or cuda_linear.tile_format(stream.total, self.matrix) is not None:
+            return False
+        return cuda_linear.is_fused(stream.total, self.matrix, normed=True)
+
+
+def gain_ahead(stream: Stream) -> GainAhead | None:
+    """Of the norm that a product reads the stream through next, if kernels can leave something for it."""
+    norm = stream.ahead
+    if norm is None or norm.bias is not None or not can_leave(*stream.total.shape):
+        return None
+    return GainAhead(norm.weight, norm.offset, norm.eps)
 
 
 def row_norm(norm: Norm, tap: LayerTap | None = None) -> cuda_linear.RowNorm:
