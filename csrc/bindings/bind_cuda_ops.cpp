@@ -24,6 +24,8 @@ namespace bequest {
 namespace {
 
 using Tap = std::optional<HiddenTap>;
+// In front of a product, and behind it.
+using Norms = std::pair<std::optional<WeighedNorm>, std::optional<cuda::NormAhead>>;
 
 // Of contiguous rows; the caller says where the result goes.
 cuda::RmsNormParams norm_params(const Matrix& x, const RmsWeight& norm, Address residual, const Tap& tap) {
@@ -183,17 +185,16 @@ void bind_tiles(py::module_& m) {
   m.def(
       "cuda_tile_linear",
       [](const Matrix& x, const cuda::ChainProduct& product, Address out, const std::pair<int, int>& finish,
-         const std::optional<WeighedNorm>& norm, const std::optional<cuda::NormAhead>& ahead,
-         Address stream) {
+         const Norms& norms, Address stream) {
         cuda::SkinnyLinearParams params = skinny_params(x, product, out, finish, std::nullopt);
-        params.ahead = ahead.value_or(cuda::NormAhead{});
-        if (norm) {
+        params.ahead = norms.second.value_or(cuda::NormAhead{});
+        if (const auto& norm = norms.first) {
           params.squares = norm->squares, params.eps = norm->eps;
           params.tapped = norm->tapped, params.tap = norm->tap.value_or(HiddenTap{});
         }
         tile_linear(params, stream);
       },
-      py::arg("x"), py::arg("product"), py::arg("out"), py::arg("finish"), py::arg("norm"), py::arg("ahead"),
+      py::arg("x"), py::arg("product"), py::arg("out"), py::arg("finish"), py::arg("norms"),
       py::arg("stream"));
   m.def(
       "cuda_float8_tile_linear",

@@ -65,10 +65,9 @@ def cuda_tile_linear(
     product: Product,
     out: int,
     finish: tuple[int, int],
-    norm: WeighedNorm | None,
-    ahead: NormAhead | None,
+    norms: tuple[WeighedNorm | None, NormAhead | None],
     stream: int,
-) -> None: ...
+) -> None: ...  # norms: in front of the product, and behind it
 def cuda_float8_tile_linear(
     x: Matrix, x_scales: int, product: Product, out: int, finish: tuple[int, int], stream: int
 ) -> None: ...

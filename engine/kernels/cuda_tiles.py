@@ -54,5 +54,5 @@ def multiply(
         leaving = (gain, ahead.offset, left.rows.data_ptr(), left.squares.data_ptr())
     matrix = (cuda.address_of(x, _BF16, num_tokens, depth), num_tokens, depth, _BF16_CODE)
     to = cuda.address_of(out, _BF16, *out.shape)
-    _C.cuda_tile_linear(matrix, product, to, finish, norm, leaving, current_stream())
+    _C.cuda_tile_linear(matrix, product, to, finish, (norm, leaving), current_stream())
     return left
