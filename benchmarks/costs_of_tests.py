@@ -5,7 +5,8 @@
 
 The first writes a file for each process that runs tests, the second prints the costliest files and tests of all:
 seconds of all threads and of the processes that a test started, ended or not. Whatever a module's tests share is paid
-by the first of them.
+by the first of them. Then it prints those that waited longest: seconds of a clock beyond those of the CPU, in which a
+worker's core had nothing to do or somebody else's work.
 """
 
 from __future__ import annotations
@@ -42,11 +43,12 @@ class _Costs:
         self._folder = folder
         self._pid = 0
         self._counted = 0.0
+        self._since = 0.0
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
         if self._pid != os.getpid():
-            self._pid, self._counted = os.getpid(), 0.0
+            self._pid, self._counted, self._since = os.getpid(), 0.0, time.monotonic()
             (self._folder / f"{self._pid}.jsonl").write_text("")
         self._count("(imports and collection)")
         result = yield
@@ -55,10 +57,12 @@ class _Costs:
 
     def _count(self, what: str) -> None:
         """All seconds since those before are its."""
-        seconds = cpu_seconds()
+        seconds, now = cpu_seconds(), time.monotonic()
+        used = seconds - self._counted
+        waited = max(now - self._since - used, 0.0)
         with (self._folder / f"{self._pid}.jsonl").open("a") as file:
-            file.write(json.dumps([what, seconds - self._counted]) + "\n")
-        self._counted = seconds
+            file.write(json.dumps([what, used, waited]) + "\n")
+        self._counted, self._since = seconds, now
 
 
 def cpu_seconds() -> float:
@@ -98,14 +102,15 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--most", type=int, default=30, help="lines of each table")
     args = parser.parse_args()
-    files: Counter[str] = Counter()
-    tests: Counter[str] = Counter()
+    files, tests, waits = Counter[str](), Counter[str](), Counter[str]()
     for path in args.folder.glob("*.jsonl"):
-        for name, seconds in map(json.loads, path.read_text().splitlines()):
+        for name, seconds, waited in map(json.loads, path.read_text().splitlines()):
+            test = re.sub(r"\[.*", "", name)
             files[name.partition("::")[0]] += seconds
-            tests[re.sub(r"\[.*", "", name)] += seconds
-    print(f"{sum(files.values()):8.1f}  CPU seconds in all")
-    for title, costs in (("files", files), ("tests, all of their cases", tests)):
+            tests[test] += seconds
+            waits[test] += waited
+    print(f"{sum(files.values()):8.1f}  CPU seconds in all, {sum(waits.values()):.1f} of waiting")
+    for title, costs in (("files", files), ("tests, all of their cases", tests), ("tests that waited", waits)):
         print(f"\n{title}")
         for name, seconds in costs.most_common(args.most):
             print(f"{seconds:8.1f}  {name}")

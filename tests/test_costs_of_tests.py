@@ -36,6 +36,11 @@ def test_threads_and_processes_count_and_waiting_does_not(tmp_path: Path) -> Non
     assert run.returncode == 0, run.stdout + run.stderr
     asked = f"import sys; sys.argv = ['costs', {str(folder)!r}]\nfrom benchmarks.costs_of_tests import main; main()"
     told = run_program(asked, PYTHONPATH=str(ROOT)).stdout
-    costs = {name: float(seconds) for seconds, name in re.findall(r"^ *([\d.]+)  \S*::(\w+)$", told, re.MULTILINE)}
+    costs, waits = map(_seconds, told.split("tests that waited"))
     assert costs["test_costly"] >= 0.2 and costs["test_with_a_process"] >= 0.3, told
     assert costs["test_cheap"] < 0.2 < sum(costs.values()) and "(imports and collection)" in told
+    assert waits["test_cheap"] >= 0.3 > waits["test_costly"], told
+
+
+def _seconds(table: str) -> dict[str, float]:
+    return {name: float(seconds) for seconds, name in re.findall(r"^ *([\d.]+)  \S*::(\w+)$", table, re.MULTILINE)}
