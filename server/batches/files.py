@@ -16,6 +16,7 @@ from bequest.server.access.marks import TENANT
 from bequest.server.context import CONTEXT, Context
 from bequest.server.stores.batches import Disk
 from bequest.server.stores.files import Incoming, StoredFile
+from bequest.server.transport.downloads import download
 from bequest.server.transport.forms import Part, check_form, parts
 from bequest.server.transport.intake import BodyLimit, Patience, of_caller
 from bequest.server.transport.replies import json_response
@@ -77,7 +78,7 @@ async def content(http: web.Request) -> web.StreamResponse:
         "Content-Type": "application/octet-stream",
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(file.filename, safe='')}",
     }
-    return web.FileResponse(disk_of(http.app[CONTEXT]).files.path_of(file), headers=headers)
+    return download(http, disk_of(http.app[CONTEXT]).files.path_of(file), file.num_bytes, headers)
 
 
 async def delete(http: web.Request) -> web.Response:
