@@ -86,7 +86,8 @@ class CallReader:
     """One answer. What `feed` and `finish` return, put together, does not depend on how the text was cut.
 
     `only_calls`: the answer was held to calls, so that what is no whole call at its end is a part of one, not content.
-    Blanks before and between calls are not content.
+    So is what a mark begins behind a call, where the answer's end cuts it. Blanks before and between calls are not
+    content.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class CallReader:
         self._blanks = ""  # content if more follows, nothing before a call
         self._said_something = False
         self._region: Region | None = None
+        self._marked = False  # whether a mark began it
 
     @property
     def num_calls(self) -> int:
@@ -123,6 +125,7 @@ class CallReader:
         if self._region is not None:
             self._region.finish(rest, self._calls)
             self._calls.cut()
+            self._only_calls = self._only_calls or (self._marked and self.num_calls > 0)
             self._tell(events)
         elif rest:
             self._say(events, rest)
@@ -158,6 +161,7 @@ class CallReader:
 
     def _begin_region(self, mark: str, rest: str) -> None:
         self._region, self._rest = self._syntax.region(mark, self._functions), rest
+        self._marked = bool(mark)
 
     def _read_region(self, events: list[AnswerEvent]) -> bool:
         region = self._region
