@@ -379,6 +379,7 @@ class AsyncEngine(Keeper):
             choices,
             first,
             prompt_logprobs,
+            group.ties.cached_tokens if first else 0,
             usage,
             inheritance=group.ties.inheritance if first else None,
             retained=settlement.retained,

@@ -60,6 +60,9 @@ def test_a_stream_with_a_lease(server: Server, client: anthropic.Anthropic) -> N
     again = client.messages.create(**options)
     assert again.content[0].text == text  # type: ignore[union-attr]
     assert (again.usage.cache_read_input_tokens or 0) > 100 and again.usage.cache_creation_input_tokens == 0
+    first = next(event for event in client.messages.create(stream=True, **options) if event.type == "message_start")
+    read, whole = first.message.usage, again.usage
+    assert (read.cache_read_input_tokens, read.input_tokens) == (whole.cache_read_input_tokens, whole.input_tokens)
     assert len(leases(server)) == before + 1
 
 

@@ -114,6 +114,7 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     choices: Choices = ()
     first: bool = False
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # on the first delivery, if asked for
+    cached_tokens: int = 0  # on the first delivery: of the prompt, that were found computed
     usage: Usage | None = None
     error: EngineError | None = None
     inheritance: Inheritance | None = None  # on the first delivery of a continuation

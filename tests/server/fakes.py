@@ -304,7 +304,7 @@ def pieces_script(request: Request) -> Iterator[Delta]:
     usage = Usage(len(request.prompt_token_ids), sum(map(len, texts)), cached_tokens=1)
     if request.output is OutputMode.FINAL or params.max_tokens == 0:
         choices = tuple(_choice(request, i, text, True) for i, text in enumerate(texts))
-        yield Delta(request.id, choices, first=True, prompt_logprobs=prompt, usage=usage)
+        yield Delta(request.id, choices, first=True, prompt_logprobs=prompt, cached_tokens=1, usage=usage)
         return
     for step in range(max(map(len, texts))):
         choices = tuple(
@@ -318,6 +318,7 @@ def pieces_script(request: Request) -> Iterator[Delta]:
             choices,
             first=step == 0,
             prompt_logprobs=prompt if step == 0 else None,
+            cached_tokens=1 if step == 0 else 0,
             usage=usage if last else None,
         )
 

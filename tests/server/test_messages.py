@@ -98,6 +98,15 @@ async def test_the_bytes_of_a_stream(front: Front) -> None:
     assert [json.loads(data.removeprefix("data: "))["type"] for _, data in events] == names
 
 
+async def test_a_stream_begins_with_what_was_found_in_the_cache(front: Front) -> None:
+    body = {"model": "fake/model", "max_tokens": 9, "messages": ASK, "stream": True}
+    _, content = await front.post("/v1/messages", body)
+    first, *_, delta, _ = [json.loads(part.split("data: ")[1]) for part in content.decode().strip().split("\n\n")]
+    began, ended = first["message"]["usage"], delta["usage"]
+    assert began["cache_read_input_tokens"] == ended["cache_read_input_tokens"] == 1  # as the fake engine says
+    assert began["input_tokens"] == ended["input_tokens"] > 0
+
+
 @pytest.mark.parametrize(
     "reason, stop, told",
     [

@@ -119,9 +119,8 @@ class _Making:
         """As far as the first delivery tells."""
         if opening.usage is not None:
             return opening.usage
-        read = 0 if opening.inheritance is None else opening.inheritance.inherited_tokens
         written = sum(len(choice.token_ids) for choice in opening.choices)
-        return Usage(len(self.asked.prompt.prompt.token_ids), written, read)
+        return Usage(len(self.asked.prompt.prompt.token_ids), written, opening.cached_tokens)
 
 
 class MessageFormat(ChunkFormat):
