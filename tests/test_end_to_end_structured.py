@@ -253,6 +253,22 @@ def test_streamed_calls_are_the_whole_ones(client: openai.OpenAI, model: str) ->
     ]
 
 
+def test_calls_of_what_is_allowed(client: openai.OpenAI, model: str) -> None:
+    """The model is begged for the other one. The prompt is that of all tools, which is in the cache."""
+    asked: list[Any] = [{"role": "user", "content": "Call get_weather for Paris."}]
+    clock: Any = {"type": "function", "function": {"name": "clock"}}
+    fields: dict[str, Any] = {"model": model, "messages": asked, "tools": [WEATHER, CLOCK], "temperature": 0}
+    client.chat.completions.create(**fields, max_tokens=1)
+    for mode in ("required", "auto"):
+        allowed: Any = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [clock]}}
+        answer = client.chat.completions.create(**fields, tool_choice=allowed, max_tokens=60)
+        calls = answer.choices[0].message.tool_calls or []
+        assert {call.function.name for call in calls if call.type == "function"} <= {"clock"}
+        assert calls or mode == "auto"
+        assert answer.usage and answer.usage.prompt_tokens_details
+        assert answer.usage.prompt_tokens_details.cached_tokens >= answer.usage.prompt_tokens - 16
+
+
 def test_the_helper_for_streams_parses_arguments(client: openai.OpenAI, model: str) -> None:
     tool = openai.pydantic_function_tool(Wheel)
     choice: Any = {"type": "function", "function": {"name": "Wheel"}}
@@ -350,3 +366,13 @@ def test_an_unknown_format_of_a_response(client: openai.OpenAI, model: str) -> N
             model=model, input="x", text={"format": {"type": "json_schema", "name": "n", "schema": {"type": "thing"}}}
         )
     assert caught.value.code == "invalid_json_schema" and caught.value.param == "text.format.schema"
+
+
+def test_a_response_calls_what_is_allowed(client: openai.OpenAI, model: str) -> None:
+    tools: Any = [{"type": "function", **tool["function"]} for tool in (WEATHER, CLOCK)]  # type: ignore[dict-item]
+    allowed: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "clock"}]}
+    response = client.responses.create(
+        model=model, input="Call get_weather for Paris.", tools=tools, tool_choice=allowed, max_output_tokens=40
+    )
+    assert {item.name for item in response.output if item.type == "function_call"} == {"clock"}
+    assert response.tool_choice.model_dump() == allowed and len(response.tools) == 2  # type: ignore[union-attr]

@@ -53,21 +53,26 @@ class Tools:
 
     functions: tuple[Function, ...] = ()
     choice: Literal["none", "auto", "required"] = "auto"
-    forced: str | None = None  # the one function to call; then the choice is "required"
+    allowed: frozenset[str] | None = None  # the names that may be called; None: all of them
     parallel: bool = True
 
     @property
     def active(self) -> bool:
         return bool(self.functions) and self.choice != "none"
 
+    @property
+    def _callable(self) -> list[Function]:
+        return [f for f in self.functions if self.allowed is None or f.name in self.allowed]
+
     def for_template(self) -> list[dict[str, Any]] | None:
+        """All of them, whatever is allowed: so prompts that allow others share what is cached of their beginnings."""
         return [function.as_tool() for function in self.functions] if self.active else None
 
     def call_terms(self) -> CallTerms | None:
         """What an answer may call; None: nothing."""
         if not self.active:
             return None
-        functions = {function.name: function.parameters for function in self.functions}
+        functions = {function.name: function.parameters for function in self._callable}
         return CallTerms(functions, None if self.parallel else 1, only_calls=self.choice == "required")
 
     def constraint(
@@ -81,7 +86,7 @@ class Tools:
         """
         if not self.active:
             return answer
-        functions = [f for f in self.functions if self.forced is None or f.name == self.forced]
+        functions = self._callable
         schemas = [function.schema for function in functions]  # of those, too, that are not held to theirs
         called = [(function.name, function.parameters) for function in functions]
         mark = next((mark for mark in format.begins if format.layout.before.startswith(mark)), "")
@@ -94,13 +99,14 @@ class Tools:
 
     def _grammar(self, written: CallGrammar, answer: Constraint | None, content_head: str, several: bool) -> str | None:
         """`several`: an answer can hold more than one call. None: the calls need none."""
-        several = several and self.parallel and self.forced is None
+        several = several and self.parallel
         if self.choice == "required":
             return f"start: calls\n{written.calls(several)}"
         if answer is not None and answer.source.kind == "json_schema":
             schema = compact(orjson.loads(answer.source.text))
             return f"start: calls | answer\nanswer: {content_head} %json {schema}\n{written.calls(several)}"
-        if answer is not None or not any(function.strict for function in self.functions):
+        some = len(self._callable) < len(self.functions)
+        if answer is not None or not (some or any(function.strict for function in self.functions)):
             return None
         if content_head:
             return f"start: calls | {content_head} TEXT\nTEXT: /(.|\\n)*/\n{written.calls(several)}"
@@ -127,31 +133,72 @@ def check_functions(functions: Sequence[Function]) -> None:
 
 
 def _tools(functions: Sequence[Function], choice: Any, parallel: bool | None, nested: str | None) -> Tools:
+    """`nested` is the field of a tool that has its name; None: the tool itself has it."""
     check_functions(functions)
     names = [function.name for function in functions]
-    forced = None
     if isinstance(choice, dict):
+        if choice.get("type") == "allowed_tools":
+            mode, allowed = _allowed(choice, names, nested)
+            return Tools(tuple(functions), mode, allowed, parallel is not False)
         forced = _forced(choice, nested)
         if forced not in names:
             raise invalid(f"`tool_choice` names '{shorten(forced)}', which is not among `tools`.", "tool_choice")
-    elif choice is not None and choice not in _CHOICES:
+        return Tools(tuple(functions), "required", frozenset((forced,)), parallel=False)
+    if choice is not None and choice not in _CHOICES:
         options = ", ".join(f"'{name}'" for name in _CHOICES)
         message = f"`tool_choice` must be {options} or name a function, not {shorten(repr(choice))}."
         raise invalid(message, "tool_choice")
     if choice == "required" and not functions:
         raise invalid("`tool_choice` needs `tools`: there is nothing to call.", "tool_choice")
-    return Tools(tuple(functions), "required" if forced else choice or "auto", forced, parallel is not False)
+    return Tools(tuple(functions), choice or "auto", parallel=parallel is not False)
 
 
 def _forced(choice: dict[str, Any], nested: str | None) -> str:
     if choice.get("type") != "function":
         kind = shorten(repr(choice.get("type")))
-        raise unsupported("tool_choice.type", f"`tool_choice.type` must be 'function', not {kind}.")
-    holder = choice if nested is None else choice.get(nested)
-    place = "tool_choice" if nested is None else f"tool_choice.{nested}"
+        message = f"`tool_choice.type` must be 'function' or 'allowed_tools', not {kind}."
+        raise unsupported("tool_choice.type", message)
+    return _name_at(choice, "tool_choice", nested)[0]
+
+
+def _allowed(
+    choice: dict[str, Any], names: Sequence[str], nested: str | None
+) -> tuple[Literal["auto", "required"], frozenset[str]]:
+    """Where tools are nested, what is allowed is so, too."""
+    place = "tool_choice" if nested is None else "tool_choice.allowed_tools"
+    holder = choice if nested is None else choice.get("allowed_tools")
+    if not isinstance(holder, dict):
+        raise missing(place, f"`{place}` is missing: an object with `mode` and `tools`.")
+    mode = string_at(holder, "mode", place)
+    if mode not in ("auto", "required"):
+        raise invalid(f"`{place}.mode` must be 'auto' or 'required', not {shorten(repr(mode))}.", f"{place}.mode")
+    place = f"{place}.tools"
+    tools = holder.get("tools")
+    if tools is None:
+        raise missing(place, f"`{place}` is missing: a list of functions among `tools`.")
+    if not isinstance(tools, list):
+        raise wrong_type(place, "a list")
+    if not tools:
+        raise invalid(f"`{place}` must name a function or more; where none may be called use 'none'.", place)
+    allowed = frozenset(_among(names, tool, f"{place}[{i}]", nested) for i, tool in enumerate(tools))
+    return "auto" if mode == "auto" else "required", allowed
+
+
+def _among(names: Sequence[str], tool: Any, path: str, nested: str | None) -> str:
+    _check_kind(tool, path)
+    name, place = _name_at(tool, path, nested)
+    if name not in names:
+        raise invalid(f"`{place}` is '{shorten(name)}', which is not among `tools`.", place)
+    return name
+
+
+def _name_at(given: dict[str, Any], path: str, nested: str | None) -> tuple[str, str]:
+    """The name, and where it stands."""
+    holder = given if nested is None else given.get(nested)
+    place = path if nested is None else f"{path}.{nested}"
     if not isinstance(holder, dict):
         raise missing(place, f"`{place}` is missing: an object with `name`.")
-    return string_at(holder, "name", place)
+    return string_at(holder, "name", place), f"{place}.name"
 
 
 def _nested(tool: Any, path: str) -> Function:

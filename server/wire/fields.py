@@ -139,6 +139,7 @@ Shape = dict[str, "Shape | None"]
 _FUNCTION: Shape = dict.fromkeys(("name", "description", "parameters", "strict"))
 _SCHEMA: Shape = dict.fromkeys(("name", "description", "schema", "strict"))
 _NESTED_TOOL: Shape = {"type": None, "function": _FUNCTION}
+_NAMED_TOOL: Shape = {"type": None, "function": {"name": None}}
 _GENERATION_SHAPE: Shape = {
     "stream_options": dict.fromkeys(bodies.StreamOptions.__struct_fields__),
     "response_format": {"type": None, "json_schema": _SCHEMA, "schema": None},
@@ -148,13 +149,16 @@ _SHAPES: dict[type[msgspec.Struct], Shape] = {
     bodies.ChatBody: {
         **_GENERATION_SHAPE,
         "tools": _NESTED_TOOL,
-        "tool_choice": {"type": None, "function": {"name": None}},
+        "tool_choice": {
+            **_NAMED_TOOL,
+            "allowed_tools": {"mode": None, "tools": _NAMED_TOOL},
+        },
     },
     bodies.ResponseBody: {
         **_GENERATION_SHAPE,
         "text": {"format": {"type": None, **_SCHEMA}, "verbosity": None},
         "tools": {"type": None, **_FUNCTION},
-        "tool_choice": {"type": None, "name": None},
+        "tool_choice": {"type": None, "name": None, "mode": None, "tools": {"type": None, "name": None}},
     },
     bodies.TokenizeBody: {"tools": _NESTED_TOOL},
 }

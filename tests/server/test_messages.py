@@ -239,14 +239,14 @@ async def test_broken_arguments(front: Front) -> None:
         (None, ("auto", None, True)),
         ({"type": "auto"}, ("auto", None, True)),
         ({"type": "any"}, ("required", None, True)),
-        ({"type": "tool", "name": "go"}, ("required", "go", True)),
+        ({"type": "tool", "name": "go"}, ("required", {"go"}, False)),
         ({"type": "none"}, ("none", None, True)),
         ({"type": "any", "disable_parallel_tool_use": True}, ("required", None, False)),
     ],
 )
 def test_tool_choice(choice: Any, told: tuple[Any, ...]) -> None:
     tools = message_tools(MessagesBody(tools=TOOLS, tool_choice=choice))
-    assert (tools.choice, tools.forced, tools.parallel) == told
+    assert (tools.choice, tools.allowed, tools.parallel) == told
     assert [function.parameters for function in tools.functions] == [tool["input_schema"] for tool in TOOLS]
 
 

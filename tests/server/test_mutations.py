@@ -79,7 +79,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
             "instructions": "i",
             "text": {"format": {"type": "text"}, "verbosity": "low"},
             "tools": [{"type": "function", **FUNCTION}],
-            "tool_choice": "none",
+            "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
             "max_output_tokens": 4,
             "include": ["message.output_text.logprobs"],
             "metadata": {"a": "b"},

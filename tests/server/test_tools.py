@@ -6,9 +6,11 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import openai
 import pytest
 
 from bequest.engine.dialects.events import Content
+from bequest.engine.dialects.formats import FORMATS
 from bequest.engine.dialects.reader import Dialect
 from bequest.engine.types import ChoiceDelta, Delta, OutputMode, Request, Usage
 from bequest.server.asks.tools import chat_tools
@@ -134,6 +136,55 @@ async def test_the_template_gets_the_tools(front: Front) -> None:
     assert front.text.chat_template is not None
     [seen] = front.text.chat_template.seen
     assert [tool["function"]["name"] for tool in seen["tools"]] == ["look", "go"]
+
+
+def test_where_names_mark_calls_those_that_are_not_allowed_mark_none() -> None:
+    nested = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "go"}}]}
+    reader = Dialect(None, FORMATS["glm4"]).reader(
+        chat_tools(TOOLS, {"type": "allowed_tools", "allowed_tools": nested}, None).call_terms()
+    )
+    assert reader is not None
+    assert [*reader.feed("look\n{}"), *reader.finish()] == [Content("look\n{}")] and reader.num_calls == 0
+
+
+def named(*names: str) -> list[Any]:
+    return [{"type": "function", "function": {"name": name}} for name in names]
+
+
+ALLOWED_WRONG: dict[str, Any] = {
+    "allowed_tools": None,
+    "allowed_tools.mode": {"mode": "none", "tools": named("go")},
+    "allowed_tools.tools": {"mode": "auto", "tools": []},
+    "allowed_tools.tools[1].function.name": {"mode": "auto", "tools": named("go", "jump")},
+    "allowed_tools.tools[0].function": {"mode": "auto", "tools": [{"type": "function", "name": "go"}]},
+    "allowed_tools.tools[0].type": {"mode": "auto", "tools": [{"type": "mcp"}]},
+    "allowed_tools.tools[0]": {"mode": "auto", "tools": ["go"]},
+}
+
+
+@pytest.mark.parametrize("param", ALLOWED_WRONG)
+async def test_what_cannot_be_allowed_is_named(front: Front, param: str) -> None:
+    given: Any = {"type": "allowed_tools", "allowed_tools": ALLOWED_WRONG[param]}
+    with pytest.raises(openai.BadRequestError) as caught:
+        await chat(front, "x", tool_choice=given)
+    assert caught.value.param == f"tool_choice.{param}" and f"`tool_choice.{param}`" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "param, given",
+    [
+        ("mode", {"tools": [{"type": "function", "name": "look"}]}),
+        ("mode", {"mode": 1, "tools": [{"type": "function", "name": "look"}]}),
+        ("tools", {"mode": "auto"}),
+        ("tools", {"mode": "auto", "tools": {}}),
+        ("tools[0].name", {"mode": "required", "tools": [{"type": "function", "name": "jump"}]}),
+        ("tools[0].name", {"mode": "required", "tools": [{"type": "function"}]}),
+    ],
+)
+async def test_what_a_response_cannot_be_allowed_is_named(front: Front, param: str, given: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await respond(front, "x", tool_choice={"type": "allowed_tools", **given})
+    assert caught.value.param == f"tool_choice.{param}" and f"`tool_choice.{param}`" in str(caught.value)
 
 
 async def test_the_helper_of_the_client_reads_the_stream(front: Front) -> None:

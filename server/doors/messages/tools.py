@@ -27,15 +27,15 @@ def message_tools(body: ConversingBody) -> Tools:
     parallel = choice.get("disable_parallel_tool_use")
     if parallel is not None and not isinstance(parallel, bool):
         raise wrong_type("tool_choice.disable_parallel_tool_use", "true or false")
-    forced = None
     if kind == "tool":
         forced = string_at(choice, "name", "tool_choice")
         if forced not in [function.name for function in functions]:
             message = f"`tool_choice.name` is '{shorten(forced)}', which is not among `tools`."
             raise invalid(message, "tool_choice.name")
-    if kind in ("any", "tool"):
-        return Tools(functions, "required", forced, not parallel)
-    return Tools(functions, "none" if kind == "none" else "auto", None, not parallel)
+        return Tools(functions, "required", frozenset((forced,)), parallel=False)
+    if kind == "any":
+        return Tools(functions, "required", parallel=not parallel)
+    return Tools(functions, "none" if kind == "none" else "auto", parallel=not parallel)
 
 
 def _function(tool: Any, path: str) -> Function:
