@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,8 @@ def checked_lines(path: Path, endpoint: str, limits: LineLimits) -> Lines:
     at = 0
     with path.open("rb", buffering=_PIECE) as file:
         for number, text in enumerate(file, 1):
+            if number == 1 and text.startswith(BOM_UTF8):  # as some programs begin a text
+                at, text = len(BOM_UTF8), text[len(BOM_UTF8) :]
             if text.strip():
                 starts.append(at)
                 ends.append(at + len(text))

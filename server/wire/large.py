@@ -29,12 +29,12 @@ class Malformed(Exception):
     """The text is not JSON, for the reason given."""
 
 
-def parse_large(text: bytes | bytearray, structure: Structure) -> Any:
-    """The value in a text of this structure. Raises Malformed."""
+def parse_large(text: bytes | bytearray, structure: Structure, begin: int = 0) -> Any:
+    """The value in a text of this structure, which has no JSON in front of `begin`. Raises Malformed."""
     parser = _Parser(text, structure)
     if len(text) <= _AT_ONCE and structure.parts <= _FEW:
-        return parser.decoded(b"", 0, len(text), b"")
-    return parser.value(0, len(text))
+        return parser.decoded(b"", begin, len(text), b"")
+    return parser.value(begin, len(text))
 
 
 class _Parser:

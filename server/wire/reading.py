@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from typing import Any
 
 import msgspec
@@ -29,7 +30,8 @@ _COMPLAINT = re.compile(r"Expected `(?P<want>[^`]*)`, got `(?P<got>[^`]*)`(?: - 
 
 
 def parse_object(data: bytes | bytearray) -> dict[str, Any]:
-    """The JSON object in a body."""
+    """The JSON object in a body, behind the mark that some programs put in front of UTF-8."""
+    data = data.removeprefix(BOM_UTF8)
     if not data.strip():
         raise ApiError(400, "invalid_json", "The body is empty; send a JSON object.")
     try:
@@ -42,7 +44,7 @@ def parse_object(data: bytes | bytearray) -> dict[str, Any]:
 def parse_large_object(data: bytes | bytearray, structure: Structure) -> dict[str, Any]:
     """The same of a large body, piece by piece: for worker threads."""
     try:
-        return _object(parse_large(data, structure))
+        return _object(parse_large(data, structure, len(BOM_UTF8) if data.startswith(BOM_UTF8) else 0))
     except Malformed as error:
         raise _not_json(_reason(error)) from None
 

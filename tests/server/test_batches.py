@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,12 @@ async def test_a_field_that_nobody_reads_is_named(front: Front) -> None:
     client = front.client()
     batch = await ended(client, await created(client, jsonl([line("1", {"messages": MESSAGES, "flavour": 1})])))
     assert (await output(client, batch.output_file_id))["1"]["response"]["ignored"] == ["flavour"]
+
+
+async def test_a_file_may_begin_with_the_mark_of_utf_8(front: Front) -> None:
+    client = front.client()
+    batch = await ended(client, await created(client, BOM_UTF8 + jsonl([line("a"), line("b")])))
+    assert batch.status == "completed" and set(await output(client, batch.output_file_id)) == {"a", "b"}
 
 
 @pytest.mark.parametrize(

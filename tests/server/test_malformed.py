@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import zlib
+from codecs import BOM_UTF8
 
 import orjson
 import pytest
@@ -62,6 +63,21 @@ async def test_what_a_few_bytes_become_is_bounded(front: Front) -> None:
     bomb = gzip.compress(bytes(40 << 20))
     status, error = await everything(front, with_length(bomb, b"Content-Encoding: gzip"))
     assert status == 413 and error["code"] == "request_too_large"
+
+
+@pytest.mark.parametrize("size", [0, 20_000, 2_000_000], ids=["small", "large", "in pieces"])
+@pytest.mark.parametrize("marks, taken", [(1, True), (2, False)])
+async def test_a_body_may_begin_with_the_mark_of_utf_8(front: Front, size: int, marks: int, taken: bool) -> None:
+    """Windows' programs write it; RFC 8259 lets whoever reads JSON pass over it."""
+    body = json.dumps({"prompt": "a", "max_tokens": 2, "metadata": {"x": "😀" * (size // 12)}}).encode()
+    status, error = await everything(front, with_length(BOM_UTF8 * marks + body))
+    assert status == (200 if taken else 400), error
+    assert taken or error["code"] == "invalid_json"
+
+
+async def test_a_body_of_nothing_but_the_mark_is_empty(front: Front) -> None:
+    status, error = await everything(front, with_length(BOM_UTF8))
+    assert status == 400 and "is empty" in error["message"]
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "compress"])
