@@ -49,7 +49,7 @@ from bequest.server.stores.room import Room
 from bequest.server.stores.speech import speech_of
 from bequest.server.transport.intake import Expectation, body_limit, expect_continue, unmet_expectation
 from bequest.server.transport.protocol import JsonProtocol
-from bequest.server.transport.replies import ERROR_FORMS
+from bequest.server.transport.replies import ERROR_FORMS, ErrorForms
 
 _STATES_WORKERS = max(2, min(4, (os.cpu_count() or 1) // 4))  # each copies gigabytes in a second
 _WORKERS = 2  # tokenising leaves the interpreter lock, but must not starve the engine of cores
@@ -198,7 +198,10 @@ def make_app(
     context = make_context(engine, text, config, leases, keys, metrics)
     app = web.Application(middlewares=[guard], client_max_size=body_limit(context).num_bytes)
     app[CONTEXT] = context
-    app[ERROR_FORMS] = {path: door.error_form for door in DOORS for path in door.paths}
+    app[ERROR_FORMS] = ErrorForms(
+        {path: door.error_form for door in DOORS for path in door.paths},
+        {door.error_header: door.error_form for door in DOORS if door.error_header is not None},
+    )
     for door in DOORS:
         if door.setup is not None:
             door.setup(app)

@@ -48,4 +48,5 @@ class Door:
     routes: tuple[DoorRoute, ...]
     paths: tuple[str, ...]  # where errors look like the door's, whatever is asked for there and below
     error_form: ErrorForm
+    error_header: str | None = None  # its clients' alone: where they send it, errors at paths of no door look so, too
     setup: Callable[[web.Application], None] | None = None  # puts into the application what the door keeps there

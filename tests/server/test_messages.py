@@ -447,6 +447,23 @@ async def test_models(front: Front) -> None:
     assert [(model.id, model.display_name, model.type) for model in models] == [("fake/model", "fake/model", "model")]
 
 
+async def test_errors_elsewhere_are_in_the_form_of_the_client(start: Starter) -> None:
+    """Anthropic's sends a header that OpenAI's does not; a path of another API has its own form for everybody."""
+    front = await start(api_key=["k"])
+    with pytest.raises(anthropic.AuthenticationError) as refused:
+        await client(front, api_key="x").models.list()
+    body: Any = refused.value.body
+    assert body["type"] == "error" and body["error"]["type"] == "authentication_error"
+    with pytest.raises(anthropic.NotFoundError) as unknown:
+        await client(front, api_key="k").models.retrieve("claude")
+    body = unknown.value.body
+    assert body["type"] == "error" and body["error"]["type"] == "not_found_error"
+    _, told = await front.get("/v1/models")
+    assert list(told) == ["error"]
+    _, told = await front.get("/api/tags", headers={"anthropic-version": "2023-06-01"})
+    assert isinstance(told["error"], str)
+
+
 async def test_keys(start: Starter) -> None:
     front = await start(api_key=["k"])
     with pytest.raises(anthropic.AuthenticationError) as refused:

@@ -30,5 +30,9 @@ ROUTES = (
     ),
 )
 DOOR = Door(
-    routes=ROUTES, paths=(PATH,), error_form=error_body, setup=lambda app: app.__setitem__(KNOWN_TURNS, KnownTurns())
+    routes=ROUTES,
+    paths=(PATH,),
+    error_form=error_body,
+    error_header="anthropic-version",
+    setup=lambda app: app.__setitem__(KNOWN_TURNS, KnownTurns()),
 )
