@@ -388,7 +388,7 @@ class ServerConfig:
     max_body_mb: float = option(32, "largest request body in MiB")
     max_body_values: int = option(1_500_000, "most values in a JSON body, of which token ids are most")
     max_body_parts: int = option(100_000, "most strings, names, lists and objects among them")
-    max_tokenize_chars: int = option(1_000_000, "longest text that /tokenize takes")
+    max_tokenize_chars: int = option(1_000_000, "longest text that is only tokenised or counted")
     max_in_flight_mb: float = option(2048, "memory in MiB of bodies and answers on their way, all together")
     max_audio_mb: float = option(256, "largest upload of audio in MiB")
     max_audio_minutes: float = option(120, "longest audio that is transcribed in one request")

@@ -194,7 +194,7 @@ async def _tokenised(
     def work() -> Conversation:
         rendered = use.render(messages)
         if not source.only_counts and source.truncation.keep is None:
-            check_length(context, rendered.prompt_text, param=source.field)
+            check_length(context, rendered.prompt_text, source.field)
         return rendered
 
     rendered = await off_loop_rendering(context, use, messages, work)

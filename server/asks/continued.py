@@ -113,7 +113,7 @@ async def _next_turn(context: Context, source: ChatSource, begin: Cut) -> Prompt
             if kept is not None:
                 return kept
         whole = use.render(messages)
-        check_length(context, whole.prompt_text, param="messages")
+        check_length(context, whole.prompt_text, "messages")
         choice = replace(begin.choice, num_prompt=begin.answer_at)
         extension = extend_seen(context, choice, begin.at, before.prompt_text, whole, known)
         return begin.prompt(extension.at, extension.suffix_ids, whole, known)
@@ -172,7 +172,7 @@ def _behind_all(
     if tail is None:
         return None
     text = before.prompt_text + answer + tail
-    check_length(context, text, param="messages")
+    check_length(context, text, "messages")
     encoded = context.text.tokenizer.encode_behind(tail, begin.last)
     ids = unfolded(context, encoded, images_in(new, known), "messages")
     whole = Conversation(tuple(messages), text, use.source, use.kwargs, use.tools, use.continued)
@@ -203,6 +203,6 @@ async def suffix_ids(context: Context, given: str | list[int], param: str, last:
     """Text is tokenised alone, without BOS or EOS, as what goes on behind the token `last`."""
     if not isinstance(given, str):
         return await apart(context, lambda: check_ids(given, context.engine.info.vocab_size, param))
-    check_length(context, given, param=param)
+    check_length(context, given, param)
     [ids] = await encode_behind(context, [given], last)
     return ids

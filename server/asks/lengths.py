@@ -35,7 +35,8 @@ class Length:
         if needed > room:
             raise context_exceeded(prompt_len, needed, max_model_len)
         if not 0 <= self.least <= limit:
-            raise invalid(f"`min_tokens` must be from 0 to `max_tokens` ({limit}), not {self.least}.", "min_tokens")
+            message = f"`min_tokens` must be from 0 to `{self.field}` ({limit}), not {self.least}."
+            raise invalid(message, "min_tokens")
         return limit
 
 

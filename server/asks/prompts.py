@@ -46,7 +46,7 @@ async def encode_behind(context: Context, texts: Sequence[str], last: int | None
     return await tokenised(context, chars, lambda: [tokenizer.encode_behind(text, last) for text in texts])
 
 
-def check_length(context: Context, text: str, encoder: EncoderInfo | None = None, param: str = "prompt") -> None:
+def check_length(context: Context, text: str, param: str, encoder: EncoderInfo | None = None) -> None:
     """Refuses a text that must be too long, for the encoder if it is given, before minutes are spent on its tokens."""
     longest = context.text.tokenizer.max_chars_per_token
     limit = context.engine.info.max_model_len if encoder is None else encoder.max_len
@@ -107,7 +107,7 @@ def _checked_forms(context: Context, source: TextSource) -> list[Form]:
         if not isinstance(piece.given, str):
             check_ids(piece.given, context.engine.info.vocab_size, piece.param, source.hint)
         elif source.truncation.keep is None:
-            check_length(context, piece.given, encoder, piece.param)
+            check_length(context, piece.given, piece.param, encoder)
     return forms
 
 
@@ -122,7 +122,7 @@ async def _gap(context: Context, source: TextSource) -> Callable[[list[int]], li
         raise unsupported("suffix", message)
     if source.echo:
         raise invalid("`echo` cannot be used with `suffix`: the prompt does not end where the answer begins.", "echo")
-    check_length(context, source.after, param="suffix")
+    check_length(context, source.after, "suffix")
     [after] = await encode(context, [source.after], add_special_tokens=False)
     begin = [] if source.special is False else tokenizer.encode("", add_special_tokens=True)
     return lambda before: marks.prompt(begin, before, after)
@@ -139,7 +139,7 @@ async def _encoder_prompts(
     decoders = [form.decoder for form in forms if form.decoder is not None]
     for piece in decoders:
         if isinstance(piece.given, str):
-            check_length(context, piece.given, None, piece.param)
+            check_length(context, piece.given, piece.param)
     begun = iter(await _tokens(context, decoders, add_special_tokens=False))
     prompts = []
     for form, ids in zip(forms, tokens, strict=True):

@@ -126,7 +126,7 @@ def _check_suffixes(context: Context, given: list[str | list[int]]) -> None:
     for index, suffix in enumerate(given):
         param = f"{_FIELD}[{index}]"
         if isinstance(suffix, str):
-            check_length(context, suffix, None, param)
+            check_length(context, suffix, param)
         else:
             check_ids(suffix, context.engine.info.vocab_size, param)
 

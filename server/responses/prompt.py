@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from msgspec import structs
 from bequest.engine.errors import EngineError, InvalidRequest, ParentLost
 from bequest.engine.types import Lineage, ParentChoice
 from bequest.engine.types.image import Image
-from bequest.server.asks.chats import TemplateUse, check_converses, template_kwargs
+from bequest.server.asks.chats import TemplateUse, check_converses, check_countable, template_kwargs
 from bequest.server.asks.extension import Conversation
 from bequest.server.asks.images import extend_seen, images_in, look_at, merged, spelling_of_images, unfolded
 from bequest.server.asks.inheriting import other_model
@@ -47,7 +47,10 @@ class ResponsePrompt:
     parent: StoredResponse | None
 
 
-async def response_prompt(context: Context, terms: AskTerms, body: ResponseBody, reading: Reading) -> ResponsePrompt:
+async def response_prompt(
+    context: Context, terms: AskTerms, body: ResponseBody, reading: Reading, answered: bool = True
+) -> ResponsePrompt:
+    """Not `answered`: its tokens are counted alone, and there may be more than the model takes."""
     check_converses(context, "input")
     count = len(body.input) if isinstance(body.input, list) else 1
     items = await off_loop(context, MESSAGE_CHARS * count, lambda: input_items(body.input))
@@ -63,7 +66,7 @@ async def response_prompt(context: Context, terms: AskTerms, body: ResponseBody,
     if not messages:
         raise missing("input", "`input` is missing: send a string, or a list of items.")
     images = merged(() if parent is None else parent.images, images)
-    builder = _Builder(context, body, reading, parent, images)
+    builder = _Builder(context, body, reading, parent, images, check_length if answered else check_countable)
     try:
         chars = 0 if has_large_body() else text_length(messages, INLINE_CHARS)
         built = await off_loop(context, chars, lambda: builder.build(messages))
@@ -150,7 +153,9 @@ class _Builder:
         reading: Reading,
         parent: StoredResponse | None,
         images: tuple[Image, ...],
+        check: Callable[[Context, str, str], None],
     ) -> None:
+        """`check` refuses a text that takes too long to be tokenised; it gets the field, too."""
         template = context.text.chat_template
         if template is None:
             raise invalid("This model has no chat template, which `input` needs; use /v1/completions.", "input")
@@ -162,6 +167,7 @@ class _Builder:
             template, None, kwargs, opened=True, continued=False, tools=tools, spelling=spelling
         )
         self._parent = parent
+        self._check = check
         self._images = images  # the parent's too
         self._truncate = body.truncation == "auto"
         self._room = context.engine.info.max_model_len - max(body.max_output_tokens or 0, 1)
@@ -191,16 +197,20 @@ class _Builder:
 
     def _fitting(self, messages: Sequence[Message]) -> _Built | None:
         try:
-            built = self._whole(messages)
+            conversation = self._template.render(messages)
+            check_length(self._context, conversation.prompt_text, "input")
+            built = self._built(conversation)
         except (ApiError, EngineError):
             return None
         return built if len(built.token_ids) <= self._room else None
 
     def _whole(self, messages: Sequence[Message]) -> _Built:
         conversation = self._template.render(messages)
-        text = conversation.prompt_text
-        check_length(self._context, text)
-        context, parent = self._context, self._parent
+        self._check(self._context, conversation.prompt_text, "input")
+        return self._built(conversation)
+
+    def _built(self, conversation: Conversation) -> _Built:
+        context, parent, text = self._context, self._parent, conversation.prompt_text
         if parent is None or not parent.token_ids:
             encoded = context.text.tokenizer.encode(text, add_special_tokens=False)
             images = images_in(conversation.messages, self._images)

@@ -73,7 +73,7 @@ async def input_tokens(http: web.Request) -> web.Response:
     body = call.body
     reading = Reading(call.context, await _tools(call), template=None)
     terms = record_terms(call, response_length(body).open_ended)
-    prompt = await response_prompt(call.context, terms, body, reading)
+    prompt = await response_prompt(call.context, terms, body, reading, answered=False)
     count = {"object": "response.input_tokens", "input_tokens": len(prompt.prompt.token_ids)}
     return json_response(count, call.headers)
 

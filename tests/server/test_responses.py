@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import openai
 import pytest
 
 from bequest.engine.errors import DeadlineExceeded, InternalError
+from bequest.server.doors.messages.body import CountTokensBody
+from bequest.server.wire.bodies import ResponseBody
 from tests.server.conftest import Starter
 from tests.server.fakes import PIECES, FakeEngine, failing_script
 from tests.server.front import Front
@@ -286,6 +289,8 @@ async def test_leaving_aborts_and_nothing_is_stored(front: Front, after: int) ->
         ({"input": "a", "max_output_tokens": 100_000}, "input", "context_length_exceeded"),
         ({"input": "a" * 600}, "input", "context_length_exceeded"),
         ({"input": "a" * 600, "truncation": "auto"}, "input", "context_length_exceeded"),
+        ({"input": "a" * 60_000}, "input", "context_length_exceeded"),
+        ({"input": "a" * 60_000, "truncation": "auto"}, "input", "context_length_exceeded"),
         ({"input": "a", "max_tokens": 5}, "max_tokens", "unsupported_parameter"),
         ({"input": "a", "n": 2}, "n", "unsupported_parameter"),
         ({"input": "a", "truncation": "some"}, "truncation", "invalid_value"),
@@ -340,6 +345,51 @@ async def test_counting_tokens(front: Front) -> None:
     child = await client.responses.input_tokens.count(previous_response_id=response.id, input="more")
     assert child.input_tokens > counted.input_tokens and len(front.engine.submitted) == 1
     assert (await front.post(f"{PATH}/input_tokens", {}))[0].status == 400
+
+
+async def test_counting_more_tokens_than_the_model_takes(start: Starter) -> None:
+    """Whoever counts wants to know by how many; only a text that would take too long to count is refused."""
+    front = await start(max_tokenize_chars=100_000)
+    client = front.strict()
+    for num_chars in (600, 60_000):
+        counted = await client.responses.input_tokens.count(model="fake/model", input="a" * num_chars)
+        assert counted.input_tokens == len("user: \nassistant: ") + num_chars
+    turns: Any = [{"role": "user", "content": "a" * 60_000}, {"role": "user", "content": "b"}]
+    left = await client.responses.input_tokens.count(model="fake/model", input=turns, truncation="auto")
+    assert left.input_tokens == len("user: b\nassistant: ")
+    with pytest.raises(openai.BadRequestError, match=r"`input` has .* at most 100000") as caught:
+        await client.responses.input_tokens.count(model="fake/model", input="a" * 100_000)
+    assert caught.value.param == "input"
+
+
+async def test_the_least_tokens_are_held_against_the_field_that_was_sent(front: Front) -> None:
+    answer, told = await front.post(PATH, {"input": "a", "max_output_tokens": 2, "min_tokens": 9})
+    assert answer.status == 400 and told["error"]["param"] == "min_tokens"
+    assert "from 0 to `max_output_tokens` (2)" in told["error"]["message"]
+
+
+WRONG: list[Any] = [5, -1, 1.5, "", "x", True, [5], ["x"], {"type": 5}, [{"type": 5}], [{"role": 5}]]
+BODIES: list[tuple[str, type[Any], dict[str, Any]]] = [
+    (PATH, ResponseBody, {"input": "a"}),
+    (f"{PATH}/input_tokens", ResponseBody, {"input": "a"}),
+    ("/v1/messages/count_tokens", CountTokensBody, {"messages": [{"role": "user", "content": "a"}]}),
+]
+
+
+@pytest.mark.parametrize("path, kind, body", BODIES, ids=[path for path, _, _ in BODIES])
+async def test_an_error_names_the_field_that_was_sent(
+    front: Front, path: str, kind: type[Any], body: dict[str, Any]
+) -> None:
+    refused = set()
+    for name in kind.__struct_fields__:
+        for wrong in WRONG:
+            answer, told = await front.post(path, {**body, name: wrong})
+            if answer.status != 200:
+                refused.add(name)
+                error = told["error"]
+                assert answer.status < 500 and re.fullmatch(rf"{name}([.\[].*)?", error["param"] or ""), told
+                assert f"`{name}" in error["message"] or error["code"] != "invalid_type", told
+    assert refused >= set(kind.__struct_fields__) - {"model"}
 
 
 async def test_truncation_drops_the_oldest(front: Front) -> None:

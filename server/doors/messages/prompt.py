@@ -49,7 +49,7 @@ async def message_prompt(
 
     def work() -> MessagePrompt:
         rendered = use.render(said.messages())
-        check_length(context, rendered.prompt_text, param="messages")
+        check_length(context, rendered.prompt_text, "messages")
         prompt = _prompt(context, parent, rendered, images)
         lengths = [_cache_length(context, said, use, prompt, rendered, place) for place in longest_places(said.places)]
         ordered = sorted(filter(None, lengths), key=lambda length: length.num_tokens)
