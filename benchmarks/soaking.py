@@ -42,18 +42,13 @@ class Score:
             print("FAULT", what)
 
 
-class Server:
-    """A process with a small random model and a cache that one longest request and the leases fill."""
+class Process:
+    """A server, and what it logs."""
 
-    def __init__(self, folder: Path, flags: Sequence[str] = (), chat_template: str | None = None) -> None:
-        assert SHAPES[SHAPE].config["max_position_embeddings"] >= MAX_LEN
-        self._log = folder / "server.log"
-        model = write_model(SHAPE, folder / "model")
-        if chat_template is not None:
-            (model / "chat_template.jinja").write_text(chat_template)
-        command = [sys.executable, "-m", "bequest", "serve", str(model), "--load-format", "dummy", *FLAGS, *flags]
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(command, stderr=log, text=True)
+    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+        self._log = log
+        with log.open("w") as file:
+            self._process = subprocess.Popen([sys.executable, "-m", "bequest", "serve", *arguments], stderr=file)
         self.url = self._wait()
 
     def _wait(self) -> str:
@@ -81,6 +76,17 @@ class Server:
         code = self._process.wait(60)
         if code != 0:
             score.fault(f"the server ended with {code}: {self.last_lines}")
+
+
+class Server(Process):
+    """A process with a small random model and a cache that one longest request and the leases fill."""
+
+    def __init__(self, folder: Path, flags: Sequence[str] = (), chat_template: str | None = None) -> None:
+        assert SHAPES[SHAPE].config["max_position_embeddings"] >= MAX_LEN
+        model = write_model(SHAPE, folder / "model")
+        if chat_template is not None:
+            (model / "chat_template.jinja").write_text(chat_template)
+        super().__init__([str(model), "--load-format", "dummy", *FLAGS, *flags], folder / "server.log")
 
 
 def code_of(body: str) -> str:

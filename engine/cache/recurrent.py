@@ -19,16 +19,13 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from bequest.engine._C import TokenList
+from bequest.engine.cache.state_counts import most_held, num_each
 from bequest.engine.cache.states import StatePlan
 from bequest.engine.state import sequence as running
 from bequest.engine.state.draft import Chunk, Draft
 from bequest.engine.state.recurrent import SequenceStates, State
 from bequest.engine.types import NO_STATE, IntArray, Request
 from bequest.engine.types.recurrent import StateLoad, StateSizes
-
-_PER_CHOICE = 2  # states: what it goes on from, and what it writes
-_PER_BEAM, _PER_SEARCH = 3, 1  # those, and one of a beam that has ended; what stands behind the prompt of all
-_PER_WALKING = 4  # as many more of a choice, or a beam, that passes its tokens again for their hidden states
 
 
 class RecurrentStates:
@@ -58,7 +55,7 @@ class RecurrentStates:
         return 0 if found is None else found.position
 
     def has_room(self, sequence: running.Sequence) -> bool:
-        num_more = _most_held(sequence, SequenceStates())
+        num_more = most_held(sequence, SequenceStates())
         fits = self._fits(num_more)
         self._kept_out |= not fits and self._fits(num_more - self._num_drafted)
         return fits
@@ -70,7 +67,7 @@ class RecurrentStates:
     @property
     def _num_spare(self) -> int:
         """Slots that neither leases nor running sequences count on, and that no draft has."""
-        used = sum(_most_held(sequence, held) for sequence, held in self._of.items()) + self._num_drafted
+        used = sum(most_held(sequence, held) for sequence, held in self._of.items()) + self._num_drafted
         return self._num_beside_leases - used
 
     @property
@@ -326,9 +323,19 @@ class RecurrentStates:
     def _mark(self, sequence: running.Sequence, state: State) -> None:
         """One that the sequence has come to stays findable at some positions, and a lease holds it there."""
         state.lasting = state.position % self._sizes.interval == 0 or state.position == self._last_block(sequence)
-        if state.lasting and _leased(sequence):
-            self._of[sequence].marks.append(state.hold())
-            self.park(state)
+        if state.lasting and sequence.is_leased:
+            self._promise(sequence, self._parked_at(sequence, state.position) or state)
+
+    def _promise(self, sequence: running.Sequence, state: State) -> None:
+        """The sequence's lease is going to hold it."""
+        self._of[sequence].marks.append(self._held(state))
+        self.park(state)
+
+    def _parked_at(self, sequence: running.Sequence, position: int) -> State | None:
+        """One of the same tokens that a lease holds, or is going to. Choices pass their prompt each where its hidden
+        states are wanted, and are charged for its states once."""
+        alike = (s for s in self._findable.get(sequence.group.salt, ()) if s.parked and s.position == position)
+        return next((state for state in alike if state.tokens.common_prefix(sequence.tokens) >= position), None)
 
     def _wanted(self, chunk: Chunk) -> Iterable[int]:
         """Where others are going to fork it."""
@@ -351,15 +358,18 @@ class RecurrentStates:
         for position in positions:
             if not chunk.begin < position < end:
                 continue
+            there = self._parked_at(sequence, position) if sequence.is_leased else None
+            if there is not None and position != held.wanted:
+                self._promise(sequence, there)
+                continue
             if position != held.wanted and not self._free and not self._idle:
                 return
             state = self._new(sequence, position)
             state.lasting = True
             if position == held.wanted:
                 held.kept = state.hold()
-            if _leased(sequence):
-                held.marks.append(state.hold())
-                self.park(state)
+            if sequence.is_leased:
+                self._promise(sequence, there or state)
             yield state
 
     def _last_block(self, sequence: running.Sequence) -> int:
@@ -435,7 +445,7 @@ class RecurrentStates:
     # --- several of a request ------------------------------------------------------------------------------------
 
     def most_choices(self, request: Request) -> int:
-        each, beside = _num_each(request)
+        each, beside = num_each(request)
         return (self._num_beside_leases - beside) // each
 
     def begin_beams(self, leader: running.Sequence) -> None:
@@ -472,29 +482,6 @@ class RecurrentStates:
         self._of[choice].current = state
 
 
-def _most_held(sequence: running.Sequence, held: SequenceStates) -> int:
-    """States that a sequence may come to hold, for those of its group that will begin, too."""
-    work, keeps = sequence.work, 0
-    num_to_begin = work.num_to_begin(sequence)
-    if held.wanted > 0 or 0 < work.most_passed(sequence) < sequence.planned_len:
-        # What it keeps has the room of whoever is to begin; then that of what it came from.
-        keeps = int(num_to_begin == 0 and not held.lends)
-    each, beside = _num_each(sequence.group.request)
-    return each * (max(1, work.slots(sequence)) + num_to_begin) + beside + keeps
-
-
-def _num_each(request: Request) -> tuple[int, int]:
-    """States that each of its choices or beams may come to hold, and those beside all of them."""
-    if request.hidden_states is not None:
-        return _PER_WALKING, 0
-    return (_PER_CHOICE, 0) if request.params.beams is None else (_PER_BEAM, _PER_SEARCH)
-
-
 def _num_known(chunk: Chunk) -> int:
     """Its positions before those of drafts."""
     return chunk.count - len(chunk.drafts)
-
-
-def _leased(sequence: running.Sequence) -> bool:
-    record = sequence.group.ties.record
-    return record is not None and record.lease.ttl is not None

@@ -20,10 +20,9 @@ def keep_windows(pool: BlockPool, table: BlockTable, sequence: Sequence) -> None
     """Says what a table keeps for its sequence and for those who come later."""
     if not pool.slides:
         return
-    record = sequence.group.ties.record
     if capture_of(sequence.group.request):
         table.keep_all()  # states that are owed in the end are computed from any position on
-    elif record is not None and record.lease.ttl is not None:
+    elif sequence.is_leased:
         table.keep_for_lease(sequence.num_prompt)
     else:
         table.keep_window()

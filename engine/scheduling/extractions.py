@@ -93,5 +93,7 @@ class Extractions:
             sequence = self.waiting.head()
             if sequence is None or not self.memory.try_charge(sequence.group):
                 return
+            if not sequence.work.num_ready(sequence):
+                return  # it gave way with all its steps launched, and ends with their results
             if not admit(sequence) and not self.waiting.is_aside(sequence):
                 return

@@ -77,7 +77,8 @@ class Scheduler:
         self.waiting = FairQueue()  # generations; extractions have a queue of their own
         self._running: dict[Sequence, None] = {}  # an ordered set: by urgency, when a step is planned
         self._in_order = True  # it is
-        self._entered: set[Sequence] = set()  # of them, those that the plan in the making has let in
+        # Of them, those that the plan in the making has let in. What comes to the device in it cannot leave it in it.
+        self._entered: set[Sequence] = set()
         self._placer = Placer(cache, max(limits.max_num_beams, MAX_BEAM_WIDTH))
         self.seats = AdapterSeats()
         self._flow = PromptFlow(limits.prompt_pace, limits.max_num_seqs, limits.max_num_batched_tokens, limits.tuning)
@@ -217,7 +218,7 @@ class Scheduler:
         return self._running.keys() == {sequence}
 
     def preempt(self, sequence: Sequence) -> None:
-        if sequence not in self._entered:  # what came to the device in this plan cannot leave it in the same one
+        if sequence not in self._entered:
             self._try_preempt(sequence)
 
     def release_row(self, sequence: Sequence) -> None:
@@ -368,8 +369,9 @@ class Scheduler:
         does not use give theirs up, at last the one in need itself; they may have shared some. False: it sits out."""
         while not self.cache.make_room(sequence.work.blocks_needed(sequence, wish)):
             draft.short = True
-            victim = max((s for s in self._running if s not in draft.used), key=lambda s: s.urgency, default=sequence)
-            if not self._try_preempt(victim):
+            others = (s for s in self._running if s not in draft.used and (s is sequence or s not in self._entered))
+            victim = max(others, key=lambda s: s.urgency, default=sequence)
+            if victim in self._entered or not self._try_preempt(victim):
                 draft.used.add(victim)  # sits this step out, and can be preempted in the next
                 return False
             draft.num_preempted += 1
@@ -431,7 +433,7 @@ class Scheduler:
 
     def _preempt_extraction(self, draft: Draft) -> bool:
         """Makes room for a generation that waits. False: no extraction has anything to give."""
-        unused = (s for s in self._running if s not in draft.used)
+        unused = (s for s in self._running if s not in draft.used and s not in self._entered)
         candidates = [s for s in unused if s.group.kind.lane is Lane.EXTRACTION and len(s.table)]
         if not candidates or not self._try_preempt(max(candidates, key=lambda s: s.urgency)):
             return False

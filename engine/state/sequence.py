@@ -250,6 +250,10 @@ class Work(ABC):
         """Tokens of forward until it has what it needs, from so many computed ones on."""
         return len(sequence.tokens) - num_computed
 
+    def leaves_cache(self, sequence: Sequence) -> bool:
+        """Whether others may continue from what it has computed."""
+        return True
+
     def gives_way(self, sequence: Sequence) -> bool:
         """It has to leave the running ones. True: it went back to the queue in its own way; False: its blocks are to be
         moved or dropped, and it goes on from there later."""
@@ -392,8 +396,13 @@ class Sequence(Progress):
     @property
     def may_owe_blocks(self) -> bool:
         """Its end may be in flight, and its blocks are promised to a lease: they stay until that is known."""
+        return self.num_in_flight > 0 and self.is_leased
+
+    @property
+    def is_leased(self) -> bool:
+        """What it leaves is promised to a lease."""
         record = self.group.ties.record
-        return self.num_in_flight > 0 and record is not None and record.lease.ttl is not None
+        return record is not None and record.lease.ttl is not None and self.work.leaves_cache(self)
 
     # --- its holding ---
 

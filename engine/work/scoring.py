@@ -131,6 +131,9 @@ class Scoring(Reading):
         self._desk.states.fork(leader, candidate)
         return candidate
 
+    def leaves_cache(self, sequence: Sequence) -> bool:
+        return sequence is self.leader
+
     def gives_way(self, sequence: Sequence) -> bool:
         if sequence is self.leader:
             return False

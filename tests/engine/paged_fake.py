@@ -249,7 +249,7 @@ class PagedFakeRunner:
         if self.fail_at is not None and self.num_steps >= self.fail_at:
             raise RuntimeError("the device fell off the bus")
         self.num_tokens += plan.num_tokens
-        self._move(plan.moves)
+        self.move(plan.moves)
         for row in plan.rows.close:
             del self.rows[row]
         for spec in plan.rows.open:
@@ -296,20 +296,20 @@ class PagedFakeRunner:
 
     def read_blocks(self, read: BlockRead) -> BlockBytes:
         assert not self.asleep
-        self._move(read.moves)
+        self.move(read.moves)
         self.num_read += len(read.device) + len(read.host)
         return np.concatenate([self._blocks(self.slots)[read.device], self._blocks(self.host_slots)[read.host]])
 
     def write_blocks(self, write: BlockWrite) -> None:
         assert (write.blocks > 0).all() and len(set(write.blocks.tolist())) == len(write.blocks)
-        self._move(write.moves)
+        self.move(write.moves)
         self.num_written += len(write.blocks)
         self._blocks(self.slots)[write.blocks] = write.content
 
     def sleep(self, kept: KeptMemory) -> int:
         """Whatever is not kept is gone."""
         assert not self.asleep
-        self._move(kept.moves)
+        self.move(kept.moves)
         self.asleep = True
         for slots, blocks in ((self.slots, kept.blocks), (self.host_slots, kept.host)):
             lost = np.ones(len(slots) // self.block_size, np.bool_)
@@ -379,7 +379,7 @@ class PagedFakeRunner:
         self.num_encoded += read
         self.most_encoded = max(self.most_encoded, read)
 
-    def _move(self, moves: StepMoves) -> None:
+    def move(self, moves: StepMoves) -> None:
         self._swap(self.slots, self.host_slots, moves.swaps_out)
         self._swap(self.host_slots, self.slots, moves.swaps_in)
         self.num_swapped_out += len(moves.swaps_out)

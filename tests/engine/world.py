@@ -15,12 +15,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TypeGuard, TypeVar
 
+import numpy as np
 from msgspec import structs
 
 from bequest.engine.build import CacheSizes, make_scheduler
 from bequest.engine.cache.entries import host_block, is_on_host
 from bequest.engine.cache.tiers.host import HostTier
-from bequest.engine.errors import EngineError, InsufficientRetention, RetentionTooLarge
+from bequest.engine.errors import EngineError, InsufficientRetention, InvalidRequest, RetentionTooLarge
 from bequest.engine.outputs import ChoiceOutput
 from bequest.engine.passing import Footprint, Queue
 from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
@@ -40,6 +41,7 @@ from bequest.engine.types import (
     Request,
     Retain,
     SamplingParams,
+    StepMoves,
     StepPlan,
 )
 from bequest.engine.types.encoder import EncoderInput
@@ -69,6 +71,8 @@ _Kind = TypeVar("_Kind", bound=Work)
 MOST_TOKENS = 60
 MOST_WIDTH = 9  # of beams
 NAN_TOKEN = 666
+_NO_PAIRS = np.empty((0, 2), np.int32)
+_STILL = StepMoves(swaps_out=_NO_PAIRS, swaps_in=_NO_PAIRS, copies=_NO_PAIRS)
 _NEAR_THE_END = 8  # tokens before the end of a lease that its windows are promised for
 INFO = ModelInfo("fake", "fake", MOST_TOKENS, VOCAB, (EOS,), "float32", 0, num_layers=NUM_LAYERS, hidden_size=HIDDEN)
 
@@ -185,9 +189,10 @@ class World:
 
     def _draw_states(self) -> StateSizes:
         leases = self.draw.choice([0, 4, 40])
-        least = 3 * max(self.shape.limits.max_num_seqs, MOST_WIDTH) + 3
+        most = self.shape.limits.max_num_seqs
+        beside = self.draw.choice([2 * most, 3 * max(most, MOST_WIDTH) + 3])  # the first is what a small server has
         return StateSizes(
-            num_slots=least + leases + self.draw.choice([0, 5, 60]),
+            num_slots=beside + leases + self.draw.choice([0, 5, 60]),
             num_lease_slots=leases,
             interval=self.draw.choice([1, 7, 16, 50]),
             num_host_slots=self.draw.choice([0, 3, 40]),
@@ -206,6 +211,12 @@ class World:
         budget = self.retention.leases.budget
         before = budget.used
         parent = None if asked.terms.lineage is None else self.retention.get(asked.tenant, asked.terms.lineage.parent)
+        if self.states is not None:
+            try:
+                self.scheduler.kind_of(asked).check(asked, INFO, self.scheduler)
+            except InvalidRequest:
+                self.seen["too wide"] += 1
+                return
         try:
             self.retention.open(group)
         except (RetentionTooLarge, InsufficientRetention):
@@ -399,9 +410,16 @@ class World:
                 self.seen["passed"] += 1
                 launch = next(one for one in self.launched if one.plan is passing)
                 self.launched.remove(launch)
+                self.begin(first)
                 return launch
             self.seen["could not pass"] += any(not one.plan.yields for one in self.launched)
         return self.launched.popleft()
+
+    def begin(self, launch: Launch) -> None:
+        """What a step moves it has moved before others pass it."""
+        assert launch is self.launched[0]
+        self.runner.move(launch.plan.moves)
+        self.launched[0] = structs.replace(launch, plan=structs.replace(launch.plan, moves=_STILL))
 
     def end(self, group: Group, complete: bool) -> None:
         self.open.remove(group)
