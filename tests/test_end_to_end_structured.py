@@ -6,13 +6,17 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from enum import Enum
-from typing import Any, Literal
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from uuid import UUID
 
 import jsonschema
 import openai
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, SecretStr, StringConstraints
 
 from tests.test_end_to_end import Server
 
@@ -314,7 +318,7 @@ def test_refused_tools(client: openai.OpenAI, model: str, fields: Any, param: st
             "auto",
             {"not": {}},
             "response_format.json_schema.schema",
-            """Invalid schema for response_format 'n': Unimplemented keys: ["not"].""",
+            "Invalid schema for response_format 'n': `not` cannot be followed: leave it out.",
         ),
     ],
 )
@@ -329,6 +333,78 @@ def test_the_schema_at_fault_is_named(
         client.chat.completions.create(model=model, messages=ASK, tools=functions, tool_choice=choice, **fields)
     assert complaint in str(caught.value)
     assert caught.value.code == "invalid_json_schema" and caught.value.param == param
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"] = "cat"
+    lives: int = Field(ge=1, le=9)
+
+
+class Leaf(BaseModel):
+    kind: Literal["leaf"] = "leaf"
+    value: Literal[1, 2]
+
+
+class Odd(BaseModel):
+    """What Pydantic writes in ways of its own."""
+
+    secret: SecretStr = Field(max_length=3)
+    path: Path = Field(json_schema_extra={"maxLength": 3})
+    raw: bytes = Field(max_length=3)
+    address: IPv4Address
+    id: UUID
+    day: date
+    pair: tuple[Literal["x"], Annotated[int, Field(ge=0, le=9)]]
+    number: Annotated[int, Field(ge=0, le=20, multiple_of=4)]
+    text: Annotated[str, StringConstraints(pattern="^[a-c]{2}$")]
+    counts: dict[Colour, Literal[1, 2]]
+    tag: set[Colour] = Field(max_length=1)
+    one: Annotated[Cat | Leaf, Field(discriminator="kind")]
+    leaf: Leaf | None
+
+
+def test_what_pydantic_writes_is_followed(client: openai.OpenAI, model: str) -> None:
+    fields: dict[str, Any] = {"model": model, "temperature": 0}
+    answer = client.chat.completions.parse(messages=ASK, response_format=Odd, **fields)
+    said = client.responses.parse(input="Invent one.", text_format=Odd, **fields)
+    assert isinstance(answer.choices[0].message.parsed, Odd) and isinstance(said.output_parsed, Odd)
+
+
+class Numbers(BaseModel):
+    all: list[int]
+    different: set[int]
+
+
+class Holder(BaseModel):
+    numbers: Numbers
+
+
+def test_a_set_is_refused_by_its_name(client: openai.OpenAI, model: str) -> None:
+    """No grammar can keep items apart."""
+    complaint = "`$defs.Numbers.properties.different`: `uniqueItems` cannot be followed"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.parse(model=model, messages=ASK, response_format=Holder)
+    assert complaint in str(caught.value) and caught.value.param == "response_format.json_schema.schema"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.parse(model=model, input="x", text_format=Holder)
+    assert complaint in str(caught.value) and caught.value.param == "text.format.schema"
+    tools: Any = [openai.pydantic_function_tool(Holder)]
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model=model, messages=ASK, tools=tools, tool_choice="required")
+    assert complaint in str(caught.value) and caught.value.param == "tools[0].function.parameters"
+
+
+def test_calls_with_formats_that_nobody_knows(client: openai.OpenAI, model: str) -> None:
+    class Login(BaseModel):
+        secret: SecretStr = Field(max_length=3)
+        pet: Annotated[Cat | Leaf, Field(discriminator="kind")]
+
+    tools: Any = [openai.pydantic_function_tool(Login)]
+    answer = client.chat.completions.parse(
+        model=model, messages=ASK, tools=tools, tool_choice="required", parallel_tool_calls=False, temperature=0
+    )
+    [call] = answer.choices[0].message.tool_calls or []
+    assert isinstance(call.function.parsed_arguments, Login)
 
 
 # --- responses ---------------------------------------------------------------------------------------------------

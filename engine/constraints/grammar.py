@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import llguidance
 import numpy as np
@@ -29,6 +29,7 @@ from bequest.engine._C import (
     fill_ahead,
     fill_masks,
 )
+from bequest.engine.constraints.schemas import followed, reworded
 from bequest.engine.text.tokenizer import Tokenizer
 from bequest.engine.types import IntArray
 
@@ -279,7 +280,14 @@ def _serialised(source: GrammarSource) -> str:
         return llguidance.LLMatcher.grammar_from_regex(source.text)
     if source.kind == "lark":
         return _lark_json(source.text)
-    return llguidance.LLMatcher.grammar_from_json_schema(source.text, overrides=_json_options(source))
+    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(_schema(source)), overrides=_json_options(source))
+
+
+def _schema(source: GrammarSource) -> Any:
+    try:
+        return followed(json.loads(source.text))
+    except json.JSONDecodeError as error:
+        raise GrammarError(f"it is not JSON: {error}") from None
 
 
 def _lark_json(text: str) -> str:
@@ -298,7 +306,7 @@ def _nested(source: GrammarSource) -> str:
         return f"%lark {{\n{source.text}\n}}"
     if source.kind == "regex":
         return f"/{_lark_regex(source.text)}/"
-    schema = json.loads(source.text)
+    schema = _schema(source)
     options = _json_options(source)
     return "%json " + json.dumps({**schema, "x-guidance": options} if isinstance(schema, dict) else schema)
 
@@ -323,7 +331,7 @@ _LIMIT_WORDS = ("fuel", "too many", "too large", "max is", "limit", "unable to d
 
 def _explained(message: str) -> GrammarError:
     line = _PANIC.sub("what compiles grammars cannot read it", _first_line(message))
-    return GrammarError(line, too_large=any(word in line.lower() for word in _LIMIT_WORDS))
+    return GrammarError(reworded(line), too_large=any(word in line.lower() for word in _LIMIT_WORDS))
 
 
 def is_stray(why: str) -> bool:

@@ -9,6 +9,7 @@ meanwhile.
 from __future__ import annotations
 
 import ctypes
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,6 +18,7 @@ from typing import Any
 
 from bequest.engine.children import Children, TaskTooCostly, serve
 from bequest.engine.constraints.grammar import GrammarError, GrammarSource, byte_tokens, compile_source, lark_of_any
+from bequest.engine.constraints.schemas import fault_in
 
 _MOST_BYTES = 2 << 30  # of the child's memory
 _NAMED = "<["  # begins tokens that a grammar names by their ids
@@ -83,6 +85,26 @@ def _memory_counter() -> Callable[[], int]:
     return allocated
 
 
+def _placed(error: GrammarError, source: GrammarSource, compile: Callable[[GrammarSource], object]) -> str:
+    """What is wrong, behind the place in the schema where it is wrong."""
+
+    def complaint_of(schema: Any) -> str | None:
+        try:
+            compile(replace(source, text=json.dumps(schema), lead=""))
+        except GrammarError as fault:
+            return str(fault)
+        return None
+
+    if source.kind != "json_schema" or error.too_large:
+        return str(error)
+    try:
+        schema = json.loads(source.text)
+    except ValueError:
+        return str(error)
+    place = fault_in(schema, str(error), complaint_of)
+    return f"`{place}`: {error}" if place else str(error)
+
+
 def _serve() -> None:
     tokens_of_size = cache(byte_tokens)
     allocated = _memory_counter()
@@ -100,7 +122,10 @@ def _serve() -> None:
             num_bytes = max(0, allocated() - before)
             del compiled
         except GrammarError as error:
-            return {"error": str(error), "too_large": error.too_large}
+            return {
+                "error": _placed(error, source, lambda part: compile_source(part, tokens)),
+                "too_large": error.too_large,
+            }
         return {"error": "", "lark": lark, "num_bytes": num_bytes}
 
     serve(answer)

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from bequest.engine.constraints.schemas import followed
 from bequest.engine.dialects.formats import Layout
 from bequest.engine.dialects.values import properties_of, types_of
 
@@ -41,6 +42,7 @@ def spelled(text: str, specials: Specials) -> str:
 def compact(schema: Any) -> str:
     """A schema for Lark, with the whitespace of other JSON answers."""
     options = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+    schema = followed(schema)
     return orjson.dumps({**schema, "x-guidance": options} if isinstance(schema, dict) else schema).decode()
 
 
