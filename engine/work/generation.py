@@ -276,6 +276,9 @@ def _why_nothing_was_sampled(sequence: Sequence) -> EngineError:
 
 
 def _narrowest(params: SamplingParams) -> str:
+    """Of the rules that exclude each other one that has the same name in every body: a grammar has many."""
     if params.catalogue is not None:
         return "catalogue"
-    return "grammar" if params.grammar is not None else "allowed_token_ids"
+    if params.allowed_token_ids is not None:
+        return "allowed_token_ids"
+    return "bad_words" if params.bad_words else "min_tokens"

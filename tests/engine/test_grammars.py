@@ -127,11 +127,13 @@ async def test_the_end_token_comes_at_the_end_and_there_alone() -> None:
         assert choice.text in ("abc", "abd") and choice.token_ids[-1] == EOS and choice.finish_reason == "stop"
         cut = await answer(engine, request(2, grammar("[ab]{40}"), max_tokens=3))
         assert cut.choices[0].finish_reason == "length" and EOS not in cut.choices[0].token_ids
-        with pytest.raises(InvalidRequest, match="Nothing is allowed to follow"):
-            await answer(engine, request(3, grammar("a"), min_tokens=9))
         other = tuple(tokenizer().encode("xyz", False))
-        with pytest.raises(InvalidRequest, match="Nothing is allowed to follow"):
-            await answer(engine, request(3, grammar("a"), allowed_token_ids=other))
+        words = tuple((token,) for token in tokenizer().encode("a", False))
+        rules = {"min_tokens": 9, "bad_words": words, "allowed_token_ids": other}
+        for field, rule in rules.items():
+            with pytest.raises(InvalidRequest, match="Nothing is allowed to follow") as caught:
+                await answer(engine, request(3, grammar("a"), **{field: rule}))
+            assert caught.value.field == field
         # The others were not touched by it.
         assert (await answer(engine, request(4, grammar("yes|no")))).choices[0].text in ("yes", "no")
 
