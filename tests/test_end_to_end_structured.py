@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
+import anthropic
 import jsonschema
 import openai
 import pytest
@@ -392,6 +393,19 @@ def test_a_set_is_refused_by_its_name(client: openai.OpenAI, model: str) -> None
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model=model, messages=ASK, tools=tools, tool_choice="required")
     assert complaint in str(caught.value) and caught.value.param == "tools[0].function.parameters"
+
+
+def test_a_bad_schema_is_called_by_its_field(client: openai.OpenAI, model: str) -> None:
+    bad = {"type": "thing"}
+    with pytest.raises(openai.BadRequestError, match="Invalid schema for structured_outputs 'json': Invalid type"):
+        client.completions.create(model=model, prompt="x", extra_body={"structured_outputs": {"json": bad}})
+    form: Any = {"type": "json_schema", "name": "n", "schema": bad}
+    with pytest.raises(openai.BadRequestError, match="Invalid schema for response_format 'n': Invalid type"):
+        client.responses.create(model=model, input="x", text={"format": form})
+    claude = anthropic.Anthropic(base_url=str(client.base_url).removesuffix("/v1/"), api_key="none")
+    config: Any = {"format": {"type": "json_schema", "schema": bad}}
+    with pytest.raises(anthropic.BadRequestError, match=r"Invalid schema for output_config\.format 'json_schema'"):
+        claude.messages.create(model=model, max_tokens=5, messages=ASK, output_config=config)
 
 
 def test_calls_with_formats_that_nobody_knows(client: openai.OpenAI, model: str) -> None:

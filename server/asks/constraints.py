@@ -17,10 +17,11 @@ from bequest.server.wire.reading import describe, shorten
 _DEEPEST = 64
 _FORMATS = ("text", "json_object", "json_schema")
 _SCHEMA_NAME = "json_schema"
+_OPENAIS = "response_format"  # so OpenAI's sentences call `text.format` as well, and clients look for them
 _NESTED = "json_schema"  # the field of `response_format` that holds a schema
 
 
-def json_schema(schema: Any, name: str, param: str, field: str = "response_format") -> Constraint:
+def json_schema(schema: Any, name: str, param: str, field: str) -> Constraint:
     """The constraint of a schema that came in the field `param`; `name` is the client's for it."""
     complaint = f"Invalid schema for {field} '{shorten(name)}'"
     if not isinstance(schema, dict | bool):
@@ -79,6 +80,7 @@ def check_alone(body: GenerationBody, param: str) -> None:
 
 def format_constraint(given: dict[str, Any], param: str, nested: str | None) -> Constraint | None:
     """Of an object with `type`; the schema's fields are in its field `nested`, or beside `type`."""
+    field = _OPENAIS if param in (_OPENAIS, "text.format") else param
     kind = given.get("type")
     if kind is None:
         raise missing(f"{param}.type", f"`{param}.type` is missing: one of {', '.join(_FORMATS)}.")
@@ -87,8 +89,8 @@ def format_constraint(given: dict[str, Any], param: str, nested: str | None) -> 
     if kind == "json_object":
         schema = given.get("schema")  # llama.cpp's, and others'
         if schema is None:
-            return json_schema({"type": "object"}, "json_object", param)
-        return json_schema(schema, "json_object", f"{param}.schema")
+            return json_schema({"type": "object"}, "json_object", param, field)
+        return json_schema(schema, "json_object", f"{param}.schema", field)
     if kind != "json_schema":
         given_kind = shorten(repr(kind))
         raise invalid(f"`{param}.type` must be one of {', '.join(_FORMATS)}, not {given_kind}.", f"{param}.type")
@@ -101,7 +103,7 @@ def format_constraint(given: dict[str, Any], param: str, nested: str | None) -> 
     if schema is None:
         raise missing(f"{place}.schema")
     name = holder.get("name")
-    return json_schema(schema, name if isinstance(name, str) else _SCHEMA_NAME, f"{place}.schema")
+    return json_schema(schema, name if isinstance(name, str) else _SCHEMA_NAME, f"{place}.schema", field)
 
 
 def _structured(given: dict[str, Any] | None) -> Constraint | None:
@@ -119,9 +121,9 @@ def _structured(given: dict[str, Any] | None) -> Constraint | None:
     kind, param = kinds[0], f"structured_outputs.{kinds[0]}"
     value = fields[kind]
     if kind == "json_object":
-        return _with_options(json_schema({"type": "object"}, "json_object", param), fields)
+        return _with_options(json_schema({"type": "object"}, kind, param, "structured_outputs"), fields)
     if kind == "json":
-        return _with_options(json_schema(_parsed(value, param), "structured_outputs", param), fields)
+        return _with_options(json_schema(_parsed(value, param), kind, param, "structured_outputs"), fields)
     if kind == "choice":
         return Constraint(GrammarSource("lark", _choice(value, param)), param, f"Invalid `{param}`")
     if not isinstance(value, str):
