@@ -177,7 +177,7 @@ def _name_properties(part: dict[str, Any], root: Any) -> None:
         return
     listed = next((values for holder in names if (values := _values(holder)) is not None), None)
     patterns = [holder["pattern"] for holder in names if "pattern" in holder]
-    if len(patterns) + (listed is not None) > 1:
+    if len(patterns) + (listed is not None) > 1 or not all(isinstance(pattern, str) for pattern in patterns):
         return
     del part["propertyNames"]
     if listed is not None or patterns:

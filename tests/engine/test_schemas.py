@@ -128,6 +128,16 @@ def test_the_names_of_a_map(names: dict[str, Any]) -> None:
     assert matches(schema, *given) == [_is_valid(schema, value) for value in given]
 
 
+@pytest.mark.parametrize("junk", [None, True, 1.5, "a", [], [[]], [{}], {}, {"a": []}, {"$ref": []}, {"enum": [[]]}])
+def test_what_is_no_schema_is_left_to_the_compiler(junk: Any) -> None:
+    """In the place of anything that is looked at."""
+    names = ["$ref", "const", "discriminator", "enum", "format", "maxItems", "oneOf", "pattern", "properties"]
+    for name in [*names, "propertyNames", "required", "type", "uniqueItems"]:
+        part = {"propertyNames": {name: junk}, "oneOf": [{name: junk}], "discriminator": {"propertyName": "a"}}
+        for schema in (part, {**part, name: junk}, {"items": [part, {name: {name: junk}}]}):
+            json.dumps(followed(schema))
+
+
 UNIQUE = {"type": "array", "uniqueItems": True}
 OVERLAPPING = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
 
