@@ -172,21 +172,25 @@ def _name_properties(part: dict[str, Any], root: Any) -> None:
     """`propertyNames` of a map as properties: Pydantic writes it for a dict whose keys are of an enum or a pattern."""
     if not {"properties", "patternProperties"}.isdisjoint(part):
         return
-    names = list(_resolved(part.get("propertyNames"), root))
-    if not names or any(holder.keys() - _OF_NAMES for holder in names):
+    holders = list(_resolved(part.get("propertyNames"), root))
+    if not holders or "$ref" in holders[-1] or any(holder.keys() - _OF_NAMES for holder in holders):
         return
-    listed = next((values for holder in names if (values := _values(holder)) is not None), None)
-    patterns = [holder["pattern"] for holder in names if "pattern" in holder]
-    if len(patterns) + (listed is not None) > 1 or not all(isinstance(pattern, str) for pattern in patterns):
+    rules = [(key, holder[key]) for holder in holders for key in ("const", "enum", "pattern") if key in holder]
+    if len(rules) > 1 or any("string" not in _atoms(holder.get("type")) for holder in holders):
+        return
+    kind, rule = rules[0] if rules else ("", [])
+    if (kind == "pattern" and not isinstance(rule, str)) or (kind == "enum" and not isinstance(rule, list)):
         return
     del part["propertyNames"]
-    if listed is not None or patterns:
-        values = part.get("additionalProperties", True)
-        texts = sorted(name for kind, name in listed or () if kind == "string")
-        part["additionalProperties"] = False
-        part |= (
-            {"patternProperties": {patterns[0]: values}} if patterns else {"properties": dict.fromkeys(texts, values)}
-        )
+    if not kind:
+        return
+    values = part.get("additionalProperties", True)
+    part["additionalProperties"] = False
+    if kind == "pattern":
+        part["patternProperties"] = {rule: values}
+    else:
+        names = rule if kind == "enum" else [rule]
+        part["properties"] = {name: values for name in names if isinstance(name, str)}
 
 
 def _require_tag(part: dict[str, Any], root: Any) -> None:

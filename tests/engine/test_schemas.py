@@ -128,6 +128,13 @@ def test_the_names_of_a_map(names: dict[str, Any]) -> None:
     assert matches(schema, *given) == [_is_valid(schema, value) for value in given]
 
 
+@pytest.mark.parametrize(
+    "names", [{"type": "null"}, {"$ref": "#/nowhere"}, {"minLength": 2}, {"enum": ["a"], "const": "b"}]
+)
+def test_names_of_a_map_that_cannot_be_listed(names: dict[str, Any]) -> None:
+    assert followed({"propertyNames": names}) == {"propertyNames": names}
+
+
 @pytest.mark.parametrize("junk", [None, True, 1.5, "a", [], [[]], [{}], {}, {"a": []}, {"$ref": []}, {"enum": [[]]}])
 def test_what_is_no_schema_is_left_to_the_compiler(junk: Any) -> None:
     """In the place of anything that is looked at."""
