@@ -23,6 +23,7 @@ from bequest.engine.cache.state_counts import most_held, num_each
 from bequest.engine.cache.states import StatePlan
 from bequest.engine.state import sequence as running
 from bequest.engine.state.draft import Chunk, Draft
+from bequest.engine.state.leased import is_leased
 from bequest.engine.state.recurrent import SequenceStates, State
 from bequest.engine.types import NO_STATE, IntArray, Request
 from bequest.engine.types.recurrent import StateLoad, StateSizes
@@ -323,7 +324,7 @@ class RecurrentStates:
     def _mark(self, sequence: running.Sequence, state: State) -> None:
         """One that the sequence has come to stays findable at some positions, and a lease holds it there."""
         state.lasting = state.position % self._sizes.interval == 0 or state.position == self._last_block(sequence)
-        if state.lasting and sequence.is_leased:
+        if state.lasting and is_leased(sequence):
             self._promise(sequence, self._parked_at(sequence, state.position) or state)
 
     def _promise(self, sequence: running.Sequence, state: State) -> None:
@@ -358,7 +359,7 @@ class RecurrentStates:
         for position in positions:
             if not chunk.begin < position < end:
                 continue
-            there = self._parked_at(sequence, position) if sequence.is_leased else None
+            there = self._parked_at(sequence, position) if is_leased(sequence) else None
             if there is not None and position != held.wanted:
                 self._promise(sequence, there)
                 continue
@@ -368,7 +369,7 @@ class RecurrentStates:
             state.lasting = True
             if position == held.wanted:
                 held.kept = state.hold()
-            if sequence.is_leased:
+            if is_leased(sequence):
                 self._promise(sequence, there or state)
             yield state
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bequest.engine._C import BlockPool, BlockTable
 from bequest.engine.state.capture import capture_of
+from bequest.engine.state.leased import is_leased
 from bequest.engine.state.sequence import Sequence
 
 
@@ -22,7 +23,7 @@ def keep_windows(pool: BlockPool, table: BlockTable, sequence: Sequence) -> None
         return
     if capture_of(sequence.group.request):
         table.keep_all()  # states that are owed in the end are computed from any position on
-    elif sequence.is_leased:
+    elif is_leased(sequence):
         table.keep_for_lease(sequence.num_prompt)
     else:
         table.keep_window()

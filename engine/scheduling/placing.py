@@ -7,7 +7,8 @@ from collections.abc import Collection
 from bequest.engine.cache.kv_cache import KvCache
 from bequest.engine.cache.placement import Placement
 from bequest.engine.cache.tiers.ticket import Ticket
-from bequest.engine.state.sequence import Sequence
+from bequest.engine.state.leased import may_owe_blocks
+from bequest.engine.state.sequence import Lane, Sequence
 
 
 class Placer:
@@ -20,12 +21,15 @@ class Placer:
         self._most_beams = most_beams
         self._swapped: dict[Sequence, None] = {}  # an ordered set
 
-    def swap_out(self, sequence: Sequence) -> bool:
-        """Moves its blocks to the host, if they fit there."""
-        if not self._cache.try_swap_out(sequence):
+    def take_blocks(self, sequence: Sequence) -> bool:
+        """Moves its blocks to the host, if they fit there, or drops them. False: it has to keep them for now."""
+        if self._cache.try_swap_out(sequence):
+            self._cache.states.let_go(sequence)
+            self._swapped[sequence] = None
+        elif may_owe_blocks(sequence):
             return False
-        self._cache.states.let_go(sequence)
-        self._swapped[sequence] = None
+        else:
+            self.drop_blocks(sequence)
         return True
 
     def forget(self, sequence: Sequence) -> None:
@@ -46,16 +50,19 @@ class Placer:
         placement = self._cache.place(sequence)
         if placement.ticket.pending:
             return self._await(placement, sequence)
-        if self._is_roomy(placement.needed, running):
+        needed = placement.needed
+        if sequence.group.kind.lane is Lane.EXTRACTION:
+            needed += _unread(running)
+        if self._is_roomy(needed, running):
             return placement
         growth = sum(s.work.growth(s) for s in running) * self._cache.pool.num_strips
-        if self._cache.make_room(placement.needed + growth):
+        if self._cache.make_room(needed + growth):
             return placement
         if not running and self._make_room_alone(placement, sequence):
             return placement
         if placement.table is not sequence.table:
             placement.drop()
-        if running or any(s.may_owe_blocks for s in self._swapped):
+        if running or any(may_owe_blocks(s) for s in self._swapped):
             return None
         return self._place_anew(sequence)
 
@@ -71,7 +78,7 @@ class Placer:
         if placement.lease is None and cache.trim(placement, sequence) and cache.make_room(placement.needed):
             return True
         for other in sorted(self._swapped, key=lambda s: s.urgency, reverse=True):
-            if other is not sequence and not other.may_owe_blocks:
+            if other is not sequence and not may_owe_blocks(other):
                 del self._swapped[other]
                 self.drop_blocks(other)
                 if placement.lost_cross(sequence):
@@ -101,3 +108,10 @@ class Placer:
             return placement
         placement.drop()
         return None
+
+
+def _unread(running: Collection[Sequence]) -> int:
+    """Blocks that prompts of generations, which run, will still take. An extraction leaves them these: it has its share
+    of a step before they have theirs, so that each would take the other's blocks again and again."""
+    prompts = (s for s in running if s.num_pending > 1 and s.group.kind.lane is Lane.GENERATION)
+    return sum(s.table.blocks_needed(s.num_computed, len(s.tokens)) for s in prompts)

@@ -383,10 +383,8 @@ class Scheduler:
         """Back to the queue: its blocks move to the host, or its KV is computed again (or found in the index)."""
         if sequence.work.gives_way(sequence):
             return True
-        if not self._placer.swap_out(sequence):
-            if sequence.may_owe_blocks:
-                return False
-            self._placer.drop_blocks(sequence)
+        if not self._placer.take_blocks(sequence):
+            return False
         del self._running[sequence]
         self.rows.release(sequence)
         self._enqueue(sequence)

@@ -393,17 +393,6 @@ class Sequence(Progress):
         self.outlet = self.output.outlet
         return delta
 
-    @property
-    def may_owe_blocks(self) -> bool:
-        """Its end may be in flight, and its blocks are promised to a lease: they stay until that is known."""
-        return self.num_in_flight > 0 and self.is_leased
-
-    @property
-    def is_leased(self) -> bool:
-        """What it leaves is promised to a lease."""
-        record = self.group.ties.record
-        return record is not None and record.lease.ttl is not None and self.work.leaves_cache(self)
-
     # --- its holding ---
 
     @property

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 from bequest.engine.scheduling.policy.tuning import DEFAULT, Tuning
 from bequest.engine.state.account import Account
+from bequest.engine.state.leased import may_owe_blocks
 from bequest.engine.state.sequence import Sequence
 
 
@@ -91,7 +92,7 @@ class SlotShares:
         held, own = self._held.copy(), waiting.group.account
         held[own] += self._needed(waiting)
         missing = self._needed(waiting) - self._free
-        candidates = [s for s in self._holders if s.urgency[0] >= waiting.urgency[0] and not s.may_owe_blocks]
+        candidates = [s for s in self._holders if s.urgency[0] >= waiting.urgency[0] and not may_owe_blocks(s)]
         candidates.sort(key=lambda s: s.urgency)
         victims: list[Sequence] = []
         while missing > 0 and candidates:
