@@ -323,9 +323,13 @@ class RecurrentStates:
 
     def _mark(self, sequence: running.Sequence, state: State) -> None:
         """One that the sequence has come to stays findable at some positions, and a lease holds it there."""
-        state.lasting = state.position % self._sizes.interval == 0 or state.position == self._last_block(sequence)
+        state.lasting = self._stays(sequence, state.position)
         if state.lasting and is_leased(sequence):
             self._promise(sequence, self._parked_at(sequence, state.position) or state)
+
+    def _stays(self, sequence: running.Sequence, position: int) -> bool:
+        """Whether others are going to find the state there, and a lease is charged for it."""
+        return position % self._sizes.interval == 0 or position == self._last_block(sequence)
 
     def _promise(self, sequence: running.Sequence, state: State) -> None:
         """The sequence's lease is going to hold it."""
@@ -359,7 +363,8 @@ class RecurrentStates:
         for position in positions:
             if not chunk.begin < position < end:
                 continue
-            there = self._parked_at(sequence, position) if is_leased(sequence) else None
+            leased = is_leased(sequence) and self._stays(sequence, position)
+            there = self._parked_at(sequence, position) if leased else None
             if there is not None and position != held.wanted:
                 self._promise(sequence, there)
                 continue
@@ -369,7 +374,7 @@ class RecurrentStates:
             state.lasting = True
             if position == held.wanted:
                 held.kept = state.hold()
-            if is_leased(sequence):
+            if leased:
                 self._promise(sequence, there or state)
             yield state
 
