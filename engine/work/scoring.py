@@ -103,6 +103,8 @@ class Scoring(Reading):
         reserved = sum(map(_blocks_to_end, self.group.sequences[1:]))
         while self._waiting and states.can_fork(leader, shared) and room.budget > 0 and room.chunks_left > 1:
             if not self._has_room_beside(reserved):
+                if len(self.group.sequences) == 1:
+                    self._desk.preempt(leader)
                 return
             candidate = self._candidate(leader, self._waiting.popleft())
             self.group.sequences.append(candidate)
@@ -116,9 +118,12 @@ class Scoring(Reading):
             reserved += _blocks_to_end(candidate)
 
     def _has_room_beside(self, reserved: int) -> bool:
-        """For one more. If it took the blocks of those that run, it would begin in their place again and again."""
-        pool, is_first = self._desk.pool, len(self.group.sequences) == 1
-        return is_first or pool.num_free >= reserved + candidate_blocks(self.group.request, pool)
+        """For one more. If it took the blocks of those that run, it would begin in their place again and again; but the
+        first one may. Where nobody else runs it needs all its room, too, or it would begin and give way for ever."""
+        pool = self._desk.pool
+        if pool.num_free >= reserved + candidate_blocks(self.group.request, pool):
+            return True
+        return len(self.group.sequences) == 1 and not self._desk.is_alone(self.leader)
 
     def _candidate(self, leader: Sequence, number: int) -> Sequence:
         shared = leader.num_prompt - 1
