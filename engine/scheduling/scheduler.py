@@ -77,7 +77,7 @@ class Scheduler:
         self.waiting = FairQueue()  # generations; extractions have a queue of their own
         self._running: dict[Sequence, None] = {}  # an ordered set: by urgency, when a step is planned
         self._in_order = True  # it is
-        # Of them, those that the plan in the making has let in. What comes to the device in it cannot leave it in it.
+        # Of them, those that the plan in the making has let in. What a plan brings to the device it cannot take away.
         self._entered: set[Sequence] = set()
         self._placer = Placer(cache, max(limits.max_num_beams, MAX_BEAM_WIDTH))
         self.seats = AdapterSeats()
