@@ -23,4 +23,8 @@ inline EncodeTensorMap tensor_map_encoder() {
   return encode;
 }
 
+// What the L2 asks memory for where a ring asks for 128 bytes of many rows, one line of a row behind another.
+// With 256 bytes it would bring the next line, too, long before that is asked for.
+inline constexpr CUtensorMapL2promotion kLineFetch = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+
 }  // namespace bequest::cuda

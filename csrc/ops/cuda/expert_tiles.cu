@@ -42,7 +42,7 @@ CUtensorMap expert_map(const ExpertMatrices& w, int64_t num_experts, bool gated,
   const CUresult result =
       tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(w.weight), sizes,
                            strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                           kLineFetch, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   check(result == CUDA_SUCCESS, "the driver refused the tensor map of the experts");
   return map;
 }

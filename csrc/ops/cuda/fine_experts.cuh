@@ -74,8 +74,8 @@ inline CUtensorMap fine_map(const void* data, CUtensorMapDataType type, int64_t 
   CUtensorMap map;
   const CUresult result = tensor_map_encoder()(
       &map, type, 4, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      bytes == 1 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      bytes == 1 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE, kLineFetch,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   check(result == CUDA_SUCCESS, "the driver refused the tensor map of experts in codes");
   return map;
 }

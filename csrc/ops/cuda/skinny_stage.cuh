@@ -33,7 +33,7 @@ inline CUtensorMap stage_map(const void* weight, cuuint32_t rank, int64_t num_ma
   const CUresult result =
       tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<void*>(weight), sizes,
                            strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                           kLineFetch, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   check(result == CUDA_SUCCESS, "the driver refused the tensor map of a weight");
   return map;
 }
@@ -78,7 +78,7 @@ inline CUtensorMap group_map(const void* groups, int64_t out_features, int64_t l
   const CUresult result =
       tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT32, 4, const_cast<void*>(groups), sizes, strides,
                            box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                           CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                           kLineFetch, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   check(result == CUDA_SUCCESS, "the driver refused the tensor map of a weight's groups");
   return map;
 }

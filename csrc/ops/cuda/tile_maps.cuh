@@ -17,9 +17,9 @@ inline CUtensorMap encode(const void* data, CUtensorMapDataType type, CUtensorMa
                           const cuuint32_t* box) {
   const cuuint32_t steps[] = {1, 1, 1, 1};
   CUtensorMap map;
-  const CUresult result = tensor_map_encoder()(
-      &map, type, rank, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = tensor_map_encoder()(&map, type, rank, const_cast<void*>(data), sizes, strides, box,
+                                               steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, kLineFetch,
+                                               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   check(result == CUDA_SUCCESS, "the driver refused the tensor map of a product");
   return map;
 }
