@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bequest.engine.errors import ContextLengthExceeded, context_exceeded
+from bequest.server.asks.ranges import agreed
 from bequest.server.wire.bodies import GenerationBody
 from bequest.server.wire.errors import invalid
 from bequest.server.wire.reading import shorten
@@ -41,9 +42,8 @@ class Length:
 
 
 def generation_length(body: GenerationBody, default: int | None) -> Length:
-    """Of completions and chat. Of the two names for it the younger one wins."""
-    field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    """Of completions and chat, which have two names for it."""
+    field, asked = agreed("max_completion_tokens", body.max_completion_tokens, "max_tokens", body.max_tokens)
     return length_of(asked, field, body.min_tokens, default)
 
 

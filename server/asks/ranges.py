@@ -1,20 +1,35 @@
-"""Numbers that clients send: whether they are within their ranges."""
+"""Numbers that clients send: whether they are within their ranges, and agree with each other."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from bequest.server.wire.errors import invalid
 from bequest.server.wire.reading import shorten
 
 _AT_ONCE = 1 << 16  # ids that are compared together
 MAX_TIMEOUT = 7 * 86400.0
+_Value = TypeVar("_Value")
 
 
 def between(param: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         shown = f"{value:g}" if isinstance(value, float) else shorten(str(value))  # an integer has any size
         raise invalid(f"`{param}` must be between {low:g} and {high:g}, not {shown}.", param)
+
+
+def agreed(param: str, value: _Value | None, other: str, others: _Value | None) -> tuple[str, _Value | None]:
+    """What two fields of one meaning say, and the field that says it. One that would be ignored is told of."""
+    if value is None:
+        return other, others
+    if others is not None and others != value:
+        raise invalid(
+            f"`{param}` ({shorten(str(value))}) and `{other}` ({shorten(str(others))}) mean the same, but differ: send "
+            "one of them.",
+            param,
+        )
+    return param, value
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, param: str, hint: str = "") -> Sequence[int]:

@@ -189,6 +189,7 @@ async def test_refused_completions(front: Front, body: dict[str, Any], param: st
         ({"prediction": {}}, "prediction", "unsupported_parameter"),
         ({"web_search_options": {}}, "web_search_options", "unsupported_parameter"),
         ({"max_completion_tokens": -1}, "max_completion_tokens", "invalid_value"),
+        ({"max_completion_tokens": 9, "max_tokens": 8}, "max_completion_tokens", "invalid_value"),
         ({"max_tokens": 512}, "messages", "context_length_exceeded"),
     ],
 )
@@ -253,6 +254,20 @@ async def test_idle_values_of_refused_fields(front: Front) -> None:
     answer, content = await front.post("/v1/chat/completions", {**CHAT, **idle})
     assert answer.status == 200, content
     assert "X-Bequest-Ignored" not in answer.headers
+
+
+@pytest.mark.parametrize("path", BASES)
+async def test_two_names_of_one_length(front: Front, path: str) -> None:
+    """Neither is ignored: they agree, or the client is told."""
+    for lengths in ({"max_tokens": 0, "max_completion_tokens": 4}, {"max_tokens": 4, "max_completion_tokens": 0}):
+        error = await refused(front, {**BASES[path][0], **lengths}, path)
+        assert (error["code"], error["param"]) == ("invalid_value", "max_completion_tokens")
+        assert "`max_tokens`" in error["message"] and "(4)" in error["message"] and "(0)" in error["message"]
+    for asked in (0, 4):
+        lengths = {"max_tokens": asked, "max_completion_tokens": asked}
+        answer, content = await front.post(path, {**BASES[path][0], **lengths})
+        assert answer.status == 200, content
+        assert front.engine.submitted[-1].params.max_tokens == asked
 
 
 async def test_unknown_stream_options_are_named(front: Front) -> None:
