@@ -40,14 +40,15 @@ def json_schema(schema: Any, name: str, param: str, field: str) -> Constraint:
 
 def constraint_of(body: GenerationBody) -> Constraint | None:
     """Of completions and chat; None: any text."""
-    given = {name: value for name in ("response_format", "json_schema", "grammar") if (value := getattr(body, name))}
+    fields = ("response_format", "json_schema", "grammar")
+    given = [name for name in fields if getattr(body, name) not in (None, "")]
     if len(given) > 1:
-        one, other = list(given)[:2]
+        one, other = given[:2]
         raise invalid(f"`{one}` and `{other}` both say what the answer looks like: send one of them.", other)
     if body.response_format is not None:
         form = format_constraint(body.response_format, "response_format", _NESTED)
         return only_one(form, "response_format", body.structured_outputs)
-    return only_one(_top_level(body), next(iter(given), ""), body.structured_outputs)
+    return only_one(_top_level(body), given[0] if given else "", body.structured_outputs)
 
 
 def _top_level(body: GenerationBody) -> Constraint | None:
@@ -82,6 +83,7 @@ def format_constraint(given: dict[str, Any], param: str, nested: str | None) -> 
     """Of an object with `type`; the schema's fields are in its field `nested`, or beside `type`."""
     field = _OPENAIS if param in (_OPENAIS, "text.format") else param
     kind = given.get("type")
+    _check_one_schema(given, param, nested)
     if kind is None:
         raise missing(f"{param}.type", f"`{param}.type` is missing: one of {', '.join(_FORMATS)}.")
     if kind == "text":
@@ -104,6 +106,13 @@ def format_constraint(given: dict[str, Any], param: str, nested: str | None) -> 
         raise missing(f"{place}.schema")
     name = holder.get("name")
     return json_schema(schema, name if isinstance(name, str) else _SCHEMA_NAME, f"{place}.schema", field)
+
+
+def _check_one_schema(given: dict[str, Any], param: str, nested: str | None) -> None:
+    """A schema has two places where it may stand, one of which would not be looked at."""
+    if nested is not None and given.get(nested) is not None and given.get("schema") is not None:
+        message = f"`{param}` has both `{nested}` and `schema`, which say the same: send one of them."
+        raise invalid(message, f"{param}.schema")
 
 
 def _structured(given: dict[str, Any] | None) -> Constraint | None:

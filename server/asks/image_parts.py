@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bequest.engine.types.image import Detail
+from bequest.server.asks.ranges import agreed
 from bequest.server.wire.errors import ApiError, invalid, missing, unsupported
 from bequest.server.wire.reading import shorten
 
@@ -29,20 +30,20 @@ class GivenImage:
 def given_image(part: Mapping[str, Any], path: str) -> dict[str, Any]:
     """The part as a conversation has it until its image is found."""
     whole = path
-    place, at = part.get("image_url"), f"{path}.image_url"
-    if place is None and part.get("type") == "image":
-        name = "url" if part.get("image") is None and part.get("url") is not None else "image"
-        place, at = part.get(name), f"{path}.{name}"
+    place, at = _place(part, path)
     if isinstance(place, GivenImage):  # somebody else has read it
         return {"type": "image", "image": place}
-    if place is None and part.get("file_id") is not None:
+    if part.get("file_id") is not None:
         raise unsupported(f"{path}.file_id", f"`{path}.file_id` is not taken here: send the image as a data: URL.")
     detail, sizes = part.get("detail"), _sizes(part, path)
     detail_at = f"{path}.detail"
     if isinstance(place, Mapping):
-        detail, detail_at = (place["detail"], f"{at}.detail") if "detail" in place else (detail, detail_at)
-        sizes = {**sizes, **_sizes(place, at)}
-        path = at if _sizes(place, at) else path
+        detail_at, detail = agreed(f"{at}.detail", place.get("detail"), detail_at, detail)
+        inner = _sizes(place, at)
+        for name in _PIXELS:
+            agreed(f"{at}.{name}", inner.get(name), f"{path}.{name}", sizes.get(name))
+        sizes = {**sizes, **inner}
+        path = at if inner else path
         place, at = place.get("url"), f"{at}.url"
     if place is None:
         raise missing(at)
@@ -52,6 +53,17 @@ def given_image(part: Mapping[str, Any], path: str) -> dict[str, Any]:
         message = f"`{detail_at}` must be one of {', '.join(_DETAILS)}, not {shorten(repr(detail))}."
         raise invalid(message, detail_at)
     return {"type": "image", "image": GivenImage(place, at, Detail(low=detail == "low", **sizes), path, whole)}
+
+
+def _place(part: Mapping[str, Any], path: str) -> tuple[Any, str]:
+    """Where the image is, and the field that says so, of those that parts of this type have for it."""
+    names = ("image_url", "image", "url") if part.get("type") == "image" else ("image_url",)
+    given = [name for name in names if part.get(name) is not None]
+    if len(given) > 1:
+        message = f"`{path}` has both `{given[0]}` and `{given[1]}`, which say the same: send one of them."
+        raise invalid(message, f"{path}.{given[1]}")
+    name = given[0] if given else "image" if part.get("type") == "image" else "image_url"
+    return part.get(name), f"{path}.{name}"
 
 
 def _sizes(given: Mapping[str, Any], path: str) -> dict[str, int]:

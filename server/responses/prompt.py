@@ -25,6 +25,7 @@ from bequest.server.asks.inheriting import other_model
 from bequest.server.asks.messages import MESSAGE_CHARS, text_length
 from bequest.server.asks.prompt import Prompt, check_not_empty
 from bequest.server.asks.prompts import check_length
+from bequest.server.asks.ranges import agreed
 from bequest.server.asks.reading import Reading
 from bequest.server.asks.terms import AskTerms
 from bequest.server.context import Context
@@ -128,13 +129,12 @@ async def _previous(context: Context, tenant: str, reference: str, deadline: flo
 
 
 def _effort(body: ResponseBody) -> tuple[str | None, dict[str, Any] | None, str]:
-    """`reasoning.effort`, or `reasoning_effort` as in chat."""
+    """`reasoning.effort`, or `reasoning_effort` as in chat, and which of them."""
     given = (body.reasoning or {}).get("effort")
     if given is not None and not isinstance(given, str):
         raise ApiError(400, "invalid_type", "`reasoning.effort` must be a string.", param="reasoning.effort")
-    if given is None:
-        return body.reasoning_effort, body.chat_template_kwargs, "reasoning_effort"
-    return given, body.chat_template_kwargs, "reasoning.effort"
+    param, effort = agreed("reasoning.effort", given, "reasoning_effort", body.reasoning_effort)
+    return effort, body.chat_template_kwargs, param
 
 
 class _Built(NamedTuple):

@@ -44,3 +44,31 @@ def test_wrong_bounds_are_named() -> None:
     for wrong in ("9", True, 1.5):
         with pytest.raises(ApiError, match="whole number of pixels"):
             given(max_pixels=wrong)
+
+
+@pytest.mark.parametrize(
+    "part, param",
+    [
+        ({"type": "image_url", "image_url": {"url": "data:x", "detail": "low"}, "detail": "high"}, "image_url.detail"),
+        (
+            {"type": "image_url", "image_url": {"url": "data:x", "max_pixels": 9}, "max_pixels": 8},
+            "image_url.max_pixels",
+        ),
+        ({"type": "image", "image": "data:x", "url": "data:y"}, "url"),
+        ({"type": "image", "image_url": "data:x", "image": "data:y"}, "image"),
+        ({"type": "input_image", "image_url": "data:x", "file_id": "file-1"}, "file_id"),
+    ],
+)
+def test_what_is_said_twice_is_refused(part: dict[str, Any], param: str) -> None:
+    """One of the two would not be looked at."""
+    with pytest.raises(ApiError) as caught:
+        given_image(part, "at")
+    assert (caught.value.status, caught.value.param) == (400, f"at.{param}")
+
+
+def test_what_is_said_twice_may_agree() -> None:
+    inner = {"url": "data:x", "detail": "low", "max_pixels": None}
+    part = {"type": "image_url", "image_url": inner, "detail": "low", "max_pixels": 8}
+    assert given_image(part, "at")["image"].detail == Detail(True, None, 8)
+    part = {"type": "image_url", "image_url": {"url": "data:x", "detail": None}, "detail": "low"}
+    assert given_image(part, "at")["image"].detail.low

@@ -181,6 +181,7 @@ async def test_options(front: Front, client: ollama.AsyncClient) -> None:
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"template": "{{ .Prompt }}", "prompt": "x"}, "template"),
+        ({"messages": [{"role": "tool", "content": "x", "tool_name": "f", "name": "g"}]}, "messages[0].tool_name"),
     ],
 )
 async def test_wrong_fields_are_named(front: Front, fields: dict[str, Any], param: str) -> None:
@@ -262,6 +263,10 @@ async def test_models(front: Front, client: ollama.AsyncClient) -> None:
     loaded = (await client.ps()).models
     assert loaded[0].context_length == 512 and loaded[0].expires_at
     assert (await client.pull("fake/model")).status == "success"
+    answer, body = await front.post("/api/show", {"model": "fake/model", "name": "fake/model:latest"})
+    assert answer.status == 200, body
+    answer, body = await front.post("/api/show", {"model": "fake/model", "name": "llama3"})
+    assert answer.status == 400 and body["param"] == "model" and "`name` (llama3)" in body["error"]
     answer, body = await front.get("/api/version")
     assert answer.status == 200 and body["version"].count(".") == 2
     async with front.http.head(front.url + "/") as head:

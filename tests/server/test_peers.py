@@ -80,6 +80,12 @@ def test_schemas_and_grammars_at_the_top() -> None:
     assert held is not None and (held.source.kind, held.param, held.source.text) == ("any", "grammar", 'root ::= "yes"')
     with pytest.raises(ApiError, match="both say"):
         constraint_of(ChatBody(grammar="x", structured_outputs={"regex": "x"}))
+    with pytest.raises(ApiError, match="both say"):
+        constraint_of(ChatBody(grammar="x", json_schema={}))
+    with pytest.raises(ApiError, match="both say"):
+        constraint_of(ChatBody(response_format={"type": "json_object"}, json_schema={}))
+    held = constraint_of(ChatBody(grammar="", json_schema={}))
+    assert held is not None and held.source.text == "{}"
 
 
 async def test_they_are_not_dropped_elsewhere(front: Front) -> None:
@@ -93,6 +99,17 @@ def test_a_schema_beside_the_type() -> None:
     held = constraint_of(ChatBody(response_format={"type": "json_object", "schema": SCHEMA}))
     assert held is not None and orjson.loads(held.source.text) == SCHEMA and held.param == "response_format.schema"
     held = constraint_of(ChatBody(response_format={"type": "json_schema", "schema": SCHEMA}))
+    assert held is not None and orjson.loads(held.source.text) == SCHEMA
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "json_object"])
+def test_a_schema_in_both_of_its_places(kind: str) -> None:
+    """One of them would not be looked at."""
+    form = {"type": kind, "schema": SCHEMA, "json_schema": {"name": "n", "schema": {"type": "array"}}}
+    with pytest.raises(ApiError, match="both `json_schema` and `schema`") as caught:
+        constraint_of(ChatBody(response_format=form))
+    assert (caught.value.status, caught.value.param) == (400, "response_format.schema")
+    held = constraint_of(ChatBody(response_format={**form, "json_schema": None}))
     assert held is not None and orjson.loads(held.source.text) == SCHEMA
 
 

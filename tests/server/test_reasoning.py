@@ -126,6 +126,17 @@ async def test_an_unknown_effort_is_refused(start: Starter) -> None:
     assert answer.status == 400 and body["error"]["param"] == "reasoning.effort"
 
 
+async def test_two_names_of_one_effort(start: Starter) -> None:
+    """In responses, which know both: one would be ignored."""
+    front = await start()
+    both = {"input": "Where?", "reasoning": {"effort": "low"}}
+    answer, body = await front.post("/v1/responses", {**both, "reasoning_effort": "high"})
+    assert answer.status == 400 and body["error"]["param"] == "reasoning.effort"
+    assert "`reasoning_effort` (high)" in body["error"]["message"]
+    answer, body = await front.post("/v1/responses", {**both, "reasoning_effort": "low"})
+    assert answer.status == 200, body
+
+
 async def test_logprobs_tell_of_all_tokens(start: Starter) -> None:
     front = await thinking(start)
     _, body = await front.post("/v1/chat/completions", {"messages": ASK, "return_token_ids": True})

@@ -8,6 +8,7 @@ import msgspec
 
 from bequest.server.asks.image_parts import GivenImage
 from bequest.server.asks.messages import wrong_type
+from bequest.server.asks.ranges import agreed
 from bequest.server.wire.errors import ApiError, invalid, unsupported
 from bequest.server.wire.fields import Rules
 from bequest.server.wire.reading import shorten
@@ -132,7 +133,7 @@ def chat_messages(body: OllamaChatBody, sees: bool) -> list[dict[str, Any]]:
 
 
 def _message(message: dict[str, Any], path: str, sees: bool) -> dict[str, Any]:
-    tool = message.get("tool_name")
+    _, tool = agreed(f"{path}.tool_name", message.get("tool_name"), f"{path}.name", message.get("name"))
     plain = {name: value for name, value in message.items() if name not in ("images", "tool_name")}
     if message.get("images"):
         plain["content"] = with_images(message.get("content"), message["images"], f"{path}.images", sees)

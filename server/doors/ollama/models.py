@@ -12,6 +12,7 @@ from msgspec import structs
 
 from bequest.server.access.marks import CALLER
 from bequest.server.asks.call import HttpCall, call_of
+from bequest.server.asks.ranges import agreed
 from bequest.server.asks.reading import dialect_of
 from bequest.server.context import CONTEXT, Context
 from bequest.server.doors.ollama.body import OllamaBody, OllamaModelBody
@@ -91,10 +92,12 @@ async def pull(http: web.Request) -> web.Response:
 
 
 def _served(http: web.Request, body: OllamaModelBody) -> str:
-    given, context = body.model or body.name, http.app[CONTEXT]
+    context = http.app[CONTEXT]
+    model, name = _plain(context, body.model or None), _plain(context, body.name or None)
+    _, given = agreed("model", model, "name", name)
     if given is None:
         raise missing("model")
-    return context.served_name(_plain(context, given), http[CALLER])
+    return context.served_name(given, http[CALLER])
 
 
 def _plain(context: Context, model: str | None) -> str | None:
