@@ -214,6 +214,36 @@ def test_a_grammar_bomb_is_refused(client: openai.OpenAI, model: str, bomb: dict
     assert caught.value.code == "grammar_too_large"
 
 
+# Compiles at once, and grows with each letter that is written.
+GROWING = {"type": "string", "pattern": "^(.*a.{15}b.*)$", "maxLength": 100_000}
+CALL = {"name": "f", "parameters": {"type": "object", "properties": {"x": GROWING}, "required": ["x"]}}
+TOLD = {"type": "json_schema", "name": "n", "schema": GROWING}
+
+
+@pytest.mark.parametrize(
+    "path, fields, param",
+    [
+        ("chat/completions", named(GROWING), "response_format.json_schema.schema"),
+        ("chat/completions", {"structured_outputs": {"json": GROWING}}, "structured_outputs.json"),
+        ("chat/completions", {"json_schema": GROWING}, "json_schema"),
+        ("chat/completions", {"tools": [{"type": "function", "function": CALL}], "tool_choice": "required"}, "tools"),
+        ("completions", {"response_format": {"type": "json_object", "schema": GROWING}}, "response_format.schema"),
+        ("responses", {"text": {"format": TOLD}}, "text.format.schema"),
+        ("responses", {"structured_outputs": {"json": GROWING}}, "structured_outputs.json"),
+        ("messages", {"output_config": {"format": TOLD}}, "output_config.format.schema"),
+    ],
+)
+def test_a_grammar_that_grows_is_called_by_its_field(
+    client: openai.OpenAI, model: str, path: str, fields: Any, param: str
+) -> None:
+    asked: Any = {"messages": ASK, "max_tokens": 300}
+    asked = {"completions": {"prompt": "x", "max_tokens": 300}, "responses": {"input": "x"}}.get(path, asked)
+    with pytest.raises(openai.BadRequestError, match=f"grammar in `{re.escape(param)}` became too large") as caught:
+        client.post(f"/{path}", body={"model": model, "seed": 1, **asked, **fields}, cast_to=object)
+    if path != "messages":  # whose errors have neither
+        assert (caught.value.code, caught.value.param) == ("grammar_too_large", param)
+
+
 def arguments_of(call: Any) -> dict[str, Any]:
     arguments: dict[str, Any] = json.loads(call.function.arguments)
     jsonschema.validate(arguments, WEATHER["function"]["parameters"])  # type: ignore[index]

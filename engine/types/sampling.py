@@ -69,6 +69,7 @@ class SamplingParams:
     beams: BeamParams | None = None
     catalogue: Catalogue | None = None  # only its items, then an end token
     grammar: Grammar | None = None  # only what it describes, then an end token; not with beams or a catalogue
+    grammar_field: str = "grammar"  # where the client sent it, which errors name: many fields hold grammars
     rules: TokenRules | None = None  # of the model's own
 
     def __post_init__(self) -> None:

@@ -260,10 +260,12 @@ def _why_nothing_was_sampled(sequence: Sequence) -> EngineError:
     params = sequence.group.request.params
     if sequence.matcher is not None and (why := sequence.matcher.why_nothing) is not None:
         if why == UNSPELLABLE:
-            return InvalidRequest(f"The grammar has no end: {why}.", reason="grammar_endless", field="grammar", why=why)
+            message = f"The grammar has no end: {why}."
+            return InvalidRequest(message, reason="grammar_endless", field=params.grammar_field, why=why)
         if is_stray(why):
             return InternalError(f"A token left the grammar: {why}.", reason="grammar_left", why=why)
-        return GrammarTooLarge(f"The grammar became too large: {why}.", reason="grammar_grew", why=why)
+        message = f"The grammar became too large: {why}."
+        return GrammarTooLarge(message, reason="grammar_grew", field=params.grammar_field, why=why)
     excludes = params.min_tokens > 0 or bool(params.bad_words)
     allows = [part for part in (params.allowed_token_ids, params.grammar) if part is not None]
     if params.catalogue is None and len(allows) < 2 and not (allows and excludes):

@@ -7,7 +7,6 @@ from typing import TypedDict
 
 import msgspec
 
-from bequest.engine.constraints.grammar import Grammar
 from bequest.engine.types import MAX_BEAM_WIDTH, BeamParams, ModelInfo, Request, SamplingParams
 from bequest.engine.types.catalogue import Catalogue
 from bequest.engine.types.speculation import Speculation
@@ -19,6 +18,7 @@ from bequest.server.asks.ranges import between, check_ids
 from bequest.server.context import Context
 from bequest.server.interfaces import TokenizerLike
 from bequest.server.stores.catalogues import StoredCatalogue
+from bequest.server.stores.grammars import NOT_HELD, Held
 from bequest.server.wire.bodies import GenerationBody, SampledBody
 from bequest.server.wire.errors import ApiError, invalid, unsupported
 from bequest.server.wire.reading import shorten
@@ -66,7 +66,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
     chosen: Chosen
     length: Length
-    grammar: Grammar | None = None
+    held: Held = NOT_HELD
     speculation: Speculation = Speculation()
     prompt_copies: int = 1  # choices of an answer in which the log-probabilities of their prompt are shown
     prompt_field: str = "logprobs"  # that asks for those
@@ -78,9 +78,12 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         self._check_asked()
         shortest = 1 if catalogue is None else catalogue.depth
         limit = length.within(len(prompt.token_ids), info.max_model_len, shortest)
-        ends = not chosen["ignore_eos"] or catalogue is not None or self.grammar is not None
+        ends = not chosen["ignore_eos"] or catalogue is not None or self.held.grammar is not None
         rules = rules_of(info.encoder, prompt, ends=ends)
-        return SamplingParams(max_tokens=limit, min_tokens=length.least, grammar=self.grammar, rules=rules, **chosen)
+        grammar, field = self.held
+        return SamplingParams(
+            max_tokens=limit, min_tokens=length.least, grammar=grammar, grammar_field=field, rules=rules, **chosen
+        )
 
     def _check_asked(self) -> None:
         """Where an answer must be something, it needs the tokens for it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Protocol, TypeVar
 
-from bequest.engine.constraints.grammar import Grammar
 from bequest.engine.types import OutputMode
 from bequest.server.asks.ask import Ask, ask_of, check_stream_options
 from bequest.server.asks.call import Call, HttpCall
@@ -29,7 +28,7 @@ from bequest.server.asks.speculation import predicted, speculation_of
 from bequest.server.asks.terms import AskTerms, record_terms
 from bequest.server.asks.wish import StatesWish, completion_states
 from bequest.server.stores.catalogues import StoredCatalogue
-from bequest.server.stores.grammars import Constraint
+from bequest.server.stores.grammars import Constraint, Held
 from bequest.server.transport.opening import in_time
 from bequest.server.transport.sse import Done
 from bequest.server.transport.work import apart, off_loop
@@ -77,9 +76,9 @@ async def completion_ask(call: Call[CompletionBody], waiting: Waiting = at_rest)
             constraint_of(body),
         ),
     )
-    grammar = await _grammar(call, constraint)
+    held = await _held(call, constraint)
     length = generation_length(body, default_tokens(catalogue, COMPLETION_DEFAULT_TOKENS))
-    sampling = _sampling(call, chosen, length, grammar, copies=chosen["n"])
+    sampling = _sampling(call, chosen, length, held, copies=chosen["n"])
     terms, wish = await _admitted(call, length)
     prompts = await waiting(_text_prompts(call, terms, length))
     context, output = call.context, _output(body)
@@ -112,8 +111,8 @@ async def chat_ask(call: Call[ChatBody], reading: Reading, waiting: Waiting = at
     terms, wish = await _admitted(call, length)
     prompt = await waiting(_chat_prompt(call, reading, terms, length))
     # The grammar comes behind the prompt, which says whether thoughts come first.
-    grammar = await _grammar(call, await apart(call.context, lambda: reading.constraint(form, prompt)))
-    sampling = _sampling(call, chosen, length, grammar, prediction=await predicted(call.context, body))
+    held = await _held(call, await apart(call.context, lambda: reading.constraint(form, prompt)))
+    sampling = _sampling(call, chosen, length, held, prediction=await predicted(call.context, body))
     context, output = call.context, _output(body)
     return await apart(context, lambda: ask_of(context, call.id, [prompt], sampling, terms, wish, output))
 
@@ -122,11 +121,10 @@ def _catalogue(call: Call[GenerationBody]) -> StoredCatalogue | None:
     return call.context.catalogues.named(call.tenant, call.body.catalogue)
 
 
-async def _grammar(call: Call[GenerationBody], constraint: Constraint | None) -> Grammar | None:
-    if constraint is None:
-        return None
-    check_alone(call.body, constraint.param)
-    return await call.context.grammars.compiled(call.tenant, constraint)
+async def _held(call: Call[GenerationBody], constraint: Constraint | None) -> Held:
+    if constraint is not None:
+        check_alone(call.body, constraint.param)
+    return await call.context.grammars.held(call.tenant, constraint)
 
 
 def _prompt_logprobs(body: GenerationBody, echoed: int | None) -> int | None:
@@ -139,7 +137,7 @@ def _sampling(
     call: Call[GenerationBody],
     chosen: Chosen,
     length: Length,
-    grammar: Grammar | None,
+    held: Held,
     *,
     copies: int = 1,
     prediction: tuple[int, ...] = (),
@@ -148,7 +146,7 @@ def _sampling(
     return Sampling(
         chosen=chosen,
         length=length,
-        grammar=grammar,
+        held=held,
         speculation=speculation_of(call.body, call.context.engine.info, prediction),
         prompt_copies=copies,
         prompt_field=field,

@@ -74,9 +74,9 @@ async def response_ask(call: Call[ResponseBody], reading: Reading, waiting: Wait
     prompt = await waiting(head, response_prompt(context, terms, body, reading))
     # The grammar comes behind the prompt, which says whether thoughts come first.
     constraint = await apart(context, lambda: reading.constraint(form, prompt.prompt))
-    grammar = None if constraint is None else await context.grammars.compiled(call.tenant, constraint)
+    held = await context.grammars.held(call.tenant, constraint)
     speculation = speculation_of(body, context.engine.info)
-    sampling = Sampling(chosen=chosen, length=length, grammar=grammar, speculation=speculation)
+    sampling = Sampling(chosen=chosen, length=length, held=held, speculation=speculation)
     output = OutputMode.DELTA if body.stream or body.background else OutputMode.FINAL
     ask = await apart(context, lambda: ask_of(context, call.id, [prompt.prompt], sampling, terms, output=output))
     return ResponseAsk(ask, prompt, head)

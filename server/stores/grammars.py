@@ -11,6 +11,7 @@ import logging
 import time
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from bequest.engine.constraints.grammar import Grammar, GrammarError, GrammarSource, Vocabulary
 from bequest.engine.constraints.grammar_check import GrammarCheck
@@ -48,6 +49,16 @@ class Constraint:
         return "invalid_json_schema" if self.source.kind == "json_schema" else "invalid_value"
 
 
+class Held(NamedTuple):
+    """What an answer is held to, and the field of the body that says so. Grammars are shared, whatever their fields."""
+
+    grammar: Grammar | None = None
+    field: str = "grammar"
+
+
+NOT_HELD = Held()
+
+
 class _NoGrammars(GrammarError):
     """For this model there are none."""
 
@@ -64,6 +75,10 @@ class GrammarStore:
         self._vocabulary: asyncio.Future[Vocabulary] | None = None
         self._kept = kept
         self._compiling: dict[tuple[str, GrammarSource], asyncio.Future[Grammar]] = {}
+
+    async def held(self, tenant: str, constraint: Constraint | None) -> Held:
+        """What a body asks for, if anything. Raises as `compiled` does."""
+        return NOT_HELD if constraint is None else Held(await self.compiled(tenant, constraint), constraint.param)
 
     async def compiled(self, tenant: str, constraint: Constraint) -> Grammar:
         """Raises 400 for a grammar that is none, or too large."""

@@ -19,7 +19,6 @@ _PARAMS = {
     "beams.width": "beam_width",
     "deadline": "timeout",
     "encoder": "prompt",
-    "grammar": "structured_outputs",
     "images": "messages",
     "name": "request_id",
     "template": "chat_template",
@@ -82,8 +81,8 @@ SENTENCES = {
     "suffixes_too_large": "The prompt and its longest suffix may take {needed_blocks} cache blocks, but there are "
     "{blocks}; send shorter ones, or start the server with a larger --num-blocks.",
     "no_beam": "No beam could be completed: nothing is allowed to follow.",
-    "grammar_endless": "The grammar cannot be followed to its end: {why}.",
-    "grammar_grew": "The grammar became too large while it was followed: {why}.",
+    "grammar_endless": "The grammar in `{param}` cannot be followed to its end: {why}.",
+    "grammar_grew": "The grammar in `{param}` became too large while it was followed: {why}.",
     "nothing_allowed": "Nothing is allowed to follow: what a grammar, `catalogue` or `allowed_token_ids` allow, one of "
     "the others, `min_tokens` or `bad_words` exclude.",
     # hidden states

@@ -372,5 +372,6 @@ async def test_text_that_no_token_spells_is_said_to_be_so(monkeypatch: pytest.Mo
     matcher.failed = UNSPELLABLE  # as it is with the vocabulary above
     monkeypatch.setattr(rule, "matcher", lambda: matcher)
     async with random_engine() as engine:
-        with pytest.raises(InvalidRequest, match="no token of this model spells"):
-            await answer(engine, request(1, rule))
+        with pytest.raises(InvalidRequest, match="no token of this model spells") as caught:
+            await answer(engine, request(1, rule, grammar_field="text.format.schema"))
+    assert (caught.value.reason, caught.value.field) == ("grammar_endless", "text.format.schema")

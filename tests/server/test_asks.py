@@ -66,7 +66,7 @@ def test_nothing_sampled_is_what_the_engine_takes_for_it(front: Front) -> None:
 
 def test_every_field_of_sampling_is_chosen_or_depends_on_the_prompt() -> None:
     fields = {field.name for field in dataclasses.fields(SamplingParams)}
-    assert fields == Chosen.__annotations__.keys() | {"max_tokens", "min_tokens", "grammar", "rules"}
+    assert fields == Chosen.__annotations__.keys() | {"max_tokens", "min_tokens", "grammar", "grammar_field", "rules"}
     assert NOTHING_CHOSEN.keys() == Chosen.__annotations__.keys()
 
 

@@ -47,9 +47,9 @@ async def message_ask(call: HttpCall[MessagesBody], reading: Reading, thinking: 
     prompt = await message_prompt(context, terms.tenant, body, reading, thinking, call.http.app[KNOWN_TURNS])
     # The grammar comes behind the prompt, which says whether thoughts come first.
     constraint = await apart(context, lambda: reading.constraint(form, prompt.prompt, thinking.budget))
-    grammar = None if constraint is None else await context.grammars.compiled(call.tenant, constraint)
+    held = await context.grammars.held(call.tenant, constraint)
     speculation = speculation_of(body, context.engine.info)
-    sampling = Sampling(chosen=chosen, length=length, grammar=grammar, speculation=speculation)
+    sampling = Sampling(chosen=chosen, length=length, held=held, speculation=speculation)
     output = OutputMode.DELTA if body.stream else OutputMode.FINAL
     ask = await apart(context, lambda: ask_of(context, call.id, [prompt.prompt], sampling, terms, output=output))
     return MessageAsk(ask, prompt, ask.params[0].max_tokens < most)

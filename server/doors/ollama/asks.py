@@ -67,8 +67,8 @@ async def _ask(
         length = length_of(body.options, len(prompt.token_ids))
         # The grammar comes behind the prompt, which says whether thoughts come first.
         constraint = await apart(context, lambda: reading.constraint(_form(body), prompt))
-        grammar = None if constraint is None else await context.grammars.compiled(call.tenant, constraint)
-        sampling = Sampling(chosen=chosen, length=length, grammar=grammar)
+        held = await context.grammars.held(call.tenant, constraint)
+        sampling = Sampling(chosen=chosen, length=length, held=held)
         output = OutputMode.DELTA if body.stream else OutputMode.FINAL
         return await apart(context, lambda: ask_of(context, call.id, [prompt], sampling, terms, output=output))
 
