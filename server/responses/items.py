@@ -7,7 +7,7 @@ Whatever this server puts into `output` is accepted back; nulls and unknown fiel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bequest.server.asks.image_parts import given_image
@@ -64,11 +64,12 @@ def without_logprobs(item: Item) -> Item:
     return {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}
 
 
-def messages_of(items: Iterable[Item], num_stored: int = 0) -> list[dict[str, Any]]:
+def messages_of(items: Sequence[Item], num_stored: int = 0) -> list[dict[str, Any]]:
     """The conversation as a template takes it. The first `num_stored` items are not of this request.
 
     A turn of the assistant is one message there: its reasoning, its text and its calls are drawn together.
     """
+    _check_outputs(items, num_stored)
     messages: list[dict[str, Any]] = []
     names: dict[str, str] = {}  # of functions, by the id of the call
     thought: list[str] = []  # waits for the message it led to
@@ -94,6 +95,19 @@ def messages_of(items: Iterable[Item], num_stored: int = 0) -> list[dict[str, An
             messages.append({"role": item["role"], "content": _content(item["content"], f"{path}.content")})
         thought = []
     return messages
+
+
+def _check_outputs(items: Sequence[Item], num_stored: int) -> None:
+    """Each of this request's belongs to a call of the conversation: a model could not tell what else it is."""
+    calls = {item["call_id"] for item in items if item["type"] == "function_call"}
+    for number, item in enumerate(items[num_stored:]):
+        if item["type"] == "function_call_output" and item["call_id"] not in calls:
+            param = f"input[{number}].call_id"
+            raise invalid(
+                f"No tool call found for function call output with call_id {shorten(item['call_id'], 100)}: "
+                f"`{param}` must be that of a `function_call` in `input`, or in what `previous_response_id` continues.",
+                param,
+            )
 
 
 def _spoken(message: dict[str, Any], thought: list[str]) -> dict[str, Any]:

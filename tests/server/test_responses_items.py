@@ -62,7 +62,6 @@ def test_a_turn_of_the_assistant_is_one_message() -> None:
             {"type": "function_call", "call_id": "2", "name": "time", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "1", "output": "rain"},
             {"type": "function_call_output", "call_id": "2", "output": "noon"},
-            {"type": "function_call_output", "call_id": "9", "output": "of a call nobody saw"},
             {"type": "reasoning", "summary": [{"type": "summary_text", "text": "again"}]},
             {"type": "function_call", "call_id": "3", "name": "weather", "arguments": "{}"},
             {"type": "reasoning", "summary": [{"type": "summary_text", "text": "led to nothing"}]},
@@ -82,11 +81,21 @@ def test_a_turn_of_the_assistant_is_one_message() -> None:
     assert results == [
         {"role": "tool", "tool_call_id": "1", "content": "rain", "name": "weather"},
         {"role": "tool", "tool_call_id": "2", "content": "noon", "name": "time"},
-        {"role": "tool", "tool_call_id": "9", "content": "of a call nobody saw"},
     ]
     assert again["content"] == "" and again["reasoning_content"] == "again" and len(again["tool_calls"]) == 1
     assert more == {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
     assert refused == {"role": "assistant", "content": "No."}
+
+
+def test_outputs_of_calls_that_nobody_made() -> None:
+    call = {"type": "function_call", "call_id": "1", "name": "weather", "arguments": "{}"}
+    stray = {"type": "function_call_output", "call_id": "9", "output": "of a call nobody saw"}
+    items = input_items([call, {**stray, "call_id": "1"}, stray])
+    with pytest.raises(ApiError, match="No tool call found for function call output with call_id 9: ") as caught:
+        messages_of(items)
+    assert (caught.value.param, caught.value.code) == ("input[2].call_id", "invalid_value")
+    assert messages_of(items, 3)[-1]["content"] == stray["output"], "what is stored was taken once"
+    assert messages_of(input_items([call, {**stray, "call_id": "1"}]), 1)[-1]["name"] == "weather"
 
 
 @pytest.mark.parametrize(

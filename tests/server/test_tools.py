@@ -225,6 +225,23 @@ async def test_calls_are_items_of_a_response(front: Front) -> None:
     assert roles == ["user", "assistant", "tool", "tool"]
 
 
+async def test_an_output_of_no_call_is_refused(front: Front) -> None:
+    """With the call in the chain or in the input it is taken, whichever response is continued."""
+    response = await respond(front, TWO_CALLS)
+    between = await respond(front, "Wait.", previous_response_id=response.id, input="Well?")
+    answered = {"type": "function_call_output", "call_id": response.output[1].call_id, "output": "42"}
+    assert (await respond(front, "Done.", previous_response_id=between.id, input=[answered])).output_text == "Done."
+    given = [item.model_dump() for item in response.output]
+    assert (await respond(front, "Done.", input=[*given, answered])).output_text == "Done."
+    stray: Any = [{"role": "user", "content": "So?"}, {**answered, "call_id": "call_other"}]
+    for fields in ({"previous_response_id": between.id, "input": stray}, {"input": [stray[0], answered]}):
+        with pytest.raises(openai.BadRequestError, match="No tool call found for function call output") as caught:
+            await respond(front, "Done.", **fields)
+        assert (caught.value.param, caught.value.code) == ("input[1].call_id", "invalid_value")
+    answer, body = await front.post("/v1/responses/input_tokens", {"input": stray})
+    assert answer.status == 400 and body["error"]["param"] == "input[1].call_id"
+
+
 def told(item: Any) -> tuple[str, ...]:
     """What an item says, whatever its ids are."""
     if item.type == "message":
