@@ -34,12 +34,15 @@ async def retrieve(http: web.Request) -> web.StreamResponse:
         if not streamed:
             return json_response(found.head)
         if found.log is not None:
+            _check_told(after, len(found.log.events), "so far")
             return await follow(http, found.log, after, {})
         await found.ended.wait()
         found = _stored(http)
     if not streamed:
         return json_response(orjson.Fragment(found.body))
-    return web.Response(body=b"".join(replay(found.body, found.pieces)[after + 1 :]), headers=HEADERS)
+    told = replay(found.body, found.pieces)
+    _check_told(after, len(told), "in all")
+    return web.Response(body=b"".join(told[after + 1 :]), headers=HEADERS)
 
 
 async def delete(http: web.Request) -> web.Response:
@@ -86,6 +89,17 @@ async def _sought(http: web.Request) -> StoredResponse | RunningResponse:
     """Also one that a server left which has ended."""
     await http.app[CONTEXT].seek_response(http[TENANT], http.match_info["id"])
     return _found(http)
+
+
+def _check_told(after: int, count: int, when: str) -> None:
+    """Nobody has been told an event that is not there: who asks what follows it has another response in mind, and would
+    hear an end without a word. What follows the last one is nothing, though."""
+    if after >= count:
+        raise invalid(
+            f"`starting_after` is {after}, but the response has {count} events {when}, counted from 0: send the "
+            "`sequence_number` of the last one that came, or leave it out to hear all of them.",
+            "starting_after",
+        )
 
 
 def _found(http: web.Request) -> StoredResponse | RunningResponse:

@@ -58,6 +58,9 @@ async def test_a_client_that_leaves_and_comes_back(front: Front) -> None:
     await front.settle()
     assert not front.engine.aborted and front.engine.runs, "it runs on"
     response_id = heard[0].response.id  # type: ignore[union-attr]
+    with pytest.raises(openai.BadRequestError, match="events so far") as caught:
+        await client.responses.retrieve(response_id, stream=True, starting_after=1000)
+    assert caught.value.param == "starting_after"
     again = await client.responses.retrieve(response_id, stream=True, starting_after=heard[-1].sequence_number)
     while front.engine.advance():
         pass

@@ -90,6 +90,13 @@ async def test_a_stream_is_told_again(front: Front, logprobs: bool) -> None:
     assert [event.sequence_number for event in seen] == list(range(6, len(original)))
     async with front.strict().responses.stream(response_id=answer_id) as stream:
         assert (await stream.get_final_response()).output_text == WHOLE
+    last = len(original) - 1
+    async with front.http.get(f"{front.url}{PATH}/{answer_id}?stream=true&starting_after={last}") as answer:
+        assert answer.status == 200 and await answer.read() == b"", "all of it was told"
+    for after in (last + 1, 10**8):
+        answer, error = await front.get(f"{PATH}/{answer_id}?stream=true&starting_after={after}")
+        assert answer.status == 400 and error["error"]["param"] == "starting_after"
+        assert f"has {len(original)} events in all" in error["error"]["message"]
     for query in (
         "stream=maybe",
         "stream=true&starting_after=x",
