@@ -87,8 +87,10 @@ def format_constraint(given: dict[str, Any], param: str, nested: str | None) -> 
     if kind is None:
         raise missing(f"{param}.type", f"`{param}.type` is missing: one of {', '.join(_FORMATS)}.")
     if kind == "text":
+        _check_unread(given, param, nested, "schema")
         return None
     if kind == "json_object":
+        _check_unread(given, param, nested)
         schema = given.get("schema")  # llama.cpp's, and others'
         if schema is None:
             return json_schema({"type": "object"}, "json_object", param, field)
@@ -113,6 +115,14 @@ def _check_one_schema(given: dict[str, Any], param: str, nested: str | None) -> 
     if nested is not None and given.get(nested) is not None and given.get("schema") is not None:
         message = f"`{param}` has both `{nested}` and `schema`, which say the same: send one of them."
         raise invalid(message, f"{param}.schema")
+
+
+def _check_unread(given: dict[str, Any], param: str, *names: str | None) -> None:
+    """Fields that hold a schema where the type has none, or not there."""
+    for name in names:
+        if name is not None and given.get(name) is not None:
+            place = f"{param}.{name}"
+            raise invalid(f"`{place}` is read where `{param}.type` is 'json_schema', not '{given['type']}'.", place)
 
 
 def _structured(given: dict[str, Any] | None) -> Constraint | None:

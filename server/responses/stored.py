@@ -29,6 +29,8 @@ async def retrieve(http: web.Request) -> web.StreamResponse:
     """The object; with `stream=true` the events that made it. One that still runs shows how it stands."""
     streamed = _flag(http, "stream")
     after = integer(http.query, "starting_after", -1, -1)
+    if not streamed and "starting_after" in http.query:
+        raise invalid("`starting_after` is of a stream: send `stream=true` beside it.", "starting_after")
     found = await _sought(http)
     if isinstance(found, RunningResponse):
         if not streamed:

@@ -475,6 +475,7 @@ async def test_keys(start: Starter) -> None:
 
 
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "gone", "is_error": "false"}
+CALLING = {"role": "assistant", "content": [{"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}]}
 
 
 @pytest.mark.parametrize(
@@ -516,9 +517,14 @@ RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "gone", "i
             )
         ),
         (
-            {"messages": [*ASK, {"role": "user", "content": [RESULT]}]},
-            "messages[1].content[0].is_error",
+            {"messages": [*ASK, CALLING, {"role": "user", "content": [RESULT]}]},
+            "messages[2].content[0].is_error",
             "true or false",
+        ),
+        (
+            {"messages": [*ASK, CALLING, {"role": "user", "content": [{**RESULT, "tool_use_id": "toolu_2"}]}]},
+            "messages[2].content[0].tool_use_id",
+            "no `tool_use` block before it",
         ),
         ({"tools": [{**TOOLS[0], "strict": "true"}]}, "tools[0].strict", "true or false"),
         ({"stop": "x"}, "stop", "stop_sequences"),

@@ -113,6 +113,21 @@ def test_a_schema_in_both_of_its_places(kind: str) -> None:
     assert held is not None and orjson.loads(held.source.text) == SCHEMA
 
 
+@pytest.mark.parametrize(
+    ("form", "unread"),
+    [
+        ({"type": "text", "schema": SCHEMA}, "schema"),
+        ({"type": "text", "json_schema": {"name": "n", "schema": SCHEMA}}, "json_schema"),
+        ({"type": "json_object", "json_schema": {"name": "n", "schema": SCHEMA}}, "json_schema"),
+    ],
+)
+def test_a_schema_where_none_is_read(form: dict[str, Any], unread: str) -> None:
+    with pytest.raises(ApiError, match="is read where `response_format.type` is 'json_schema'") as caught:
+        constraint_of(ChatBody(response_format=form))
+    assert caught.value.param == f"response_format.{unread}"
+    assert constraint_of(ChatBody(response_format={"type": "text", "schema": None})) is None
+
+
 def test_a_format_beside_calls_that_must_come() -> None:
     """It says what text looks like, and there is none."""
     from bequest.engine.dialects.formats import FORMATS

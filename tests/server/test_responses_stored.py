@@ -98,6 +98,7 @@ async def test_a_stream_is_told_again(front: Front, logprobs: bool) -> None:
         assert answer.status == 400 and error["error"]["param"] == "starting_after"
         assert f"has {len(original)} events in all" in error["error"]["message"]
     for query in (
+        "starting_after=1",
         "stream=maybe",
         "stream=true&starting_after=x",
         "stream=true&starting_after=-2",

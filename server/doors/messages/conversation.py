@@ -194,9 +194,11 @@ class _Reader:
 
     def _result(self, block: dict[str, Any], path: str) -> None:
         call_id = string_at(block, "tool_use_id", path)
-        turn = Turn("tool", about={"tool_call_id": call_id})
-        if call_id in self._names:
-            turn.about["name"] = self._names[call_id]
+        if call_id not in self._names:
+            place = f"{path}.tool_use_id"
+            message = f"`{place}` is {shorten(repr(call_id))}, but no `tool_use` block before it has that `id`."
+            raise invalid(message, place)
+        turn = Turn("tool", about={"tool_call_id": call_id, "name": self._names[call_id]})
         turn.parts = list(_result_parts(block.get("content"), f"{path}.content"))
         is_error = block.get("is_error")
         if is_error is not None and not isinstance(is_error, bool):
