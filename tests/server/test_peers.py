@@ -122,7 +122,7 @@ def test_a_schema_in_both_of_its_places(kind: str) -> None:
     ],
 )
 def test_a_schema_where_none_is_read(form: dict[str, Any], unread: str) -> None:
-    with pytest.raises(ApiError, match="is read where `response_format.type` is 'json_schema'") as caught:
+    with pytest.raises(ApiError, match="is read where") as caught:
         constraint_of(ChatBody(response_format=form))
     assert caught.value.param == f"response_format.{unread}"
     assert constraint_of(ChatBody(response_format={"type": "text", "schema": None})) is None
