@@ -162,7 +162,8 @@ def replay(body: bytes, pieces: Sequence[int]) -> list[bytes]:
     writer = EventWriter()
     events = writer.opening(document.begun(response))
     lengths = list(zip(pieces[::2], pieces[1::2], strict=True))
-    for item in response["output"]:
+    items, has_failed = response["output"], response["status"] in ("failed", "cancelled")
+    for item in items:
         events += writer.begin(item)
         part = {"text": item["arguments"]} if item["type"] == "function_call" else item["content"][0]
         chars = tokens = 0
@@ -171,8 +172,9 @@ def replay(body: bytes, pieces: Sequence[int]) -> list[bytes]:
             logprobs = part.get("logprobs", [])[tokens : tokens + num_logprobs]
             events.append(writer.delta(part["text"][chars : chars + text_len], logprobs))
             chars, tokens = chars + text_len, tokens + num_logprobs
-        events += writer.end(item)
-    if response["status"] in ("failed", "cancelled"):
+        if not has_failed or item is not items[-1]:  # nobody was told the end of what a failure cut
+            events += writer.end(item)
+    if has_failed:
         return events + writer.failure(response, _why(response))
     return events + writer.closing(response, body)
 

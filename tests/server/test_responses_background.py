@@ -15,7 +15,7 @@ from bequest.engine.types import ChoiceDelta, Delta, Request
 from tests.server.conftest import Starter
 from tests.server.front import Front
 from tests.server.test_keys import bearer, key_file
-from tests.server.test_responses import PATH, WHOLE, streamed
+from tests.server.test_responses import PATH, WHOLE, events, streamed
 
 
 async def until_ended(client: openai.AsyncOpenAI, response_id: str) -> Any:
@@ -105,6 +105,37 @@ async def test_a_failure_is_kept(front: Front) -> None:
     failed = await until_ended(client, begun.id)
     assert failed.status == "failed" and failed.error and failed.error.code == "server_error"
     assert "restarting" in failed.error.message and failed.output_text == "Hel"
+
+
+@pytest.mark.parametrize("how", ["failed", "cancelled"])
+async def test_what_was_cut_is_told_again(front: Front, how: str) -> None:
+    """Under the same numbers: a client may come back behind any of them."""
+
+    def script(request: Request) -> Iterator[Delta]:
+        for text in ("Hel", "lo"):
+            yield Delta(request.id, (ChoiceDelta(0, text, (1,)),), first=text == "Hel")
+        yield Delta(request.id, error=EngineDead("The engine has failed.", reason="died"))
+
+    front.engine.script, front.engine.held = script, True
+    client = front.strict()
+    begun = await client.responses.create(model="fake/model", input="hi", background=True)
+    for _ in range(2):
+        front.engine.advance()
+
+    async def heard() -> list[tuple[str, int]]:
+        async with front.http.get(f"{front.url}{PATH}/{begun.id}?stream=true") as answer:
+            return [(event["type"], event["sequence_number"]) for event in events(await answer.read())]
+
+    live = asyncio.create_task(heard())
+    await front.settle()
+    if how == "failed":
+        front.engine.advance()
+    else:
+        await client.responses.cancel(begun.id)
+    told = await live
+    assert (await client.responses.retrieve(begun.id)).status == how
+    assert [kind for kind, _ in told][-4:] == [*["response.output_text.delta"] * 2, "response.failed", "error"]
+    assert await heard() == told
 
 
 async def test_deleting_ends_it(front: Front) -> None:
