@@ -8,6 +8,7 @@ Owned by the event-loop thread; no asyncio.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from bequest.engine._C import BlockEpochs, BlockTable, TokenList
@@ -46,7 +47,10 @@ class Leaving:
         self._leases = leases
         self._owned = owned = leases.borrow(record)
         self._closed = False
-        self.states = list(dict.fromkeys(owned.states))  # of recurrent layers, each once
+        # By choice and position. Choices that say the same have one each for the same tokens: the first serves all.
+        self._standing = {index: _standing_for(record.kept[index], owned.states) for index in owned.tables}
+        standing = (state for found in self._standing.values() for state in found.values())
+        self.states = list(dict.fromkeys(standing))  # of recurrent layers, those to be read, each once
         entries = dict.fromkeys(entry for table in owned.all() for entry in table.blocks)
         self.entries = sorted(entries, key=is_on_host)  # the blocks to be read, each once, those of the device first
 
@@ -59,6 +63,7 @@ class Leaving:
         """Its rows are the entries, in order, then those of the states."""
         rows = {entry: row for row, entry in enumerate(self.entries)}
         record, lineage = self._record, self._record.identity.lineage
+        states = self._rows_of_states(identity.cache.rows_of_state)
         encoder = None
         if record.encoder is not None and self._owned.inputs:
             encoder = EstateEncoder.of(record.encoder, tuple(rows[entry] for entry in self._owned.inputs[0].blocks))
@@ -77,7 +82,10 @@ class Leaving:
                     shown_len=record.kept[index].shown_len,
                     computed=record.kept[index].computed,
                     rows=tuple(rows.get(entry, NO_BLOCK) for entry in table.entries),
-                    states=self._states_of(record.kept[index], identity.cache.rows_of_state),
+                    states=tuple(
+                        EstateState(position=position, rows=states[state])
+                        for position, state in self._standing[index].items()
+                    ),
                 )
                 for index, table in sorted(self._owned.tables.items())
             ),
@@ -90,23 +98,25 @@ class Leaving:
             images=tuple(map(EstateImage.of, record.identity.images)),
         )
 
-    def _states_of(self, kept: KeptChoice, rows_of_state: int) -> tuple[EstateState, ...]:
-        """Those that stand for tokens of a choice; one for each position."""
-        found: dict[int, EstateState] = {}
-        for number, state in enumerate(self.states):
-            alike = state.tokens.common_prefix(kept.tokens)
-            if state.position <= min(alike, kept.computed) and state.position not in found:
-                first = len(self.entries) + number * rows_of_state
-                found[state.position] = EstateState(
-                    position=state.position, rows=tuple(range(first, first + rows_of_state))
-                )
-        return tuple(found.values())
+    def _rows_of_states(self, count: int) -> dict[State, tuple[int, ...]]:
+        """Those behind the entries, so many each."""
+        first = len(self.entries)
+        return {state: tuple(range(first + i * count, first + (i + 1) * count)) for i, state in enumerate(self.states)}
 
     def close(self) -> None:
         """Idempotent."""
         if not self._closed:
             self._closed = True
             self._leases.give_back(self._owned)
+
+
+def _standing_for(kept: KeptChoice, states: Iterable[State]) -> dict[int, State]:
+    """Those that stand for tokens of a choice; one for each position."""
+    found: dict[int, State] = {}
+    for state in states:
+        if state.position <= min(state.tokens.common_prefix(kept.tokens), kept.computed):
+            found.setdefault(state.position, state)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

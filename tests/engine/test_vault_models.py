@@ -12,6 +12,7 @@ from bequest.engine._C import BlockPool, BlockTable
 from bequest.engine.cache.filed import served
 from bequest.engine.engine import AsyncEngine
 from bequest.engine.errors import ParentLost
+from bequest.engine.formats.estate_file import from_bytes, to_bytes
 from bequest.engine.types import Lineage, Request, SamplingParams
 from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.types.estate import NO_BLOCK
@@ -123,6 +124,27 @@ async def test_a_branch_in_the_middle_is_right(tmp_path: Path, name: str) -> Non
         assert all(count == at for at, count in inherited.items())
     if name == "recurrent":
         assert inherited[60] == 48 and inherited[24] == 24
+
+
+@pytest.mark.parametrize("name", SETUPS)
+async def test_choices_that_say_the_same(tmp_path: Path, name: str) -> None:
+    """Each has a state of its own behind the same tokens, of which one is enough."""
+    setup, several = SETUPS[name], SamplingParams(max_tokens=9, n=3, temperature=0, ignore_eos=True)
+    async with vault(tmp_path, setup) as engine:
+        parent = request(prompt(18), several, retain=LASTING, encoder=encoder_of(setup))
+        answer = await ask(engine, parent)
+        assert answer.retained is not None and answer.retained.durable, answer.retained
+        assert answer.token_ids[0] == answer.token_ids[1] == answer.token_ids[2]
+        data = to_bytes(await engine.export_estate("t", parent.id))
+    assert from_bytes(data).deed.id == parent.id, "it has no flaws"
+    async with vault(tmp_path, setup) as engine:
+        for choice in range(3):
+            child = child_of(engine, parent.id, [5, 6], choice=choice)
+            answer = await ask(engine, child)
+            check_tokens(child, answer)
+            assert answer.inheritance is not None and answer.inheritance.computed_tokens == 3
+        engine.forget("t", parent.id)
+        assert engine.retention.books.used == 0
 
 
 @pytest.mark.parametrize("name", SETUPS)
