@@ -70,10 +70,11 @@ class Leases:
         Raises RetentionTooLarge or InsufficientRetention.
         """
         whole = self.most_blocks(group)
+        # That parent may be what gives way to its states: then it is in files alone, and pays for nothing.
+        num_states = self._with_room(record.tenant, partial(self._states.check, group))
         discount = self._shared_rows(group.request, creditor)
         cross_discount = self._shared_inputs(record, creditor)
         charge = whole - discount * self._pool.num_whole_strips - cross_discount
-        num_states = self._with_room(record.tenant, partial(self._states.check, group))
         with nullcontext() if creditor is None else creditor.pinned():  # what it pays for must not give way to this
             self._open(record.tenant, charge, whole)
         self._states.promise(record, num_states)

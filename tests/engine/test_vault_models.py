@@ -237,6 +237,21 @@ async def test_leases_in_files_give_way_to_states(tmp_path: Path) -> None:
             await check_child(engine, parent.id, ("file", "blocks", "prefix_cache"))
 
 
+async def test_a_lease_in_files_gives_way_to_the_states_of_its_child(tmp_path: Path) -> None:
+    """Which then shares no block with it, and pays for all of its own."""
+    setup = replace(RECURRENT, states=StateSizes(num_slots=40, num_lease_slots=6, interval=24))
+    async with vault(tmp_path, setup) as engine:
+        parent, _ = await lease(engine, setup, 40)
+        assert engine.retention.leases.num_states > 2
+        child = child_of(engine, parent.id, [7, 8, 9], retain=LASTING)
+        answer = await ask(engine, child)
+        check_tokens(child, answer)
+        assert answer.inheritance is not None and answer.inheritance.computed_tokens == 4
+        assert answer.retained is not None and answer.retained.durable, answer.retained
+        for one in (child.id, parent.id):
+            await check_child(engine, one, ("file", "blocks"))
+
+
 def test_what_is_served_is_what_a_table_serves() -> None:
     draw = random.Random(4)
     for _ in range(400):
