@@ -47,6 +47,8 @@ class Leaving:
         self._leases = leases
         self._owned = owned = leases.borrow(record)
         self._closed = False
+        # By choice. A record may be given more meanwhile, which these blocks have not got.
+        self._computed = {index: record.kept[index].computed for index in owned.tables}
         # By choice and position. Choices that say the same have one each for the same tokens: the first serves all.
         self._standing = {index: _standing_for(record.kept[index], owned.states) for index in owned.tables}
         standing = (state for found in self._standing.values() for state in found.values())
@@ -80,7 +82,7 @@ class Leaving:
                     token_ids=tuple(record.kept[index].tokens[:]),
                     num_prompt=record.kept[index].num_prompt,
                     shown_len=record.kept[index].shown_len,
-                    computed=record.kept[index].computed,
+                    computed=self._computed[index],
                     rows=tuple(rows.get(entry, NO_BLOCK) for entry in table.entries),
                     states=tuple(
                         EstateState(position=position, rows=states[state])

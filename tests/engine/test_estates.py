@@ -31,6 +31,7 @@ from bequest.engine.types.encoder import EncoderInput
 from bequest.engine.types.estate import Estate
 from tests.engine.harness import Answer, Setup, ask, ask_all, request, running, until
 from tests.engine.paged_fake import PagedFakeRunner, expected_tokens
+from tests.engine.test_hidden_states import wants
 
 SETUP = Setup(num_blocks=60, num_host_blocks=80, num_lease_blocks=40)
 ENCODING = replace(SETUP, encoder_len=40)
@@ -167,6 +168,24 @@ async def test_piece_by_piece_between_steps() -> None:
             assert answer.token_ids[0] == expected_tokens(one.prompt_token_ids, 40)
         await check_children_alike(here, there, parent.id)
         forget(parent.id, here, there)
+
+
+@pytest.mark.parametrize("length", range(30, 34))
+async def test_what_a_parent_is_given_meanwhile_stays(length: int) -> None:
+    """An extraction hands over the KV of the last token, which the blocks on their way have not got."""
+    async with running(SETUP) as (engine, _):
+        parent, desk = request([3] * length, params(), retain=Retain(600)), engine._estates
+        await ask(engine, parent)
+        record = engine.retention.find("t", parent.id)
+        kept, before = record.kept[0], record.kept[0].computed
+        leaving = desk.leave(record)
+        lineage = Lineage(parent.id, 0, len(kept.tokens))
+        await ask(engine, request(kept.tokens[:], params(0), hidden_states=wants("last"), lineage=lineage))
+        assert kept.computed == len(kept.tokens) == before + 1
+        deed = leaving.deed(await desk.identity("t"), desk.notes)
+        assert deed.choices[0].computed == before and not [*deed.flaws(len(leaving.entries))]
+        leaving.close()
+        engine.forget("t", parent.id)
 
 
 async def test_under_load_nothing_is_mixed_up() -> None:
