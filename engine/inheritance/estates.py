@@ -224,8 +224,7 @@ class Coming:
         owned, self._owned = self._owned, None
         if owned is not None:
             self._cache.states.forget(owned.states)  # nobody may go on from what was not written
-            self._retention.leases.give_back(owned)
-            self._retention.leases.drop_import(self._identity.tenant, len(self.blocks), len(self.slots))
+            self._retention.leases.drop_import(self._identity.tenant, len(self.blocks), len(self.slots), owned)
 
 
 class Estates:

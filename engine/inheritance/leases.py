@@ -204,22 +204,23 @@ class Leases:
     def borrow(self, record: Record) -> Borrowed:
         """All that an ended record has, until `give_back`. Raises InsufficientRetention if some of it is gone."""
         adopted, inputs = self._adopt(record)
+        states = [state.hold() for state in record.states]
         try:
-            found = self._states_of(record, [kept for kept, _ in adopted])
+            states += (s for found in self._states_of(record, [kept for kept, _ in adopted]) for s in found)
+            before = [s for kept, _ in adopted for s in self._states.before(record.salt, kept.tokens, kept.computed)]
+            states = self._states.lend(states, before)
         except EngineError:
             _free([*(table for _, table in adopted), *inputs])
+            self._states.drop(states)
             raise
         tables = {index: kept.table.fork() for index, kept in record.kept.items() if kept.table is not None}
         tables |= {i: table for i, kept in record.kept.items() for other, table in adopted if other is kept}
-        states = [*(state.hold() for state in record.states), *(state for part in found for state in part)]
-        for kept, _ in adopted:
-            states += self._states.before(record.salt, kept.tokens, kept.computed)
         return Borrowed(tables, [*inputs, *(held.table.fork() for held in record.inputs)], states)
 
     def give_back(self, borrowed: Borrowed) -> None:
         """Once."""
         _free(borrowed.all())
-        self._states.drop(borrowed.states)
+        self._states.give_back(borrowed.states)
 
     def open_import(self, tenant: str, num_blocks: int, num_states: int) -> None:
         """Promises blocks to a record that comes from elsewhere. Raises RetentionTooLarge or InsufficientRetention."""
@@ -227,8 +228,11 @@ class Leases:
         self._open(tenant, num_blocks, num_blocks)
         self._states.reserve(num_states)
 
-    def drop_import(self, tenant: str, num_blocks: int, num_states: int) -> None:
-        """It does not come after all."""
+    def drop_import(self, tenant: str, num_blocks: int, num_states: int, owned: Borrowed | None = None) -> None:
+        """It does not come after all; `owned` was made for it."""
+        if owned is not None:
+            _free(owned.all())
+            self._states.drop(owned.states)
         self._states.reserve(-num_states)
         self.budget.settle(tenant, num_blocks)
         self.budget.close_lease(tenant)

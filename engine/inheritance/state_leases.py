@@ -1,7 +1,8 @@
 """States of recurrent layers that leases hold, and those promised to requests that run. Event-loop thread.
 
 As with blocks, a lease is charged for the most that it can become when its request is admitted: for each choice the
-state of its end, and those that are kept on the way.
+state of its end, and those that are kept on the way. What is read for an estate counts as if a lease had it: running
+sequences count on all other slots.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class StateLeases:
         self._states = states
         self._sizes = sizes
         self._promised = 0
-        self._held: Counter[State] = Counter()  # → leases that hold it
+        self._held: Counter[State] = Counter()  # → leases that hold it, and estates that leave
 
     @property
     def num_held(self) -> int:
@@ -81,19 +82,41 @@ class StateLeases:
         paid = min(len(states), record.lease.states)
         self._promised -= paid
         record.lease.states -= paid
-        self._held.update(states)
+        self._add(states)
         record.states += states
-        for state in states:
-            self._states.park(state)
 
     def release(self, record: Record) -> None:
-        for state in record.states:
+        self.give_back(record.states)
+        record.states = []
+
+    def lend(self, states: list[State], more: list[State]) -> list[State]:
+        """Those that are read for an estate, until `give_back`; of `more` as many as there is room for. Raises
+        InsufficientRetention."""
+        self.check_more(len({*states} - self._held.keys()))
+        self._add(states)
+        for state in more:
+            try:
+                self.check_more(state not in self._held)
+            except InsufficientRetention:
+                self._states.drop([state])
+                continue
+            self._add([state])
+            states = [*states, state]
+        return states
+
+    def give_back(self, states: list[State]) -> None:
+        """Once."""
+        for state in states:
             self._states.unpark(state)
             self._held[state] -= 1
             if not self._held[state]:
                 del self._held[state]
-        self._states.drop(record.states)
-        record.states = []
+        self._states.drop(states)
+
+    def _add(self, states: list[State]) -> None:
+        self._held.update(states)
+        for state in states:
+            self._states.park(state)
 
     def find(self, salt: bytes, tokens: TokenList, position: int) -> list[State] | None:
         """What an ended choice needs to be continued from its end; None: it is gone."""

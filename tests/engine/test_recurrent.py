@@ -257,3 +257,22 @@ async def test_beams_that_could_not_pass_their_tokens_again_are_refused() -> Non
         with pytest.raises(InvalidRequest) as refused:
             await ask(engine, request(prompt(9), beams, hidden_states=HiddenStatesParams((1,))))
         assert refused.value.details == {"limit": 1}
+
+
+async def test_states_that_are_read_for_an_estate_are_counted() -> None:
+    """A lease may end while its estate leaves: its states are still there, and others get no lease in their place."""
+    states = StateSizes(num_slots=14, num_lease_slots=6, interval=24)
+    async with running(Setup(states=states, num_lease_blocks=60, max_num_seqs=2, eos=())) as (engine, _):
+        leaving = []
+        with pytest.raises(InsufficientRetention):
+            for seed in range(9):
+                parent = await ask(engine, request(prompt(40, seed=seed), PARAMS, retain=Retain(60)))
+                leaving.append(engine._estates.leave(engine.retention.find("t", parent.id)))
+                engine.set_ttl("t", parent.id, None)
+        crowd = [request(prompt(40, seed=10 + i), PARAMS) for i in range(6)]
+        for one, answer in zip(crowd, await ask_all(engine, crowd), strict=True):
+            assert answer.token_ids[0] == expected_tokens(one.prompt_token_ids, PARAMS.max_tokens)
+        for estate in leaving:
+            estate.close()
+        parent = await ask(engine, request(prompt(40), PARAMS, retain=Retain(60)))
+        engine.forget("t", parent.id)
