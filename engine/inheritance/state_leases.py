@@ -90,9 +90,13 @@ class StateLeases:
         record.states = []
 
     def lend(self, states: list[State], more: list[State]) -> list[State]:
-        """Those that are read for an estate, until `give_back`; of `more` as many as there is room for. Raises
-        InsufficientRetention."""
-        self.check_more(len({*states} - self._held.keys()))
+        """Those that are read for an estate, until `give_back`; of `more` as many as there is room for, the others are
+        dropped. Raises InsufficientRetention: the caller drops `states`."""
+        try:
+            self.check_more(len({*states} - self._held.keys()))
+        except InsufficientRetention:
+            self._states.drop(more)
+            raise
         self._add(states)
         for state in more:
             try:

@@ -276,3 +276,18 @@ async def test_states_that_are_read_for_an_estate_are_counted() -> None:
             estate.close()
         parent = await ask(engine, request(prompt(40), PARAMS, retain=Retain(60)))
         engine.forget("t", parent.id)
+
+
+async def test_an_estate_that_finds_no_room_holds_no_states() -> None:
+    """Neither that of its end, nor those on the way."""
+    states = StateSizes(num_slots=14, num_lease_slots=4, interval=24)
+    async with running(Setup(states=states, num_lease_blocks=60, max_num_seqs=2, eos=())) as (engine, _):
+        warm = await ask(engine, request(prompt(40, seed=1), PARAMS))
+        leases = engine.retention.leases
+        leases.open_import("t", 1, 4)  # one that comes from elsewhere has all that leases may hold
+        with pytest.raises(InsufficientRetention):
+            engine._estates.leave(engine.retention.find("t", warm.id))
+        leases.drop_import("t", 1, 4)
+        leaving = engine._estates.leave(engine.retention.find("t", warm.id))
+        assert len(leaving.states) > 1
+        leaving.close()
