@@ -64,11 +64,17 @@ class Process:
 
     @property
     def last_lines(self) -> str:
-        return self.log[-2000:]
+        """From what ended the engine on, if something did."""
+        died = self.log.find("the engine died")
+        return self.log[-2000:] if died < 0 else self.log[died : died + 4000]
 
     @property
     def is_alive(self) -> bool:
         return self._process.poll() is None
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
     def end(self, score: Score) -> None:
         """It must end when it is told to, and not before."""

@@ -1,16 +1,23 @@
 """A crowded server with little memory beside one that computes each request afresh, alone: do they answer the same?
 
-    python -m benchmarks.twins [MODEL] [--requests 1000] [--clients 10] [--seed 0] [--flags "…"] [--both "…"]
+    python -m benchmarks.twins [MODEL] [--requests 1000] [--clients 10] [--seed 0] [--adapters 0] [--kills 0]
+                               [--flags "…"] [--both "…"]
 
 Requests of the first server sample with all kinds of parameters, follow grammars, search with beams, score suffixes and
-extract hidden states. Half of them continue what an earlier one left, from its end or from somewhere in it. Some are
-leased, some streamed, some clients leave early, and records are deleted. Its cache is small, so that it preempts,
-evicts and swaps. Then each request that was answered is sent to the second server with all of its tokens. It keeps
-nothing and has room for everything. Tokens, texts, log-probabilities, scores and states are compared.
+extract hidden states. Half of them continue what an earlier one left, from its end or from somewhere in it, or what
+still runs. Some are leased, some streamed, some clients leave early, records are deleted, or leave as estates and come
+back. Its cache is small, so that it preempts, evicts and swaps. Then each request that was answered is sent to the
+second server with all of its tokens. It keeps nothing and has room for everything. Tokens, texts, log-probabilities,
+scores and states are compared. When everything is deleted the first server must hold nothing.
 
-MODEL is a directory; without it a small random one is made. --flags are the first server's, such as
-`--speculative ngram`; --both those that change numbers, such as `--kv-cache-dtype fp8`. Exits with 1 if an answer
-differs, if a request gets a 5xx or no answer, or if a server ends.
+MODEL is a directory; without it a small random one is made. Where it sees, half of the requests are chats with images,
+some of which come again; where it has an encoder each has one of a few inputs. --adapters: files of random adapters.
+The first server has three of them under names that stand for others in the middle of the load. --kills: so often it is
+killed with SIGKILL and started again; half of its leases are durable, and those that were promised must be found.
+
+--flags are the first server's, such as `--speculative ngram`; --both those that change numbers, such as
+`--kv-cache-dtype fp8`. Exits with 1 if an answer differs, if a request gets a 5xx or no answer, if a lease is lost or
+kept too long, or if a server ends.
 """
 
 from __future__ import annotations
@@ -23,214 +30,230 @@ import random
 import shlex
 import sys
 import tempfile
-from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from benchmarks.fuzz.values import WORDS
-from benchmarks.model_shapes import write_model
-from benchmarks.soaking import PATIENCE, SHAPE, Process, Score, code_of
+from benchmarks.model_shapes import SHAPES, write_model
+from benchmarks.random_adapters import write_adapter, write_adapter_of
+from benchmarks.soaking import PATIENCE, SHAPE, Process, Score, code_of, forget_all, metrics_of
+from benchmarks.twin_requests import Adapters, Asked, Body, Maker, Sent
 
 MAX_LEN = 256
-_LONGEST = MAX_LEN - 50  # a prompt, so that an answer has room
+_LONGEST_ANSWER = 50
 _BOTH = ["--port", "0", "--threads", "1", "--max-model-len", str(MAX_LEN)]
 _CROWDED = ["--block-size", "4", "--num-blocks", "150", "--max-num-seqs", "5", "--host-cache-gb", "0.001"]
 _ROOMY = ["--block-size", "16", "--num-blocks", "800", "--max-num-seqs", "64", "--no-enable-prefix-caching"]
-_REGEXES = ["[a-z ]{3,30}", "(ab|c)+d", "[0-9]{1,9}"]
 # Of a choice, where a server tells it.
-_COMPARED = ("token_ids", "text", "finish_reason", "stop_reason", "beam_score", "cumulative_logprob", "logprobs")
-_COMPARED += ("prompt_logprobs", "hidden_states")
+_COMPARED = (
+    *("token_ids", "text", "message", "finish_reason", "stop_reason", "beam_score", "cumulative_logprob"),
+    *("logprobs", "prompt_logprobs", "hidden_states"),
+)
 _STREAMED = ("token_ids", "text", "finish_reason", "stop_reason")
+_HELD = ("blocks_used", "host_blocks_used", "retention_charged_blocks", "leases")
+_IDLE = (*(f"bequest:{name}" for name in _HELD), "vllm:num_requests_running", "vllm:num_requests_waiting")
+_LOST = ("continuation_parent_not_found", "continuation_parent_lost", "continuation_parent_expired")
+_KEY = "sk-one-of-the-twins"
+_KEYS = f"""
+[[keys]]
+name = "twin"
+tenant = "twin"
+key = "{_KEY}"
+operator = true
+lowest_priority = -1
+permissions = ["estates"]
+"""
 _NEAR = 2e-3  # of numbers; sums of different steps have different last bits
 
-Body = dict[str, Any]
 
+class Crowded:
+    """The server that is loaded. It may be killed, and is started again on its files."""
 
-@dataclass(frozen=True)
-class Left:
-    """What an answered request left: the tokens of its prompt and of each choice."""
+    def __init__(self, arguments: list[str], folder: Path, adapters: dict[str, int]) -> None:
+        self._arguments = arguments
+        self._folder = folder
+        self.is_up = asyncio.Event()
+        self.starts = 0
+        self.start(adapters)
 
-    id: str
-    prompt: list[int]
-    choices: list[list[int]]
+    def start(self, adapters: dict[str, int]) -> None:
+        loras = [f"--lora={name}={self._folder}/adapters/{file}" for name, file in adapters.items()]
+        self.process = Process([*self._arguments, *loras], self._folder / f"crowded{self.starts}.log")
+        self.starts += 1
+        self.is_up.set()
 
-
-@dataclass(frozen=True)
-class Asked:
-    path: str
-    crowded: Body  # as the first server gets it
-    fresh: Body  # the same with all tokens, for the second
-
-
-class Maker:
-    """Makes requests, half of them of what others left."""
-
-    def __init__(self, draw: random.Random, tokens: list[int]) -> None:
-        self.draw = draw
-        self.left: deque[Left] = deque(maxlen=25)
-        self._tokens = tokens
-        self._begins = [self._some(draw.randrange(8, 100)) for _ in range(5)]  # of prompts
-
-    def request(self) -> Asked:
-        kind = self.draw.choice([self._generation] * 5 + [self._search] * 2 + [self._states, self._scores])
-        place, prompt = self._place(may_add=kind != self._scores)
-        fields = kind(prompt)
-        key, path = ("input", "hidden_states") if kind == self._states else ("prompt", "completions")
-        terms = self._terms() if kind in (self._generation, self._search) else {}
-        if kind == self._generation and self.draw.random() < 0.3:
-            terms["stream"] = True
-        if place is not None:
-            fields.pop("prompt_logprobs", None)  # which a continuation has not
-        crowded = {key: prompt} if place is None else place
-        return Asked(f"/v1/{path}", {**crowded, **fields, **terms}, {key: prompt, **fields})
-
-    def _some(self, count: int) -> list[int]:
-        return self.draw.choices(self._tokens, k=count)
-
-    def _place(self, may_add: bool) -> tuple[Body | None, list[int]]:
-        """Where a continuation begins, None for a request of its own, and all tokens of its prompt."""
-        draw = self.draw
-        if self.left and draw.random() < 0.5:
-            parent = draw.choice(self.left)
-            choice = draw.randrange(len(parent.choices))
-            whole = [*parent.prompt, *parent.choices[choice]]
-            at = draw.choice([len(whole), draw.randint(1, len(whole))])
-            added = self._some(draw.choice([0, 0, 1, 2, 9, 30])) if may_add else []
-            if at + len(added) <= _LONGEST:
-                told: int | str = "last" if at == len(whole) else at
-                place = {"continuation_of": parent.id, "continuation_choice": choice, "continuation_at": told}
-                return place | ({"continuation_token_ids": added} if added else {}), [*whole[:at], *added]
-        begin = draw.choice(self._begins)
-        return None, [*begin[: draw.randint(1, len(begin))], *self._some(draw.choice([0, 1, 3, 17]))]
-
-    def _terms(self) -> Body:
-        """Which change no answer."""
-        retain = self.draw.choice([None, None, True, {"ttl": 1}, {"ttl": 30}])
-        priority = self.draw.choice([None, None, None, -1, 2])
-        return {"retain": retain, "priority": priority}
-
-    def _generation(self, prompt: list[int]) -> Body:
-        draw = self.draw
-        limit = draw.choice([0, 1, 2, 5, 17, 40])
-        if limit == 0:
-            return {"max_tokens": 0, "return_token_ids": True}
-        fields = {"max_tokens": limit, "n": draw.choice([1, 1, 1, 2, 3]), "return_token_ids": True, "temperature": 0}
-        if draw.random() < 0.6:
-            fields |= {"temperature": draw.choice([0.7, 1.0]), "seed": draw.randrange(9999)}
-            fields |= {"top_p": draw.choice([None, 0.8]), "top_k": draw.choice([None, 7])}
-        chances: dict[str, Any] = {
-            "repetition_penalty": 1.3,
-            "presence_penalty": 0.7,
-            "frequency_penalty": 0.7,
-            "logit_bias": {str(token): bias for token, bias in zip(self._some(2), (3, -100), strict=True)},
-            "logprobs": draw.choice([0, 3]),
-            "prompt_logprobs": draw.choice([0, 2]),
-            "stop_token_ids": self._some(4),
-            "return_hidden_states": {"layers": [0, -1], "positions": "all"},
-        }
-        fields |= {name: value for name, value in chances.items() if draw.random() < 0.13}
-        # A grammar that ends before the least number of tokens is an error.
-        one = {"structured_outputs": {"regex": draw.choice(_REGEXES)}}, {"min_tokens": draw.randint(0, limit)}, {}
-        return fields | draw.choices(one, [1, 1, 4])[0]
-
-    def _search(self, prompt: list[int]) -> Body:
-        draw = self.draw
-        width = draw.choice([2, 3, 5])
-        return {
-            "use_beam_search": True,
-            "beam_width": width,
-            "n": draw.randint(1, width),
-            "max_tokens": draw.choice([1, 3, 8, 15]),
-            "length_penalty": draw.choice([0.5, 1.0, 2.0]),
-            "early_stopping": draw.choice([False, True, "never"]),
-            "stop_token_ids": self._some(draw.choice([0, 8])),
-            "return_token_ids": True,
-        }
-
-    def _states(self, prompt: list[int]) -> Body:
-        draw = self.draw
-        # Of a continuation the positions that its parent computed are not at hand.
-        return {"layers": draw.choice(["last", "all", [0, 1]]), "positions": "last", "encoding_format": "float"}
-
-    def _scores(self, prompt: list[int]) -> Body:
-        suffixes = [self._some(self.draw.randint(1, 5)) for _ in range(self.draw.randint(1, 4))]
-        logprobs = self.draw.choice([0, 2])
-        return {"max_tokens": 0, "continuation_suffixes": suffixes, "logprobs": logprobs, "return_token_ids": True}
+    async def kill(self, adapters: dict[str, int]) -> None:
+        """With SIGKILL, and starts another one."""
+        self.is_up.clear()
+        await asyncio.to_thread(self.process.kill)
+        await asyncio.sleep(0.5)  # clients hear of it
+        await asyncio.to_thread(self.start, adapters)
 
 
 class Twins:
-    def __init__(self, session: aiohttp.ClientSession, maker: Maker, score: Score) -> None:
+    def __init__(self, session: aiohttp.ClientSession, crowded: Crowded, maker: Maker, score: Score) -> None:
         self.session = session
+        self.crowded = crowded
         self.maker = maker
         self.score = score
         self.answered: list[tuple[Asked, Body]] = []
         self.to_send = 0
+        self.promised: set[str] = set()  # leases that outlive the process
 
-    async def crowd(self, url: str, requests: int, clients: int) -> None:
+    async def crowd(self, requests: int, clients: int, kills: int) -> None:
         self.to_send = requests
-        await asyncio.gather(*(self._client(url) for _ in range(clients)))
+        moments = {requests * (number + 1) // (kills + 1) for number in range(kills)}
+        await asyncio.gather(*(self._client(moments) for _ in range(clients)))
 
-    async def _client(self, url: str) -> None:
-        draw = self.maker.draw
+    async def _client(self, moments: set[int]) -> None:
+        """`moments`: how many requests are to be sent when the server is killed."""
         while self.to_send > 0:
             self.to_send -= 1
-            asked = self.maker.request()
-            leaves = draw.random() < 0.06
+            if self.to_send in moments:
+                self.score.seen["killed"] += 1
+                await self.crowded.kill(self.maker.adapters.files)
+            await self.crowded.is_up.wait()
+            starts = self.crowded.starts
             try:
-                patience = 0.1 * draw.random() if leaves else PATIENCE
-                answer = await asyncio.wait_for(self._ask(url, asked.path, asked.crowded), patience)
-            except TimeoutError:
-                self.score.seen["left early"] += leaves
-                if not leaves:
-                    self.score.fault(f"no answer in {PATIENCE:g} s: {json.dumps(asked.crowded)}")
-                continue
-            if answer is not None:
-                self._remember(asked, answer)
-            if self.maker.left and draw.random() < 0.02:
-                async with self.session.delete(f"{url}/v1/continuations/{draw.choice(self.maker.left).id}"):
-                    self.score.seen["deleted"] += 1
+                await self._one(self.crowded.process.url)
+                if self.maker.adapters.num_files and self.maker.draw.random() < 0.1:
+                    await self._exchange(self.crowded.process.url)
+            except aiohttp.ClientError:
+                if self.crowded.starts == starts and self.crowded.is_up.is_set():
+                    raise
+                self.score.seen["cut by a kill"] += 1
 
-    def _remember(self, asked: Asked, answer: Body) -> None:
-        self.answered.append((asked, answer))
-        if "prompt" in asked.fresh and "continuation_suffixes" not in asked.fresh:
-            choices = [choice.get("token_ids") or [] for choice in answer["choices"]]
-            self.maker.left.append(Left(answer["id"], asked.fresh["prompt"], choices))
+    async def _one(self, url: str) -> None:
+        draw, asked = self.maker.draw, self.maker.request()
+        name, parent = asked.crowded.body.get("model", ""), asked.parent
+        leaves = draw.random() < 0.06
+        self.maker.adapters.open.append(name)
+        try:
+            patience = 0.1 * draw.random() if leaves else PATIENCE
+            answer = await asyncio.wait_for(self._ask(url, asked.crowded), patience)
+        except TimeoutError:
+            self.score.seen["left early"] += leaves
+            if not leaves:
+                self.score.fault(f"no answer in {PATIENCE:g} s: {json.dumps(asked.crowded.body)}")
+            return
+        finally:
+            self.maker.adapters.open.remove(name)
+            self.maker.running.pop(asked.crowded.body.get("request_id", ""), None)
+        if isinstance(answer, dict):
+            self._note(asked, answer)
+        elif parent in self.promised and answer in _LOST:
+            self.score.fault(f"{answer}, which was promised: {json.dumps(asked.crowded.body)[:600]}")
+        elif self.maker.left and answer == "insufficient_retention":
+            for left in draw.choices(self.maker.left, k=5):
+                await self._release(url, left.id)
+        if self.maker.left and draw.random() < 0.02:
+            await self._delete(url, draw.choice(self.maker.left).id)
+        if self.maker.left and draw.random() < 0.03:
+            await self._travel(url, draw.choice(self.maker.left).id)
+
+    def _note(self, asked: Asked, answer: Body) -> None:
+        self.answered.append((self.maker.remember(asked, answer), answer))
+        if (answer.get("retained") or {}).get("durable"):
+            self.promised.add(answer["id"])
+            self.score.seen["durable"] += 1
+        if inherited := answer.get("continuation"):
+            self.score.seen[f"continued from {inherited['source']}"] += 1
+
+    async def _travel(self, url: str, lease: str) -> None:
+        """It leaves as an estate, and comes back."""
+        path = f"{url}/v1/continuations/{lease}"
+        async with self.session.get(f"{path}/estate") as response:
+            status, estate = response.status, await response.read()
+        if status == 200:
+            await self._delete(url, lease)
+            ttl = self.maker.draw.choice([1, 30])
+            async with self.session.put(f"{path}/estate", params={"ttl": ttl}, data=estate) as response:
+                status, estate = response.status, await response.read()
+        self.score.seen[f"travelled: {'' if status == 200 else code_of(estate.decode())}"] += 1
+        if status >= 500 or status == 400:
+            self.score.fault(f"an estate of {lease}: {status} {estate[:300]!r}")
+
+    async def _delete(self, url: str, lease: str) -> None:
+        self.promised.discard(lease)
+        async with self.session.delete(f"{url}/v1/continuations/{lease}"):
+            self.score.seen["deleted"] += 1
+
+    async def _release(self, url: str, lease: str) -> None:
+        self.promised.discard(lease)
+        async with self.session.patch(f"{url}/v1/continuations/{lease}", json={"ttl": None}):
+            self.score.seen["released"] += 1
+
+    async def _exchange(self, url: str) -> None:
+        """A name stands for another file from now on, if nobody needs it."""
+        adapters, draw = self.maker.adapters, self.maker.draw
+        names = [name for name in adapters.files if name not in adapters.open]
+        if not names:
+            return
+        name = draw.choice(names)
+        file = adapters.files.pop(name)
+        unload = Sent("/v1/unload_lora_adapter", {"lora_name": name})
+        try:
+            async with self.session.post(url + unload.path, json=unload.body) as response:
+                refusal = await response.json() if response.status == 409 else None
+            for lease in refusal["error"]["details"]["leases"] if refusal else []:
+                await self._release(url, lease)
+            if refusal is None or isinstance(await self._ask(url, unload), dict):
+                file = draw.choice([each for each in range(adapters.num_files) if each not in adapters.files.values()])
+                self.score.seen["exchanged"] += 1
+                loaded = await self._ask(
+                    url, Sent("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(file)})
+                )
+                if not isinstance(loaded, dict):
+                    self.score.fault(f"{name} was not loaded: {loaded}")
+        finally:
+            adapters.files[name] = file
 
     async def compare(self, url: str) -> None:
         for asked, answer in self.answered:
-            fresh = await self._ask(url, asked.path, asked.fresh)
+            fresh = await self._fresh(url, asked)
             if fresh is None:
                 continue
-            names = _STREAMED if asked.crowded.get("stream") else _COMPARED
+            names = _STREAMED if asked.crowded.body.get("stream") else _COMPARED
             told, expected = _shown(answer, names), _shown(fresh, names)
-            self.score.seen["compared"] += 1
+            self.score.seen[f"compared, of {asked.origin}"] += 1
             if not _is_near(told, expected):
-                shown = (json.dumps(part)[:600] for part in (asked.crowded, told, expected))
-                self.score.fault("{}\n  crowded {}\n  afresh  {}".format(*shown))
+                shown = (json.dumps(part)[:600] for part in (asked.crowded.body, told, expected))
+                self.score.fault("of {}: {}\n  crowded {}\n  afresh  {}".format(asked.origin, *shown))
 
-    async def _ask(self, url: str, path: str, body: Body) -> Body | None:
-        """The answer, put together if it comes in pieces; None: it was refused, which is counted."""
-        async with self.session.post(url + path, json=body) as response:
-            if response.status == 200 and body.get("stream"):
-                text = await response.text()
-                events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
-                failed = next((event for event in events if "error" in event), None)
-                if failed is None:
-                    return _joined(events)
-                status, text = 400, json.dumps(failed)
-            else:
-                status, text = response.status, await response.text()
+    async def _fresh(self, url: str, asked: Asked) -> Body | None:
+        """What the roomy server says, which forgets it then. None: nothing."""
+        fresh: Body = {}
+        for sent in asked.fresh():
+            place = {"continuation_of": fresh["id"]} if fresh else {}
+            answer = await self._ask(url, Sent(sent.path, {**sent.body, **place}))
+            if isinstance(answer, str):
+                return None
+            fresh = answer
+        if len(asked.fresh()) > 1:
+            await forget_all(self.session, url)
+        return fresh
+
+    async def _ask(self, url: str, sent: Sent) -> Body | str:
+        """The answer, put together if it comes in pieces; the code of an error, which is counted."""
+        async with self.session.post(url + sent.path, json=sent.body) as response:
+            status, text = response.status, await response.text()
+        if status == 200 and sent.body.get("stream"):
+            events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+            failed = next((event for event in events if "error" in event), None)
+            if failed is None:
+                return _joined(events)
+            status, text = 400, json.dumps(failed)
         if status == 200:
-            answer: Body = json.loads(text)
+            answer: Body = json.loads(text) if text.startswith("{") else {}
             return answer
-        self.score.seen[f"{status} {code_of(text)}"] += 1
+        code = code_of(text)
+        self.score.seen[f"{status} {code}"] += 1
         if status >= 500:
-            self.score.fault(f"{status} {text[:300]} of {json.dumps(body)[:600]}")
+            self.score.fault(f"{status} {text[:300]} of {json.dumps(sent.body)[:600]}")
             self.to_send = 0
-        return None
+        return code
 
 
 def _joined(events: list[Body]) -> Body:
@@ -241,12 +264,13 @@ def _joined(events: list[Body]) -> Body:
         choice["text"] += part["text"]
         choice["token_ids"] += part.get("token_ids") or []
         choice |= {name: part.get(name) for name in ("finish_reason", "stop_reason") if part.get("finish_reason")}
-    return {"id": events[0]["id"], "choices": [choices[index] for index in sorted(choices)]}
+    told = {name: event[name] for event in events for name in ("retained", "continuation") if event.get(name)}
+    return {"id": events[0]["id"], "choices": [choices[index] for index in sorted(choices)], **told}
 
 
 def _shown(answer: Body, names: tuple[str, ...]) -> list[Any]:
     if "choices" not in answer:
-        return [entry["data"] for entry in answer["data"]]
+        return [entry.get("data") or entry["embedding"] for entry in answer["data"]]
     return [{name: choice.get(name) for name in names} for choice in answer["choices"]]
 
 
@@ -260,17 +284,51 @@ def _is_near(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-async def run(urls: tuple[str, str], options: argparse.Namespace, score: Score) -> None:
+async def run(crowded: Crowded, roomy: str, adapters: Adapters, options: argparse.Namespace, score: Score) -> None:
     timeout, connector = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-        async with session.post(f"{urls[0]}/tokenize", json={"prompt": " ".join(WORDS)}) as response:
-            tokens = sorted(set((await response.json())["tokens"]))
-        twins = Twins(session, Maker(random.Random(options.seed), tokens), score)
+    headers = {"Authorization": f"Bearer {_KEY}"}
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
+        maker = await make_maker(session, crowded.process.url, adapters, options)
+        twins = Twins(session, crowded, maker, score)
         try:
-            await twins.crowd(urls[0], options.requests, options.clients)
-            await twins.compare(urls[1])
+            await twins.crowd(options.requests, options.clients, options.kills)
+            await check_idle(session, crowded.process.url, score)
+            await twins.compare(roomy)
         except aiohttp.ClientError as error:
             score.fault(f"a server closed its connection: {error!r}")
+
+
+async def make_maker(
+    session: aiohttp.ClientSession, url: str, adapters: Adapters, options: argparse.Namespace
+) -> Maker:
+    async with session.post(f"{url}/tokenize", json={"prompt": " ".join(WORDS)}) as response:
+        tokens = sorted(set((await response.json())["tokens"]))
+    async with session.get(f"{url}/v1/models") as response:
+        most = (await response.json())["data"][0]["max_model_len"]
+    body = {"prompt": "one", "max_tokens": 0, "return_token_ids": True}
+    async with session.post(f"{url}/v1/completions", json=body) as response:
+        choice = (await response.json())["choices"][0]
+    return Maker(
+        random.Random(options.seed),
+        tokens,
+        max(most - _LONGEST_ANSWER, most // 2),
+        adapters,
+        begin=choice["prompt_token_ids"][:1] if choice.get("encoder_prompt_token_ids") else None,
+        sees=options.model is not None and (options.model / "preprocessor_config.json").exists(),
+        durable=options.kills > 0,
+    )
+
+
+async def check_idle(session: aiohttp.ClientSession, url: str, score: Score) -> None:
+    """When everything is deleted nothing may be held."""
+    await forget_all(session, url)
+    for _ in range(100):
+        figures = await metrics_of(session, url)
+        held = {name: value for name, value in figures.items() if name in _IDLE and value}
+        if not held:
+            return
+        await asyncio.sleep(0.1)
+    score.fault(f"held when idle: {held}")
 
 
 def main() -> None:
@@ -281,18 +339,32 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--flags", type=shlex.split, default=[], help="of the crowded server")
     parser.add_argument("--both", type=shlex.split, default=[], help="flags of both servers")
+    parser.add_argument("--kills", type=int, default=0, help="of the crowded server, which keeps leases in files")
+    parser.add_argument("--adapters", type=int, default=0, help="files of random ones")
     options = parser.parse_args()
     score = Score()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = [str(options.model or write_model(SHAPE, folder / "model")), *_BOTH, *options.both]
         model += [] if options.model else ["--load-format", "dummy"]
-        crowded = Process([*model, *_CROWDED, *options.flags], folder / "crowded.log")
-        roomy = Process([*model, *_ROOMY], folder / "roomy.log")
+        for file in range(options.adapters):
+            directory, rank = folder / "adapters" / str(file), 1 + 3 * file
+            if options.model:
+                write_adapter_of(directory, options.model, rank, seed=file)
+            else:
+                write_adapter(directory, SHAPES[SHAPE].config, rank, seed=file, size=0.3)
+        (folder / "keys.toml").write_text(_KEYS)
+        ours = ["--api-key-file", str(folder / "keys.toml")]
+        ours += ["--allow-lora-loading", str(folder / "adapters")] if options.adapters else []
+        ours += ["--estate-dir", str(folder / "estates"), "--estate-gb", "1"] if options.kills else []
+        theirs = [f"--lora=file{file}={folder}/adapters/{file}" for file in range(options.adapters)]
+        adapters = Adapters(options.adapters)
+        crowded = Crowded([*model, *_CROWDED, *ours, *options.flags], folder, adapters.files)
+        roomy = Process([*model, *_ROOMY, *theirs], folder / "roomy.log")
         try:
-            asyncio.run(run((crowded.url, roomy.url), options, score))
+            asyncio.run(run(crowded, roomy.url, adapters, options, score))
         finally:
-            crowded.end(score)
+            crowded.process.end(score)
             roomy.end(score)
     score.show()
     sys.exit(1 if score.faults else 0)
