@@ -183,10 +183,10 @@ class EstateDesk:
             await self._transfer(BlockWrite(moves=self._moves(), blocks=_ints(blocks), content=piece))
 
     async def _write_states(self, coming: Coming, content: BlockBytes) -> None:
-        for slot, rows in zip(coming.slots, coming.state_rows, strict=True):
-            state = self.state_in(content[list(rows)])
-            moves = self._cache.states.take_moves()
-            await self._transfer(StateWrite(slots=_ints([slot]), content=state[None], moves=moves))
+        for state, rows in zip(coming.states, coming.state_rows, strict=True):
+            numbers = self.state_in(content[list(rows)])
+            moves = self._cache.states.take_moves()  # it may have moved since it was expected
+            await self._transfer(StateWrite(slots=_ints([state.slot]), content=numbers[None], moves=moves))
 
     async def _transfer(self, move: BytesMove) -> BlockBytes:
         if self._closed is not None:

@@ -409,18 +409,24 @@ class RecurrentStates:
         ]
         return [self._held(state) for state in found]
 
-    def forget(self, states: Iterable[State]) -> None:
-        for state in states:
+    def forget_warm(self) -> None:
+        for state in list(self._idle):
             self._hide(state)
 
-    def forget_warm(self) -> None:
-        self.forget(list(self._idle))
-
-    def bring(self, salt: bytes, tokens: TokenList, position: int, *, for_lease: bool = False) -> State:
-        slot = self._host_free.pop() if for_lease and self._host_free else self._slot()
-        state = State(slot, position, tokens, salt, lasting=True)
+    def bring(self, salt: bytes, tokens: TokenList, position: int) -> State:
+        state = State(self._slot(), position, tokens, salt, lasting=True)
         self._list(state)
         return state
+
+    def expect(self, salt: bytes, tokens: TokenList, position: int) -> State:
+        slot = self._host_free.pop() if self._host_free else self._slot()
+        state = State(slot, position, tokens, salt, lasting=True)
+        self.park(state)
+        return state
+
+    def show(self, states: Iterable[State]) -> None:
+        for state in states:
+            self._list(state)
 
     # --- drafts --------------------------------------------------------------------------------------------------
 

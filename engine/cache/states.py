@@ -87,9 +87,15 @@ class States(Protocol):
     def before(self, salt: bytes, tokens: TokenList, position: int) -> list[State]:
         """Those of fewer tokens, held for the caller."""
 
-    def bring(self, salt: bytes, tokens: TokenList, position: int, *, for_lease: bool = False) -> State:
-        """One that comes from elsewhere, held for the caller, who has its bytes written to its slot. `for_lease`: none
-        goes on from it yet, and the host may have it."""
+    def bring(self, salt: bytes, tokens: TokenList, position: int) -> State:
+        """One that comes from elsewhere, held for the caller, who has its bytes written to its slot before any step."""
+
+    def expect(self, salt: bytes, tokens: TokenList, position: int) -> State:
+        """One whose bytes come later, held and parked for the caller, who has them written to the slot that it has by
+        then. Nobody finds it before `show`."""
+
+    def show(self, states: Iterable[State]) -> None:
+        """Whose bytes are there: who has their tokens finds them."""
 
     def park(self, state: State) -> None:
         """One of its holders is a lease, or will be: it only keeps it."""
@@ -99,9 +105,6 @@ class States(Protocol):
 
     def take_moves(self) -> IntArray:
         """[C, 2] moves between slots that whoever reaches for states next carries out first."""
-
-    def forget(self, states: Iterable[State]) -> None:
-        """Nobody finds them any more. Whoever holds them still does."""
 
     def forget_warm(self) -> None:
         """Nobody finds those that nobody holds."""
@@ -196,10 +199,13 @@ class Stateless:
     def take_moves(self) -> IntArray:
         return no_pairs()
 
-    def bring(self, salt: bytes, tokens: TokenList, position: int, *, for_lease: bool = False) -> State:
+    def bring(self, salt: bytes, tokens: TokenList, position: int) -> State:
         raise AssertionError("a model without recurrent layers has no states")
 
-    def forget(self, states: Iterable[State]) -> None:
+    def expect(self, salt: bytes, tokens: TokenList, position: int) -> State:
+        raise AssertionError("a model without recurrent layers has no states")
+
+    def show(self, states: Iterable[State]) -> None:
         return
 
     def forget_warm(self) -> None:

@@ -170,11 +170,11 @@ class Coming:
             inputs.append(self._table(deed.encoder.rows, deed.encoder.length, None, tables))
         indices = (choice.index for choice in deed.choices)
         self._tokens = {choice.index: TokenList(choice.token_ids) for choice in deed.choices}
-        states = self._bring_states(cache.states)
-        self._owned: Borrowed | None = Borrowed(dict(zip(indices, tables, strict=True)), inputs, states)
+        self.states = self._expect_states(cache.states)
+        self._owned: Borrowed | None = Borrowed(dict(zip(indices, tables, strict=True)), inputs, self.states)
 
-    def _bring_states(self, states: States) -> list[State]:
-        """Slots for the states, each once; whoever shares the rows of one shares it."""
+    def _expect_states(self, states: States) -> list[State]:
+        """Each once; whoever shares the rows of one shares it."""
         self.state_rows: list[tuple[int, ...]] = []  # of the content, of each state
         brought: dict[tuple[int, ...], State] = {}
         for choice in self._estate.deed.choices:
@@ -182,8 +182,7 @@ class Coming:
                 if kept.rows not in brought:
                     self.state_rows.append(kept.rows)
                     tokens = self._tokens[choice.index]
-                    brought[kept.rows] = states.bring(self._identity.salt, tokens, kept.position, for_lease=True)
-        self.slots = [state.slot for state in brought.values()]  # that they go to
+                    brought[kept.rows] = states.expect(self._identity.salt, tokens, kept.position)
         return list(brought.values())
 
     def _table(self, rows: tuple[int, ...], length: int, front: _Front | None, before: list[BlockTable]) -> BlockTable:
@@ -216,6 +215,8 @@ class Coming:
             )
         self._retention.adopt(record, owned, len(self.blocks), ttl, now)
         self._owned = None
+        self._unpark()
+        self._cache.states.show(self.states)
         self._cache.index(record)
         return record.id
 
@@ -223,8 +224,13 @@ class Coming:
         """Gives back what no record has taken over."""
         owned, self._owned = self._owned, None
         if owned is not None:
-            self._cache.states.forget(owned.states)  # nobody may go on from what was not written
-            self._retention.leases.drop_import(self._identity.tenant, len(self.blocks), len(self.slots), owned)
+            self._unpark()
+            self._retention.leases.drop_import(self._identity.tenant, len(self.blocks), len(self.states), owned)
+
+    def _unpark(self) -> None:
+        """The record does, or nobody."""
+        for state in self.states:
+            self._cache.states.unpark(state)
 
 
 class Estates:
