@@ -213,8 +213,8 @@ CUtensorMap map_of(const void* data, const cuuint64_t (&sizes)[4], const cuuint6
   CUtensorMap map;
   const CUresult result =
       tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(data), sizes, strides,
-                           box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                           kLineFetch, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                           box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, kLineFetch,
+                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   check(result == CUDA_SUCCESS, "the driver refused the tensor map of a stack");
   return map;
 }

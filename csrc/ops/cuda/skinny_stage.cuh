@@ -77,8 +77,8 @@ inline CUtensorMap group_map(const void* groups, int64_t out_features, int64_t l
   CUtensorMap map;
   const CUresult result =
       tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT32, 4, const_cast<void*>(groups), sizes, strides,
-                           box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                           kLineFetch, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                           box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, kLineFetch,
+                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   check(result == CUDA_SUCCESS, "the driver refused the tensor map of a weight's groups");
   return map;
 }
