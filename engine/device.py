@@ -116,13 +116,13 @@ _Launched = PendingStep | PendingTransfer | Probe | _Yielded
 
 class DeviceThread:
     """Runs a Runner. What it is told to call is called on the event loop, results in the order of the plans; but
-    `on_arrival` on the thread that has the result, with whether that has nothing else to do."""
+    `on_arrival` on the thread that has the result, with what tells the event loop where that is all it has to do."""
 
     def __init__(
         self,
         runner: Runner,
         loop: asyncio.AbstractEventLoop,
-        on_arrival: Callable[[StepResult, bool], None],
+        on_arrival: Callable[[StepResult, Callable[[], None] | None], None],
         on_result: Callable[[StepResult], None],
         on_computed: Callable[[None], None],
         on_failure: Callable[[BaseException], None],
@@ -250,7 +250,7 @@ class DeviceThread:
                     self._look_no_more()
                 return
             result = step.wait()
-            self._on_arrival(result, False)
+            self._on_arrival(result, None)
         except BaseException as error:
             self._on_failure(error)
             return
@@ -298,7 +298,7 @@ class DeviceThread:
             return
         step = self._runner.launch(plan)
         if isinstance(step, StepResult):
-            self._on_arrival(step, False)
+            self._on_arrival(step, None)
             self._post(self._on_result, step)
         else:
             self._launched.put(step)
@@ -351,8 +351,7 @@ class DeviceThread:
                     step.wait_computed()
                     self._post(self._on_computed, None)
                 result = step.wait()
-                self._post(self._on_result, result)
-                self._on_arrival(result, True)
+                self._on_arrival(result, partial(self._post, self._on_result, result))
         except BaseException as error:
             self._post(self._on_failure, error)
         finally:

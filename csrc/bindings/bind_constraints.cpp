@@ -12,6 +12,7 @@
 #include "bindings/bindings.h"
 #include "constraints/answers.h"
 #include "core/check.h"
+#include "core/flag.h"
 
 namespace py = pybind11;
 
@@ -117,15 +118,19 @@ class StepAnswers {
     }
   }
 
-  // A mask of each. Without the interpreter.
-  std::vector<size_t> fill(Address masks, size_t num_words, int num_threads) {
+  // A mask of each. Without the interpreter. Then sets the flag, if there is one, unless a matcher failed:
+  // that has to be known before anybody samples.
+  std::vector<size_t> fill(Address masks, size_t num_words, int num_threads,
+                           const std::optional<std::pair<Address, uint32_t>>& flag) {
     std::vector<MaskRow> rows;
     rows.reserve(answers_.size());
     for (const HeldAnswer& answer : answers_) {
       checked(*answer, num_words);
       rows.push_back({answer.get(), rows.size()});
     }
-    return fill_masks(rows, place_of(masks, num_words), num_threads);
+    const std::vector<size_t> failed = fill_masks(rows, place_of(masks, num_words), num_threads);
+    if (flag && failed.empty()) publish(pointer<uint32_t>(flag->first), flag->second);
+    return failed;
   }
 
  private:
@@ -139,7 +144,7 @@ void bind_step_answers(py::module_& m) {
       .def_property_readonly("ready", &StepAnswers::ready)
       .def("see", &StepAnswers::see, py::arg("tokens"), py::arg("bad_rows"), py::arg("first"))
       .def("fill", &StepAnswers::fill, py::arg("masks"), py::arg("num_words"), py::arg("num_threads"),
-           py::call_guard<py::gil_scoped_release>());
+           py::arg("flag"), py::call_guard<py::gil_scoped_release>());
 }
 
 std::vector<size_t> bound_fill_masks(const std::vector<std::pair<Answer*, size_t>>& filled, Address masks,

@@ -8,7 +8,6 @@
 #include "ops/cuda/fine_rows.h"
 #include "ops/cuda/float8_rows.h"
 #include "ops/cuda/gather.h"
-#include "ops/cuda/late_copy.h"
 #include "ops/cuda/logprobs.h"
 #include "ops/cuda/norm.h"
 #include "ops/cuda/product_choice.h"
@@ -372,37 +371,6 @@ void bind_blocks(py::module_& m) {
       py::arg("block_bytes"), py::arg("pairs"), py::arg("num_pairs"), py::arg("stream"));
 }
 
-void bind_late_copy(py::module_& m) {
-  using Copy = cuda::LateCopyParams;  // but for its value and its length
-  py::class_<Copy>(m, "CudaLateCopy")
-      .def(py::init([](Address flag, Address source, Address destination, Address arrived) {
-             return Copy{.flag = pointer<uint32_t>(flag),
-                         .value = 0,
-                         .source = pointer<void>(source),
-                         .destination = pointer<void>(destination),
-                         .num_bytes = 0,
-                         .arrived = pointer<uint32_t>(arrived)};
-           }),
-           py::arg("flag"), py::arg("source"), py::arg("destination"), py::arg("arrived"))
-      .def(
-          "queue",
-          [](Copy copy, int64_t num_bytes, uint32_t value, Address stream) {
-            copy.num_bytes = num_bytes;
-            copy.value = value;
-            cuda::late_copy(copy, stream_of(stream));
-          },
-          py::arg("num_bytes"), py::arg("value"), py::arg("stream"))
-      .def(
-          "wait",
-          [](const Copy& copy, uint32_t value, Address stream) {
-            cuda::wait_for_flag(copy.arrived, value, stream_of(stream));
-          },
-          py::arg("value"), py::arg("stream"));
-  m.def(
-      "cuda_publish", [](Address flag, uint32_t value) { cuda::publish(pointer<uint32_t>(flag), value); },
-      py::arg("flag"), py::arg("value"));
-}
-
 // The rows of a sampler in device memory.
 struct SamplerRows {
   cuda::SamplerRow* rows;  // [num_rows]
@@ -493,7 +461,6 @@ void bind_cuda_ops(py::module_& m) {
   bind_tiles(m);
   bind_fine_products(m);
   bind_blocks(m);
-  bind_late_copy(m);
   bind_sampler(m);
 }
 

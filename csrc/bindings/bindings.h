@@ -30,6 +30,7 @@ void bind_answers(pybind11::module_& m);
 void bind_cuda_attention(pybind11::module_& m);
 void bind_cuda_ops(pybind11::module_& m);
 void bind_cuda_experts(pybind11::module_& m);
+void bind_cuda_late_copy(pybind11::module_& m);
 void bind_cuda_lora(pybind11::module_& m);
 void bind_cuda_stack(pybind11::module_& m);
 

@@ -3,6 +3,7 @@
 #include "bindings/bindings.h"
 #include "core/check.h"
 #include "core/dot.h"
+#include "core/flag.h"
 #include "core/host_memory.h"
 #include "core/isa.h"
 #include "core/threads.h"
@@ -24,6 +25,9 @@ PYBIND11_MODULE(_C, m) {
       "populate_pages",
       [](Address address, size_t bytes) { return populate_pages(pointer<void>(address), bytes); },
       py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "publish", [](Address flag, uint32_t value) { publish(pointer<uint32_t>(flag), value); },
+      py::arg("flag"), py::arg("value"));
   m.def("isa", [] { return isa_name(current_isa()); });
   m.def("dot", [] { return dot_name(current_dot()); });
   m.def("dot_is_fused", [] { return is_fused(current_dot()); });
@@ -48,6 +52,7 @@ PYBIND11_MODULE(_C, m) {
   bind_cuda_attention(m);
   bind_cuda_ops(m);
   bind_cuda_experts(m);
+  bind_cuda_late_copy(m);
   bind_cuda_lora(m);
   bind_cuda_stack(m);
 #endif

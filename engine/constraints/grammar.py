@@ -30,6 +30,7 @@ from bequest.engine._C import (
     fill_masks,
 )
 from bequest.engine.constraints.schemas import followed, reworded
+from bequest.engine.kernels.flag import Flag
 from bequest.engine.text.tokenizer import Tokenizer
 from bequest.engine.types import IntArray
 
@@ -210,12 +211,17 @@ class GrammarMasks:
     def __init__(self, most_threads: int) -> None:
         self._most_threads = most_threads
 
-    def fill_step(self, answers: StepAnswers, matchers: Sequence[GrammarMatcher], masks: IntArray) -> None:
-        """`masks` [rows, words]: of each matcher, for its next token."""
+    def fill_step(
+        self, answers: StepAnswers, matchers: Sequence[GrammarMatcher], masks: IntArray, flag: Flag | None = None
+    ) -> bool:
+        """`masks` [rows, words]: of each matcher, for its next token. Sets the flag before this thread waits for the
+        interpreter; whether it has. It has not where a matcher failed, which the event loop must know before."""
         self._check(masks, len(matchers))
-        failed = answers.fill(address(masks), masks.shape[1], self._threads_for(matchers))
+        told = None if flag is None else (flag.address, flag.value)
+        failed = answers.fill(address(masks), masks.shape[1], self._threads_for(matchers), told)
         for row in failed:
             _fail(matchers[row])
+        return flag is not None and not failed
 
     def fill(
         self, matchers: Sequence[GrammarMatcher], masks: IntArray, drafts: Sequence[tuple[int, ...]] | None = None

@@ -14,49 +14,54 @@ from collections.abc import Callable
 
 import numpy as np
 
+from bequest.engine.kernels.flag import Flag
 from bequest.engine.types import IntArray, mask_words
 
 
 class StepMasks:
     """The masks [rows, words] of some samples of a step. Filled once, from another thread."""
 
-    __slots__ = ("_lock", "_masks", "_place", "_ready", "_then", "shape")
+    __slots__ = ("_lock", "_masks", "_ready", "_target", "shape")
 
     def __init__(self, num_rows: int, words: int) -> None:
         self.shape = num_rows, words
         self._lock = threading.Lock()
         self._ready = threading.Event()
         self._masks: IntArray | None = None
-        self._place: IntArray | None = None
-        self._then: Callable[[], None] | None = None
+        self._target: tuple[IntArray, Callable[[], None]] | None = None
 
     def send_to(self, place: IntArray, then: Callable[[], None]) -> None:
         """Has the masks written to `place` [rows, words] and calls `then`, once: now, if they are there, or else on the
         thread that fills them."""
         with self._lock:
-            self._place, self._then = place, then
+            self._target = place, then
             if self._masks is not None:
                 self._send(self._masks)
 
     @property
-    def place(self) -> IntArray | None:
-        """Where they are best made."""
-        return self._place
+    def target(self) -> tuple[IntArray | None, Flag | None]:
+        """Where they are best made, and what whoever makes them there may set by himself."""
+        if self._target is None:
+            return None, None
+        place, then = self._target
+        return place, then if isinstance(then, Flag) else None
 
-    def fill(self, masks: IntArray) -> None:
-        """`masks` [rows, words]."""
+    def fill(self, masks: IntArray, flag_is_set: bool = False) -> None:
+        """`masks` [rows, words]. `flag_is_set`: they are where they are sent to, and that is known there."""
         assert masks.shape == self.shape and masks.dtype == np.int32
         with self._lock:
             if self._masks is None:
                 self._masks = masks
-                self._send(masks)
+                if not flag_is_set:
+                    self._send(masks)
                 self._ready.set()
 
     def _send(self, masks: IntArray) -> None:
-        if self._place is not None and self._then is not None:
-            if masks is not self._place:
-                np.copyto(self._place, masks)
-            self._then()
+        if self._target is not None:
+            place, then = self._target
+            if masks is not place:
+                np.copyto(place, masks)
+            then()
 
     def abandon(self) -> None:
         """Nobody looks at what is sampled any more."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bequest.engine import _C
 from bequest.engine.kernels.cpu_activations import ACTIVATION_CODES
+from bequest.engine.kernels.flag import Flag
 from bequest.engine.kernels.hidden_tap import LayerTap, tap_arguments
 from bequest.engine.kernels.host_arrays import address
 from bequest.engine.kernels.kv_format import FP8, UNSCALED, KvScales
@@ -310,29 +311,40 @@ def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:
 
 
 class LateCopy:
-    """Copies from pinned memory to the device, int32 [N] both, that wait on the device until their content is there."""
+    """Copies from pinned memory to the device, int32 [N] both, that wait on the device until their content is there.
+
+    Queueing one waits until the one before is done, so the source may be written behind it. What it takes is one call:
+    others want the interpreter at that moment.
+    """
 
     def __init__(self, source: Tensor, destination: Tensor) -> None:
         assert source.is_pinned() and source.is_contiguous() and source.dtype == torch.int32
         self._flag = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._flag_address = self._flag.data_ptr()
         self._arrived = torch.zeros(1, dtype=torch.int32, device=destination.device)
         self._kept = (source, destination)
         self._num_words = source.numel()
         into = address_of(destination, torch.int32, source.numel())
-        self._copy = _C.CudaLateCopy(self._flag.data_ptr(), source.data_ptr(), into, self._arrived.data_ptr())
+        self._copy = _C.CudaLateCopy(self._flag_address, source.data_ptr(), into, self._arrived.data_ptr())
+
+    def pass_by(self) -> None:
+        """What is queued on the current stream comes before copies beside it that are queued behind this one."""
+        self._copy.pass_by(_stream())
 
     def queue(self, num_words: int, value: int) -> None:
-        """Queues the copy of the first `num_words` on the current stream, for when `value` is published."""
+        """Queues the copy of the first `num_words` on the current stream, for when the flag has the value."""
         assert num_words <= self._num_words
         self._copy.queue(4 * num_words, value, _stream())
 
-    def wait(self, value: int) -> None:
-        """What is queued next on the current stream, another than that of the copy, waits until it is done."""
-        self._copy.wait(value, _stream())
+    def queue_beside(self, before: LateCopy, num_words: int, value: int, stream: int) -> None:
+        """The same on another stream: what is queued next on the current one waits for the copy. What reads the
+        destination of the copy before was queued when the copy `before` was."""
+        assert num_words <= self._num_words
+        self._copy.queue_beside(before._copy, 4 * num_words, value, stream, _stream())
 
-    def publish(self, value: int) -> None:
-        """What this thread has written to the source may be copied. Any thread."""
-        _C.cuda_publish(self._flag.data_ptr(), value)
+    def flag(self, value: int) -> Flag:
+        """Says that what was written to the source may be copied. For any thread."""
+        return Flag(self._flag_address, value)
 
 
 def swap_blocks(source_cache: Tensor, destination_cache: Tensor, pairs: IntArray) -> None:

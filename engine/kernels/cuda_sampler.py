@@ -236,6 +236,37 @@ class CudaSampler:
         self._bound.sample(logit_rows(logits), by, masked, out, current_stream())
         return tokens, bad
 
+    def sample_part(
+        self,
+        logits: Tensor,
+        part: slice,
+        rows: Tensor,
+        positions: Tensor,
+        tokens: Tensor,
+        bad: Tensor,
+        masks: Tensor,
+        drafts: Tensor | None = None,
+    ) -> None:
+        """The samples `part` of a step, with masks; all tensors but `rows` and `masks` are those of all samples.
+
+        Tensors of the part would take longer to make than all else here: five of them, in each step.
+        """
+        num = part.stop - part.start
+        address, count, vocab_size, stride, dtype = logit_rows(logits)
+        assert not self._updates, "flush() the sampler first"
+        assert part.stop <= count and vocab_size == self.vocab_size, (part, count, vocab_size)
+        for array in (rows, positions, tokens) if drafts is None else (rows, positions, tokens, drafts):
+            assert array.is_cuda and array.dtype is torch.int32 and array.is_contiguous()
+        assert len(rows) >= num and min(len(positions), len(tokens), len(bad)) >= part.stop
+        assert bad.dtype is torch.bool and bad.is_contiguous() and (drafts is None or len(drafts) >= part.stop)
+        assert masks.dtype is torch.int32 and masks.is_contiguous()
+        assert masks.shape == (num, mask_words(vocab_size)), masks.shape
+        read = (address + part.start * stride * logits.itemsize, num, vocab_size, stride, dtype)
+        first = 4 * part.start  # bytes of int32
+        by = (rows.data_ptr(), positions.data_ptr() + first, 0 if drafts is None else drafts.data_ptr() + first)
+        out = (tokens.data_ptr() + first, bad.data_ptr() + part.start, 0)
+        self._bound.sample(read, by, masks.data_ptr(), out, current_stream())
+
     def guess(self, logits: Tensor, rows: Tensor, positions: Tensor, guessed: Tensor) -> Tensor:
         """What `sample` would choose for logits [N, V] of distinct rows, which stay as they are: tokens int32 [N].
 

@@ -450,15 +450,15 @@ class CudaRunner:
         self, samples: StepSamples, masks: MaskSpec, logits: Tensor, plain: bool, buffers: StepBuffers
     ) -> None:
         """Rows with a grammar are sampled by a launch of their own: their masks are made while the forward runs."""
-        num, part = masks.num_rows, masks.part
-        self._sampler.sample(
-            logits[part],
-            buffers.on_device("masked_rows")[:num],
-            buffers.on_device("sample_positions")[part],
-            self._results.tokens[part],
-            self._results.bad[part],
+        self._sampler.sample_part(
+            logits,
+            masks.part,
+            buffers.on_device("masked_rows"),
+            buffers.on_device("sample_positions"),
+            self._results.tokens,
+            self._results.bad,
             self._masks.send(masks, plain),
-            None if samples.drafts is None else buffers.on_device("sample_drafts")[part],
+            None if samples.drafts is None else buffers.on_device("sample_drafts"),
         )
 
     # --- results -------------------------------------------------------------------------------------------------

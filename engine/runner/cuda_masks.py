@@ -9,13 +9,11 @@ memory. So whoever is about to do more than to replay a graph lets the masks com
 from __future__ import annotations
 
 from collections import deque
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from bequest.engine.kernels import cuda as kernels
-from bequest.engine.kernels.streams import StreamScope, record, wait_for
 from bequest.engine.types import ComingMasks, IntArray, MaskSource, MaskSpec, mask_words
 
 _TURNS = 3  # one being copied, one behind it, one to be queued
@@ -76,30 +74,18 @@ class _Buffers:
         self._places = [place.view(shape) for place in places]
         self._arrays: list[IntArray] = [buffer.view(shape).numpy() for buffer in pinned]
         self._copies = [kernels.LateCopy(*pair) for pair in zip(pinned, places, strict=True)]
-        self._copied = [torch.cuda.Event() for _ in range(_TURNS)]
-        self._passed = [torch.cuda.Event() for _ in range(_TURNS)]  # what reads the place of the turn before
-        self._scope = StreamScope(torch.cuda.Stream(device, priority=-1))
+        self._stream = torch.cuda.Stream(device, priority=-1)
         self._count = 0  # of the sends: what a flag is set to
         self._turn = 0
-        record(self._passed[0])  # from here on the places are these masks', and zero
+        self._copies[0].pass_by()  # from here on the places are these masks', and zero
 
     def send(self, masks: ComingMasks, num_rows: int) -> Tensor:
         self._count = self._count % (2**31 - 1) + 1
-        before, self._turn = self._turn, (self._turn + 1) % _TURNS
-        turn = self._turn
-        if not self._copied[turn].query():  # mostly it is: to wait would give the interpreter's lock away
-            self._copied[turn].synchronize()
-        masks.send_to(self._arrays[turn][:num_rows], partial(self._copies[turn].publish, self._count))
-        record(self._passed[turn])
+        before, self._turn = self._copies[self._turn], (self._turn + 1) % _TURNS
+        copy, num_words = self._copies[self._turn], num_rows * self._shape[1]
         if num_rows <= _FEW:
-            self._queue(turn, num_rows)
+            copy.queue(num_words, self._count)
         else:
-            with self._scope:
-                wait_for(self._passed[before])  # the last reader of this place was queued before that
-                self._queue(turn, num_rows)
-            self._copies[turn].wait(self._count)
-        return self._places[turn][:num_rows]
-
-    def _queue(self, turn: int, num_rows: int) -> None:
-        self._copies[turn].queue(num_rows * self._shape[1], self._count)
-        record(self._copied[turn])
+            copy.queue_beside(before, num_words, self._count, self._stream.cuda_stream)
+        masks.send_to(self._arrays[self._turn][:num_rows], copy.flag(self._count))
+        return self._places[self._turn][:num_rows]

@@ -26,6 +26,7 @@ from bequest.engine.constraints.grammar import (
 )
 from bequest.engine.constraints.grammar_check import GrammarCheck
 from bequest.engine.errors import EngineDraining, GrammarTooLarge, InternalError, InvalidRequest
+from bequest.engine.kernels.flag import Flag
 from bequest.engine.types import Delta, OutputMode, Request, SamplingParams, mask_words
 from tests.engine.direct import LLM
 from tests.engine.grammar_world import (
@@ -335,6 +336,21 @@ def test_a_step_tells_its_answers_what_each_has_said() -> None:
     assert matchers[0].failed is not None and matchers[0].done and not masks[0].any()
     with pytest.raises(Error, match="no sample"):
         first.see(tokens, bad, 2)
+
+
+def test_a_flag_is_set_when_masks_are_there_and_no_matcher_failed() -> None:
+    """Whoever samples would find nothing, and the event loop would not know why."""
+    rule, word = grammar("ab*"), np.zeros(1, np.uint32)
+    flag = Flag(word.ctypes.data, 7)
+    (a,) = tokenizer().encode("a", False)
+    matchers = [rule.matcher(), rule.matcher()]
+    masks = np.zeros((2, mask_words(vocabulary().vocab_size)), np.int32)
+    first, second = StepAnswers(matchers), StepAnswers(matchers)
+    assert GrammarMasks(1).fill_step(first, matchers, masks, flag) and word[0] == 7 and masks.any(1).all()
+    word[0] = 0
+    first.see(np.asarray([a, EOS + 1], np.int32), np.zeros(2, bool), 0)
+    assert not GrammarMasks(1).fill_step(second, matchers, masks, flag) and word[0] == 0
+    assert matchers[1].failed is not None and masks.any(1).tolist() == [True, False]
 
 
 def test_a_model_with_fewer_tokens_than_its_tokenizer_spells_with_those_it_has() -> None:

@@ -156,4 +156,4 @@ def test_a_mask_of_another_vocabulary_is_refused() -> None:
     with pytest.raises(_C.Error, match="a bit for each token"):
         _C.fill_masks([(matcher, 0)], _C.address(mask), 100, 1)
     with pytest.raises(_C.Error, match="a bit for each token"):
-        _C.StepAnswers([matcher]).fill(_C.address(mask), 100, 1)
+        _C.StepAnswers([matcher]).fill(_C.address(mask), 100, 1, None)

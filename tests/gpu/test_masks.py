@@ -101,7 +101,7 @@ def test_a_copy_waits_on_the_device_for_what_the_host_has_yet_to_write() -> None
     source = torch.zeros(40, dtype=torch.int32, pin_memory=True)
     destination = torch.zeros(40, dtype=torch.int32, device=DEVICE)
     copy = cuda.LateCopy(source, destination)
-    copy.publish(7)
+    copy.flag(7)()
     copy.queue(40, 7)  # loads the kernel
     torch.cuda.synchronize()
     seen = []
@@ -112,32 +112,81 @@ def test_a_copy_waits_on_the_device_for_what_the_host_has_yet_to_write() -> None
         queued.record()
         assert not queued.query()
         source[:] = torch.arange(value, value + 40)
-        copy.publish(value)
+        copy.flag(value)()
         queued.synchronize()
     assert [told.tolist() for told in seen] == [list(range(value, value + 40)) for value in (8, 9, 10)]
 
 
 def test_another_stream_waits_for_a_copy_that_is_late() -> None:
-    source = torch.zeros(40, dtype=torch.int32, pin_memory=True)
-    destination = torch.zeros(40, dtype=torch.int32, device=DEVICE)
-    copy, beside = cuda.LateCopy(source, destination), torch.cuda.Stream()
+    """Two copies that take turns, each behind what reads the place of the other."""
+    pinned = [torch.zeros(40, dtype=torch.int32, pin_memory=True) for _ in range(2)]
+    places = [torch.zeros(40, dtype=torch.int32, device=DEVICE) for _ in range(2)]
+    copies = [cuda.LateCopy(*pair) for pair in zip(pinned, places, strict=True)]
+    beside = torch.cuda.Stream()
     torch.cuda.synchronize()
     seen = []
-    for value in (1, 2, 3):
+    for value in (1, 2, 3, 4, 5):
+        turn = value % 2
         if value == 1:
-            copy.publish(value)  # the first time loads the kernel
-        with torch.cuda.stream(beside):
-            copy.queue(40, value)
-        copy.wait(value)
-        seen.append(destination.clone())
+            copies[turn].flag(value)()  # the first time loads the kernel
+        copies[turn].queue_beside(copies[1 - turn], 40, value, beside.cuda_stream)
+        seen.append(places[turn].clone())
         queued = torch.cuda.Event()
         queued.record()
         if value > 1:
             assert not queued.query()
-            source[:] = torch.arange(value, value + 40)
-            copy.publish(value)
-        queued.synchronize()
-    assert [told.tolist() for told in seen] == [[0] * 40, *(list(range(value, value + 40)) for value in (2, 3))]
+            pinned[turn][:] = torch.arange(value, value + 40)
+            copies[turn].flag(value)()
+        if value % 2:
+            queued.synchronize()
+    torch.cuda.synchronize()
+    assert [told.tolist() for told in seen] == [[0] * 40, *(list(range(value, value + 40)) for value in (2, 3, 4, 5))]
+
+
+def test_who_queues_a_copy_waits_for_the_one_before() -> None:
+    """The source is written as soon as the call is back."""
+    source = torch.zeros(1 << 24, dtype=torch.int32, pin_memory=True)
+    destination = torch.zeros(1 << 24, dtype=torch.int32, device=DEVICE)
+    copy = cuda.LateCopy(source, destination)
+    copy.flag(1)()
+    copy.queue(1 << 24, 1)
+    seen = []
+    for value in (2, 3):
+        source[-1] = value
+        copy.flag(value)()
+        copy.queue(1 << 24, value)
+        seen.append(destination[-1].clone())
+        copy.queue(0, value)  # waits for it
+        source[-1] = 0
+    assert [int(told) for told in seen] == [2, 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_part_of_a_step_is_sampled_where_it_is(dtype: torch.dtype) -> None:
+    """As the same rows alone, and nothing of the others is written."""
+    num, vocab, part = 6, 1000, slice(2, 5)
+    generator = np.random.default_rng(3)
+    logits = torch.from_numpy(generator.normal(size=(num, vocab)).astype(np.float32) * 3).to(dtype).to(DEVICE)
+    masks = torch.from_numpy(packed(generator.random((3, vocab)) < 0.1)).to(DEVICE)
+    rows = torch.arange(3, dtype=torch.int32, device=DEVICE)
+    positions = torch.arange(10, 10 + num, dtype=torch.int32, device=DEVICE)
+    told = []
+    for whole in (True, False):
+        sampler = CudaSampler(3, vocab, DEVICE)
+        for row in range(3):
+            sampler.open_row(row_spec(row, SamplingParams(max_tokens=9), seed=row))
+        sampler.flush()
+        tokens = torch.full((num,), -7, dtype=torch.int32, device=DEVICE)
+        bad = torch.ones(num, dtype=torch.bool, device=DEVICE)
+        if whole:
+            sampler.sample_part(logits, part, rows, positions, tokens, bad, masks)
+        else:
+            sampler.sample(logits[part], rows, positions[part], tokens[part], bad[part], masks)
+        told.append((tokens.tolist(), bad.tolist(), sampler.last_tokens.tolist()))
+    assert told[0] == told[1]
+    chosen_of_all, refused_of_all, _ = told[0]
+    assert chosen_of_all[:2] == [-7, -7] and chosen_of_all[5:] == [-7]
+    assert refused_of_all == [True, True, False, False, False, True]
 
 
 async def test_an_engine_that_stops_does_not_leave_the_device_waiting(tiny_model: Callable[[str], Path]) -> None:
