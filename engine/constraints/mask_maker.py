@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -33,8 +32,6 @@ from bequest.engine.types import NO_DRAFT, IntArray, MaskSpec, Matcher, StepPlan
 
 log = logging.getLogger("bequest.engine")
 
-# From the result of a step to the sampling of the next the interpreter changes hands several times.
-_SWITCH_SECONDS = 2e-5
 _TURNS = 4  # steps whose masks may be in use or in the making at once
 
 
@@ -83,7 +80,6 @@ class MaskMaker:
         step = _Step(spec, self._channel.open(spec.number, spec.num_rows), known, StepAnswers(known), drafts)
         self._launched[plan.step] = step
         if self._work is None:
-            sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
             self._work = _Work()
             threading.Thread(target=self._run, name="bequest-masks", daemon=True).start()
         # Mostly the step before runs, and who gets its result makes these masks: nobody has to wake up now.
