@@ -159,9 +159,9 @@ class _Child:
 def serve(answer: Callable[[Any], Any]) -> None:
     """The life of a child: answers tasks until nobody asks any more. What `answer` does not catch ends it."""
     seconds, num_bytes = float(sys.argv[1]), int(sys.argv[2])
-    answers = os.fdopen(os.dup(1), "wb")
-    answers.write(b"ready\n")
-    answers.flush()
+    answers = os.dup(1)
+    if not _is_heard(answers, b"ready\n"):
+        return
     # What a task makes Python or a library print is the client's text, and no line of the server's log.
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
@@ -175,5 +175,16 @@ def serve(answer: Callable[[Any], Any]) -> None:
         signal.setitimer(signal.ITIMER_REAL, seconds)
         said = json.dumps(answer(json.loads(line))).encode()
         signal.setitimer(signal.ITIMER_REAL, 0)
-        answers.write(said + b"\n")
-        answers.flush()
+        if not _is_heard(answers, said + b"\n"):
+            return
+
+
+def _is_heard(descriptor: int, line: bytes) -> bool:
+    """Writes a line, unless nobody is there any more: a server that is killed says nothing to its children."""
+    rest = memoryview(line)
+    try:
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+    except BrokenPipeError:
+        return False
+    return True

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -77,6 +80,24 @@ def test_signals_to_the_whole_group_leave_a_child_to_the_server(children: Childr
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(child._process.pid, number)
     assert children.ask(_task("b")) == {"text": "b"} and children._idle == [child]
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_a_child_says_nothing_when_its_server_is_gone(is_ready: bool) -> None:
+    """Killed before the child was ready, or behind a task."""
+    task = json.dumps(_task("a")).encode() + b"\n"
+    heard, told = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", _RENDER, "10", str(512 << 20)],
+        stdin=subprocess.PIPE,
+        stdout=told,
+        stderr=subprocess.PIPE,
+    )
+    os.close(told)
+    if is_ready:
+        assert os.read(heard, 100) == b"ready\n"
+    os.close(heard)
+    assert process.communicate(task if is_ready else b"", timeout=60) == (None, b"") and process.returncode == 0
 
 
 def test_a_child_sees_no_keys(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
