@@ -303,10 +303,11 @@ class Vault:
             return await self._publish(record, manifest, {segment: len(written)} if written else {})
         except OSError as error:
             return f"{self._shelf.name} failed: {error.strerror}"
-        except _NoRoomError as error:
+        except (_NoRoomError, EngineError) as error:
             return str(error)
-        except EngineError as error:
-            return error.message
+        except Exception:  # the answer's end waits for a word
+            log.exception("the lease of %s could not be written", record.id)
+            return "it could not be written, for a reason that is in the server's log"
         finally:
             leaving.close()
             self._retention.books.settle(record)

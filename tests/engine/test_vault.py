@@ -293,7 +293,7 @@ async def test_files_are_charged_at_admission(tmp_path: Path) -> None:
         engine.forget("t", parent.id)
 
 
-@pytest.mark.parametrize("broken", ["vanished", "full", "slow", "read-only"])
+@pytest.mark.parametrize("broken", ["vanished", "full", "slow", "read-only", "odd"])
 async def test_a_disk_that_fails(tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with vault(tmp_path, wait=0.1 if broken == "slow" else 20.0) as engine:
         if broken == "vanished":
@@ -302,12 +302,15 @@ async def test_a_disk_that_fails(tmp_path: Path, broken: str, monkeypatch: pytes
             monkeypatch.setattr("bequest.engine.vault.shelf._write", _no_space)
         if broken == "read-only":
             monkeypatch.setattr("bequest.engine.vault.shelf._private", _read_only)
+        if broken == "odd":
+            monkeypatch.setattr("bequest.engine.vault.shelf._write", lambda *args: {}["nobody expects this"])
         if broken == "slow":
             monkeypatch.setattr("bequest.engine.vault.shelf.os.fsync", lambda descriptor: time.sleep(0.2))
         parent, answer = await a_lease(engine)
         assert answer.token_ids[0] == expected_tokens(parent.prompt_token_ids, 6)
         assert answer.retained is not None and answer.retained.durable is False
         said = {"vanished": "No such file", "full": "No space left", "slow": "longer than 0.1 s"}
+        said["odd"] = "in the server's log"
         assert said.get(broken, "Read-only file system") in str(answer.retained.durable_reason)
         await check_child(engine, parent.id, "blocks")
         if broken == "slow":
