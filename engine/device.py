@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import sys
 import threading
 import time
 from collections import deque
@@ -52,7 +51,6 @@ _QUIET = 5e-5  # seconds between two looks of a loop that does nothing else
 _QUIET_LOOKS = 3  # in a row, until it is taken for quiet: a request passes it in several turns
 _LOOK = 0.002  # seconds between looks whether a thread has ended
 _LOOK_PASSING = 0.0003  # the same of a step that has passed another
-_SWITCH_SECONDS = 2e-4
 _MOST_PASSING = 8  # steps between two parts of one that yields
 
 
@@ -291,8 +289,6 @@ class DeviceThread:
 
     def _launch(self, plan: StepPlan) -> None:
         if plan.yields and isinstance(self._runner, YieldingRunner):
-            # The device has little to do until its next part is launched, which the interpreter must be had for.
-            sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
             ahead = Footprint(plan, self._block_size)
             self._launched.put(_Yielded(self._runner.launch_yielding(plan, partial(self._let_pass, ahead))))
             return
