@@ -203,7 +203,7 @@ class EngineConfig:
         120.0, "seconds after which a step of the device is taken for hung, and the engine for dead; 0: never"
     )
     extraction_share: float = option(
-        0.1, "share of the computed tokens that waiting hidden-state extractions get while generations run"
+        0.1, "share of the computed tokens, and of the time, that extractions of hidden states get beside generations"
     )
     max_queued_extractions: int = option(1024, "most waiting extractions; beyond it one is answered 429")
     max_extraction_mb: float = option(1024, "largest hidden states of one request in MiB")

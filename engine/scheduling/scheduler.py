@@ -174,7 +174,7 @@ class Scheduler:
         self.images.begin_plan()
         due = self._divide(draft, ready)
         extract = partial(self._extract, draft, ready)
-        extracted = 0 if yielding else self.extractions.take_share(draft, extract)
+        extracted = 0 if yielding else self.extractions.take_share(draft, extract, ready, len(self.waiting))
         self._decode(draft, ready.decoding)
         self._admit_due(draft, due)
         if ready.prefilling and not draft.short:
@@ -192,6 +192,7 @@ class Scheduler:
         """The result of a launched step, in the order of the launches."""
         if not launch.plan.encoders and launch.plan.images is None:
             self.clock.ran(launch.nature, launch.plan.num_tokens, result.device_seconds)
+        self.extractions.ran(launch, result.device_seconds)
         return apply_result(launch, result, now)
 
     # --- what kinds of work call ---------------------------------------------------------------------------------

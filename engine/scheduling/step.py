@@ -70,6 +70,7 @@ class StepMaker:
             masked=masked,
             num_prompt_tokens=outcome.num_prompt_tokens,
             num_preempted=draft.num_preempted,
+            num_extracted=sum(chunk.num_tokens for chunk in chunks if _is_extracted(chunk)),
             changes=self._rows.catalogues.take_changes(),
             nature=_nature(draft, outcome, start),
             images_ahead=images.take_ahead({rows.image for rows in outcome.image_rows}) if outcome.image_rows else 0,
@@ -110,7 +111,11 @@ class StepMaker:
 
 
 def _extracts(draft: Draft) -> bool:
-    return not draft.streams and all(chunk.sequence.group.kind.lane is Lane.EXTRACTION for chunk in draft.chunks)
+    return not draft.streams and all(map(_is_extracted, draft.chunks))
+
+
+def _is_extracted(chunk: Chunk) -> bool:
+    return chunk.sequence.group.kind.lane is Lane.EXTRACTION
 
 
 def _nature(draft: Draft, outcome: StepOutcome, num_tokens: int) -> Literal["decode", "extraction", "mixed"]:

@@ -19,5 +19,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[Registration | Release, ...]  # that the device is told before the plan
     num_prompt_tokens: int
     num_preempted: int
+    num_extracted: int  # tokens of extractions
     nature: Literal["decode", "extraction", "mixed"]  # a token for each of some streams; nothing but extractions; other
     images_ahead: int = 0  # whose rows it finds because the tower looked at them before their request came

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import msgspec
 import pytest
 
@@ -84,9 +87,10 @@ def test_steps_that_say_nothing_of_a_size() -> None:
 
 
 class Clocked:
-    """A scheduler over a device of the first kind above."""
+    """A scheduler over a device of the first kind above, or another one."""
 
-    def __init__(self, extraction: ExtractionLimits) -> None:
+    def __init__(self, extraction: ExtractionLimits, seconds: Callable[[int], float] | None = None) -> None:
+        self.seconds = seconds or partial(device, 0.004, 25e-6)
         self.scheduler: Scheduler = make_scheduler(
             SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=512, prefix_caching=True, extraction=extraction),
             CacheSizes(16, 1000),
@@ -106,7 +110,7 @@ class Clocked:
     def step(self) -> Launch | None:
         launch = self.scheduler.plan(self.now)
         if launch is not None:
-            seconds = device(0.004, 25e-6, launch.plan.num_tokens)
+            seconds = self.seconds(launch.plan.num_tokens)
             result = msgspec.structs.replace(self.runner.launch(launch.plan), device_seconds=seconds)
             self.now += seconds
             self.scheduler.apply(launch, result, self.now)
@@ -114,7 +118,7 @@ class Clocked:
 
 
 def test_the_steps_of_an_engine() -> None:
-    """Long before the first generation, none beside it but for their share, short after it, and long again."""
+    """Long before the first generation, beside it what it does not notice, short after it, and long again."""
     clocked = Clocked(ExtractionLimits(share=0.1, max_step_tokens=512, short_steps=(64, 256)))
     wanted = HiddenStatesParams((NUM_LAYERS,), "all")
     for i in range(20):
@@ -128,13 +132,82 @@ def test_the_steps_of_an_engine() -> None:
 
     assert extracted() == 512
     generation = clocked.add(request([7] * 30, SamplingParams(max_tokens=20, temperature=0)))
-    beside = 0
+    beside, began, steps = 0, clocked.now, 0
     while not generation.finished:
         launch = clocked.step()
         assert launch is not None and launch.nature != "extraction"
-        beside += launch.plan.num_tokens - len(launch.plan.samples)
-    assert beside - 29 <= 6, "their share of fifty tokens"
+        beside += launch.num_extracted
+        steps += 1
+    assert beside > 500 and clocked.now - began == pytest.approx(0.004 * steps)
     assert extracted() == 256
     assert extracted() == 256
     clocked.now += 10
     assert extracted() == 512
+
+
+def costs(num_tokens: int) -> float:
+    """Seconds on a device where each token costs something. One of 32 tokens takes less than two of a few."""
+    return 0.003 + 0.0001 * num_tokens
+
+
+def streaming() -> Clocked:
+    """Two generations without end, past their prompts."""
+    clocked = Clocked(ExtractionLimits(share=0.1, max_step_tokens=512), costs)
+    params = SamplingParams(max_tokens=500, temperature=0)
+    for i in range(2):
+        clocked.add(request([7 + i] * 30, params))
+    for _ in range(10):
+        clocked.step()
+    return clocked
+
+
+def want(clocked: Clocked, num_tokens: int, first: int = 100) -> Group:
+    wanted = HiddenStatesParams((NUM_LAYERS,), "all")
+    return clocked.add(request([first] * num_tokens, SamplingParams(max_tokens=0), hidden_states=wanted))
+
+
+def test_they_have_a_share_of_the_time_beside_streams() -> None:
+    """Few streams have few tokens: a share of these would be nothing."""
+    clocked = streaming()
+    for i in range(20):
+        want(clocked, 400, 100 + i)
+    began, steps, extracted, long = clocked.now, 300, 0, 0
+    for _ in range(steps):
+        launch = clocked.step()
+        assert launch is not None and len(launch.plan.samples) == 2, "streams are in every step"
+        extracted += launch.num_extracted
+        long += costs(launch.plan.num_tokens) > 2 * costs(2)
+    longer = clocked.now - began - steps * costs(2)
+    assert longer == pytest.approx(0.0001 * extracted)
+    assert longer / (clocked.now - began) == pytest.approx(0.1, rel=0.1)
+    assert long <= 3, "to learn what they cost, and now and then again"
+    assert extracted > 5 * 0.1 * 2 * steps, "of their tokens it would be this at most"
+
+
+def test_a_short_one_is_in_the_next_step() -> None:
+    clocked = streaming()
+    for first in (100, 101):
+        group = want(clocked, 24, first)
+        launch = clocked.step()
+        assert launch is not None and launch.num_extracted == 24 and group.finished
+        waited, other = 0, want(clocked, 24, first + 50)
+        while not other.finished:
+            launch = clocked.step()
+            assert launch is not None
+            waited += launch.num_extracted == 0
+        assert 6 <= waited <= 8, "2.4 ms are a ninth of seven steps"
+        for _ in range(20):
+            clocked.step()
+
+
+def test_who_waits_for_a_first_token_does_not_wait_for_them() -> None:
+    clocked = streaming()
+    want(clocked, 24)
+    clocked.add(request([9] * 200, SamplingParams(max_tokens=5, temperature=0)))
+    prompt = extracted = 0
+    while prompt < 200:
+        launch = clocked.step()
+        assert launch is not None
+        prompt += launch.num_prompt_tokens - launch.num_extracted
+        extracted += launch.num_extracted
+        assert extracted <= 0.12 * prompt, "their share of the tokens, as ever"

@@ -7,7 +7,7 @@ machine is shared.
 
 **How long a step of nothing but extractions may be.** Whoever comes while it runs waits for its end. So where
 generations were there a moment ago it takes no longer than a few of their steps; where nobody generates it is as long
-as extractions like it best.
+as extractions like it best. One with streams in it takes no longer either.
 
 **How long a step with prompts may be** beside streams: a few steps without (pieces.py).
 """
@@ -94,8 +94,16 @@ class StepClock:
         """Tokens of the next step, if it is one of extractions alone."""
         if now > self._present_until or self._decode is None:
             return self._extracting.largest
-        most = max(self._tuning.extraction_steps * self._decode, self._tuning.extraction_least)
-        return self._extracting.most_within(most)
+        return self._extracting.most_within(self._longest_extracting(self._decode))
+
+    def most_extracting_beside_streams(self) -> int | None:
+        """Tokens of the next step, if it has streams that wait for extractions; None: nobody knows."""
+        return None if self._decode is None else self.mixed.most_within(self._longest_extracting(self._decode))
+
+    @property
+    def decode_seconds(self) -> float | None:
+        """Of a step of generations without prompts; None: nobody knows."""
+        return self._decode
 
     def most_beside_streams(self) -> int | None:
         """Tokens of the next step, if it has prompts and streams that wait for them; None: nobody knows."""
@@ -104,6 +112,9 @@ class StepClock:
         return self.mixed.most_within(max(self._tuning.piece_cost * self._decode, self._tuning.piece_least))
 
     # --- inside --------------------------------------------------------------------------------------------------
+
+    def _longest_extracting(self, decode: float) -> float:
+        return max(self._tuning.extraction_steps * decode, self._tuning.extraction_least)
 
     def _least(self, size: _Size) -> float:
         """One of eight steps of the size took less; 0: there were too few to tell."""
