@@ -24,11 +24,6 @@ def record(event: torch.cuda.Event) -> None:
     event.record(_stream(*torch._C._cuda_getCurrentStream(torch._C._cuda_getDevice())))
 
 
-def wait_for(event: torch.cuda.Event) -> None:
-    """What is queued next on the current stream waits for it."""
-    event.wait(_stream(*torch._C._cuda_getCurrentStream(torch._C._cuda_getDevice())))
-
-
 @cache
 def _stream(stream_id: int, device_index: int, device_type: int) -> torch.cuda.Stream:
     """Its object: to make one takes longer than to record an event."""

@@ -111,7 +111,7 @@ class Extractions:
             fill()
         draft.short = short  # where an extraction finds no blocks, a generation may
         extracted = before - draft.budget
-        if extracted:
+        if extracted and (ready.decoding or ready.prefilling):  # else nobody waits for it, and nobody is owed
             self._time.planned()
         return extracted
 

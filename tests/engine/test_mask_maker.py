@@ -62,14 +62,19 @@ def matchers_of(*patterns: str) -> list[GrammarMatcher]:
     return [Grammar(GrammarSource("regex", pattern), vocabulary()).matcher() for pattern in patterns]
 
 
+def two_steps(maker: tuple[MaskMaker, MaskChannel], matchers: list[GrammarMatcher]) -> None:
+    """The masks of the first are there, those of the second wait for its result."""
+    made, channel = maker
+    made.add(plan_of(1, len(matchers)), matchers)
+    channel.of(1).wait()
+    made.add(plan_of(2, len(matchers)), matchers)
+
+
 def test_the_loop_is_told_before_masks_are_made_and_the_device_by_the_call_that_makes_them(
     maker: tuple[MaskMaker, MaskChannel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, channel = maker
-    matchers = matchers_of("a(b|c)*", "x+")
-    made.add(plan_of(1, 2), matchers)
-    channel.of(1).wait()
-    made.add(plan_of(2, 2), matchers)
+    two_steps(maker, matchers_of("a(b|c)*", "x+"))
     place, events = Place(2), list[str]()
     channel.of(2).send_to(place.masks, place.flag)
     fill = GrammarMasks.fill_step
@@ -91,10 +96,7 @@ def test_the_loop_is_told_before_masks_are_made_and_the_device_by_the_call_that_
 
 def test_without_a_place_the_masks_are_sent_when_one_is_known(maker: tuple[MaskMaker, MaskChannel]) -> None:
     made, channel = maker
-    matchers = matchers_of("ab")
-    made.add(plan_of(1, 1), matchers)
-    channel.of(1).wait()
-    made.add(plan_of(2, 1), matchers)
+    two_steps(maker, matchers_of("ab"))
     told: list[int] = []
     made.take(result_of(1, "a"), lambda: told.append(1))
     assert told == [1] and channel.of(2).filled
@@ -108,9 +110,7 @@ def test_a_matcher_that_fails_is_known_before_the_device_is_told(
 ) -> None:
     made, channel = maker
     matchers = matchers_of("ab", "ab")
-    made.add(plan_of(1, 2), matchers)
-    channel.of(1).wait()
-    made.add(plan_of(2, 2), matchers)
+    two_steps(maker, matchers)
     place, known = Place(2), list[bool]()
     send = StepMasks._send
 

@@ -12,7 +12,10 @@ from bequest.engine.build import CacheSizes, make_scheduler
 from bequest.engine.outputs import ChoiceOutput
 from bequest.engine.scheduling.limits import ExtractionLimits, SchedulerLimits
 from bequest.engine.scheduling.policy.clock import StepClock
+from bequest.engine.scheduling.policy.quota import StepQuota
+from bequest.engine.scheduling.ready import Ready, ready_of
 from bequest.engine.scheduling.scheduler import Scheduler
+from bequest.engine.state.draft import Draft
 from bequest.engine.state.launch import Launch
 from bequest.engine.state.sequence import Group
 from bequest.engine.types import Request, SamplingParams
@@ -211,3 +214,22 @@ def test_who_waits_for_a_first_token_does_not_wait_for_them() -> None:
         prompt += launch.num_prompt_tokens - launch.num_extracted
         extracted += launch.num_extracted
         assert extracted <= 0.12 * prompt, "their share of the tokens, as ever"
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_they_owe_nothing_for_a_step_that_nobody_waits_for(streams: bool) -> None:
+    """Which has their share of the tokens while the generations wait for a result."""
+    clocked = streaming()
+    extractions, clock = clocked.scheduler.extractions, clocked.scheduler.clock
+    extractions._share.settle(1000, 0, 512)
+    ready = ready_of(clocked.scheduler._running) if streams else Ready([], [], [])
+    draft = Draft(clocked.now, clocked.scheduler._step_limits, StepQuota(), 512, 100)
+
+    def fill() -> None:
+        draft.budget -= 5
+
+    assert extractions.take_share(draft, fill, ready, 0) == 5
+    assert (extractions._time.due(512, 2) == 0) == streams
+    assert clock.decode_seconds is not None
+    extractions._time.ran(100 * clock.decode_seconds, 0.0)
+    assert extractions._time.due(512, 2) > 0
