@@ -253,13 +253,18 @@ def test_prepare_qkv(
     assert (keys_values[untouched] == CANARY).all() and (cache[:, [0, 2]] == CANARY).all()
 
 
-@pytest.mark.parametrize("stored", [torch.bfloat16, FP8], ids=str)
+@pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize("dtype,stored", [(torch.bfloat16,) * 2, (torch.bfloat16, FP8), (torch.float32,) * 2], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256, 512])
-@pytest.mark.parametrize("heads,kv_heads", [(32, 8), (5, 1)])
-def test_many_tokens_have_the_bits_of_few(heads: int, kv_heads: int, head_dim: int, stored: torch.dtype) -> None:
-    """Without norms heads of many tokens are turned by a kernel of their own."""
+@pytest.mark.parametrize("heads,kv_heads", [(32, 8), (16, 8), (5, 1)])
+def test_many_tokens_have_the_bits_of_few(
+    heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, stored: torch.dtype, with_norm: bool
+) -> None:
+    """Whole heads of many tokens are turned by a kernel of their own."""
     num_tokens = 300
-    qkv = randn(num_tokens, (heads + 2 * kv_heads) * head_dim, dtype=torch.bfloat16)
+    qkv = randn(num_tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    weights = randn(head_dim, dtype=dtype, seed=5), randn(head_dim, dtype=dtype, seed=6)
+    norm = ops.QkNorm(*weights, 1e-6, 1.0) if with_norm else None
     slots = torch.randperm(320, generator=torch.Generator().manual_seed(3))[:num_tokens].to(DEVICE)
     slots[::7] = -1
     positions = torch.randint(0, 100, (num_tokens,), dtype=torch.int32, device=DEVICE)
@@ -269,7 +274,7 @@ def test_many_tokens_have_the_bits_of_few(heads: int, kv_heads: int, head_dim: i
         rows, cache = qkv.clone(), torch.zeros(20, 2, 2, kv_heads, 16, head_dim, device=DEVICE).to(stored)
         for i in range(0, num_tokens, size):
             part = slice(i, i + size)
-            ops.prepare_qkv(rows[part], heads, cache, 1, slots[part], positions[part], cos_sin)
+            ops.prepare_qkv(rows[part], heads, cache, 1, slots[part], positions[part], cos_sin, norm)
         return rows.view(torch.int16), cache.view(torch.uint8)
 
     for found, expected in zip(prepared(num_tokens), prepared(100), strict=True):

@@ -136,6 +136,40 @@ __device__ __forceinline__ void turn(const float (&cosine)[W], const float (&sin
   }
 }
 
+// The squares of a head of 32 E elements: 16 E / W neighbouring lanes have W each of the first half, x, and
+// of the second one, y. They are added in the order of `normalise`, so the sum is the same to the bit.
+// REQUIRES: E divides W; the whole warp is here
+template <int W, int E>
+__device__ __forceinline__ float spread_squares(const float (&x)[W], const float (&y)[W]) {
+  constexpr int kGroups = W / E;  // of elements that one lane has there
+  float sums[kGroups];
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    float low = 0, high = 0;
+#pragma unroll
+    for (int i = g * E; i < (g + 1) * E; ++i) low += x[i] * x[i], high += y[i] * y[i];
+    sums[g] = low + high;
+  }
+#pragma unroll
+  for (int distance = 8 / kGroups; distance > 0; distance /= 2)
+#pragma unroll
+    for (float& sum : sums) sum += __shfl_xor_sync(kAllLanes, sum, distance);
+#pragma unroll
+  for (int distance = kGroups / 2; distance > 0; distance /= 2)
+#pragma unroll
+    for (int g = 0; g < distance; ++g) sums[g] += sums[g + distance];
+  return sums[0];
+}
+
+// Elements of a head behind its norm, as `normalise` has them.
+template <class T, int W>
+__device__ __forceinline__ void weigh(const Packed<T, W>& weight, float offset, float scale, float (&x)[W]) {
+  float factors[W];
+  unpack<T, W>(weight, factors);
+#pragma unroll
+  for (int i = 0; i < W; ++i) x[i] = rounded<T>(x[i] * scale * (factors[i] + offset));
+}
+
 template <int E>
 __device__ __forceinline__ void scale_head(float scale, float (&x)[E]) {
 #pragma unroll

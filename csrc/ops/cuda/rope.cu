@@ -65,14 +65,46 @@ __global__ void prepare_qkv_kernel(const QkvParams p) {
   }
 }
 
-// Rotation of whole heads without a norm, of any size: a thread has W elements of the first half of a head
-// and those that they turn with, so nothing crosses lanes, and the same part of kHeads heads, whose angles
-// are loaded once.
-template <class T, class C, int W, int kHeads>
+// What a thread has of a head that turns as a whole: W elements of the first half, and those that they turn
+// with.
+template <class T, int W>
+struct Halves {
+  Packed<T, W> low, high;
+
+  __device__ __forceinline__ void unpack_to(float (&x)[W], float (&y)[W]) const {
+    unpack<T, W>(low, x);
+    unpack<T, W>(high, y);
+  }
+};
+
+template <class T, int W>
+__device__ __forceinline__ Halves<T, W> load_halves(const T* from, int half) {
+  return {load_packed<T, W>(from), load_packed<T, W>(from + half)};
+}
+
+template <class T, int W>
+__device__ __forceinline__ void store_halves(T* to, int half, const float (&x)[W], const float (&y)[W]) {
+  store_vector<T, W>(to, x);
+  store_vector<T, W>(to + half, y);
+}
+
+// 1 over the root of the mean of a head's squares, which neighbouring threads have. By whole warps.
+template <class T, int W, int E>
+__device__ __forceinline__ float norm_scale(const Halves<T, W>& head, const QkvParams& p) {
+  float x[W], y[W];
+  head.unpack_to(x, y);
+  return rsqrtf(spread_squares<W, E == 0 ? W : E>(x, y) / static_cast<float>(p.head_dim) + p.eps);
+}
+
+// Rotation of whole heads. Nothing crosses lanes but the squares of a norm, and a thread has the same part of
+// kHeads heads, whose angles are loaded once. E: the elements that a lane has of a head where a warp has all
+// of it (`prepare_qkv_kernel`), whose order of additions the norm here keeps; 0: no norm, heads of any size.
+template <class T, class C, int W, int E, int kHeads>
 __global__ void __launch_bounds__(kTurnThreads) turn_kernel(const QkvParams p) {
   let_next_start();
+  constexpr int kNormed = E > 0 ? kHeads : 0;
   const int half = static_cast<int>(p.head_dim) / 2;
-  const int parts = half / W;
+  const int parts = E > 0 ? 16 * E / W : half / W;
   const int step = static_cast<int>(blockDim.x) / parts;  // heads of the block at once
   const int at = static_cast<int>(threadIdx.x) % parts * W;
   const int first = static_cast<int>(blockIdx.y) * step * kHeads + static_cast<int>(threadIdx.x) / parts;
@@ -85,63 +117,86 @@ __global__ void __launch_bounds__(kTurnThreads) turn_kernel(const QkvParams p) {
   load_angles<W>(angles + half, sine);
   const int64_t key = slot >= 0 ? first_key(p, slot) : 0;
   const float query_scale = p.query_scales ? __ldg(p.query_scales + p.positions[token]) : 1.0f;
+  Halves<T, W> weights[kHeads], heads[kHeads] = {};
+#pragma unroll
+  for (int h = 0; h < kNormed; ++h) {
+    const void* const weight = first + h * step < p.q_heads ? p.q_weight : p.k_weight;
+    weights[h] = load_halves<T, W>(static_cast<const T*>(weight) + at, half);
+  }
   wait_for_previous();
-  Packed<T, W> low[kHeads], high[kHeads];
 #pragma unroll
   for (int h = 0; h < kHeads; ++h)
-    if (first + h * step < end) {
-      const T* const from = source_of<T>(p, token, head_of(p, first + h * step)) + at;
-      low[h] = load_packed<T, W>(from);
-      high[h] = load_packed<T, W>(from + half);
-    }
+    if (first + h * step < end)
+      heads[h] = load_halves<T, W>(source_of<T>(p, token, head_of(p, first + h * step)) + at, half);
+  float scales[kHeads];
+#pragma unroll
+  for (int h = 0; h < kNormed; ++h) scales[h] = norm_scale<T, W, E>(heads[h], p);
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
     if (first + h * step >= end) return;
     const Head head = head_of(p, first + h * step);
-    const bool is_stored = p.kv_cache && head.kind != HeadKind::kQuery;
+    const bool is_query = head.kind == HeadKind::kQuery, is_stored = p.kv_cache && !is_query;
     if (is_stored && slot < 0) return;  // keys and values come last
     float x[W], y[W];
-    unpack<T, W>(low[h], x);
-    unpack<T, W>(high[h], y);
-    if (head.kind != HeadKind::kValue) turn<W>(cosine, sine, x, y);
-    if (head.kind == HeadKind::kQuery && p.query_scales) {
-      scale_head(query_scale, x);
-      scale_head(query_scale, y);
+    heads[h].unpack_to(x, y);
+    if (E > 0 && head.kind != HeadKind::kValue) {
+      weigh<T, W>(weights[h].low, p.weight_offset, scales[h], x);
+      weigh<T, W>(weights[h].high, p.weight_offset, scales[h], y);
     }
+    if (head.kind != HeadKind::kValue) turn<W>(cosine, sine, x, y);
+    if (is_query && p.query_scales) scale_head(query_scale, x), scale_head(query_scale, y);
     if (is_stored) {
-      C* const to = cached<C>(p, head, key) + at;
       scale_for_cache<C>(p, head, x);
       scale_for_cache<C>(p, head, y);
-      store_vector<C, W>(to, x);
-      store_vector<C, W>(to + half, y);
+      store_halves<C, W>(cached<C>(p, head, key) + at, half, x, y);
     } else {
-      T* const to = source_of<T>(p, token, head) + at;
-      store_vector<T, W>(to, x);
-      store_vector<T, W>(to + half, y);
+      store_halves<T, W>(source_of<T>(p, token, head) + at, half, x, y);
     }
   }
 }
 
-// Whether nothing is to be done but a rotation of whole heads, in vectors of W.
+// Whether all of a head turns, in vectors of W.
 template <class T, class C, int W>
-bool only_turns(const QkvParams& p) {
+bool turns_whole(const QkvParams& p) {
   constexpr size_t kBytes = W * sizeof(T);
-  return p.cos_sin && !p.q_weight && p.rotary_dim == p.head_dim && p.head_dim % (2 * W) == 0 &&
-         is_aligned(p.q, kBytes) && is_aligned(p.k, kBytes) && is_aligned(p.v, kBytes) &&
-         is_aligned(p.cos_sin, 16) && is_aligned(p.kv_cache, W * sizeof(C)) && p.q_stride % W == 0 &&
-         p.k_stride % W == 0 && p.v_stride % W == 0;
+  return p.cos_sin && p.rotary_dim == p.head_dim && p.head_dim % (2 * W) == 0 && is_aligned(p.q, kBytes) &&
+         is_aligned(p.k, kBytes) && is_aligned(p.v, kBytes) && is_aligned(p.cos_sin, 16) &&
+         is_aligned(p.kv_cache, W * sizeof(C)) && p.q_stride % W == 0 && p.k_stride % W == 0 &&
+         p.v_stride % W == 0 && is_aligned(p.q_weight, kBytes) && is_aligned(p.k_weight, kBytes);
 }
 
-template <class T, class C, int W>
+// The heads of a token are dealt to as few blocks as have room for them, in equal parts.
+template <class T, class C, int W, int E>
 void launch_turns(const QkvParams& p, Stream stream) {
   constexpr int kHeads = 2;
-  const int64_t parts = p.head_dim / (2 * W), step = kTurnThreads / parts;
+  const int64_t parts = p.head_dim / (2 * W),
+                most = kTurnThreads / parts;  // threads of a head, heads at once
   const int64_t num_heads = p.q_heads + (p.kv_cache ? 2 : 1) * p.k_heads;
-  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(p.num_tokens),
-                                       static_cast<unsigned>(ceil_div(num_heads, step * kHeads))),
-                          .block = static_cast<unsigned>(step * parts),
+  const int64_t blocks = ceil_div(num_heads, most * kHeads), heads = ceil_div(num_heads, blocks * kHeads);
+  // Whole warps add squares up.
+  const int64_t threads = E > 0 ? round_up(heads * parts, kWarp) : heads * parts;
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(p.num_tokens), static_cast<unsigned>(blocks)),
+                          .block = static_cast<unsigned>(threads),
                           .overlaps_previous = true};
-  launch(turn_kernel<T, C, W, kHeads>, shape, stream, p);
+  launch(turn_kernel<T, C, W, E, kHeads>, shape, stream, p);
+}
+
+// Whether there was a kernel for it: norms are of heads that whole lanes have all of.
+template <class T, class C>
+bool try_turns(const QkvParams& p, Stream stream) {
+  constexpr int kWide = kVectorWidth<T>;
+  if (!turns_whole<T, C, kWide>(p)) return false;
+  if (!p.q_weight)
+    launch_turns<T, C, kWide, 0>(p, stream);
+  else if (p.head_dim == 2 * kWarp)
+    launch_turns<T, C, kWide, 2>(p, stream);
+  else if (p.head_dim == 4 * kWarp)
+    launch_turns<T, C, kWide, 4>(p, stream);
+  else if (kWide >= 8 && p.head_dim == 8 * kWarp)
+    launch_turns<T, C, kWide, kWide>(p, stream);
+  else
+    return false;
+  return true;
 }
 
 template <class T, class C, int E, int kHeads>
@@ -170,10 +225,8 @@ void launch_elements(const QkvParams& p, Stream stream) {
 
 template <class T, class C>
 void launch_head_dim(const QkvParams& p, Stream stream) {
-  constexpr int kWide = kVectorWidth<T>;
   const bool leaves_lanes_idle = p.head_dim % kWarp != 0 && !p.kv_cache;
-  if ((leaves_lanes_idle || p.num_tokens >= kManyTokens) && only_turns<T, C, kWide>(p))
-    return launch_turns<T, C, kWide>(p, stream);
+  if ((leaves_lanes_idle || p.num_tokens >= kManyTokens) && try_turns<T, C>(p, stream)) return;
   if (p.head_dim <= 32) return launch_elements<T, C, 1>(p, stream);
   if (p.head_dim <= 64) return launch_elements<T, C, 2>(p, stream);
   if (p.head_dim <= 128) return launch_elements<T, C, 4>(p, stream);
