@@ -17,6 +17,8 @@ constexpr int64_t kFewestRows = 5;       // fewer are the chain's
 constexpr int64_t kMostCodedRows = 256;  // of codes of 4 bits: more are faster as bfloat16
 constexpr int64_t kGroupRows = 64, kMostSplits = 8;
 constexpr int64_t kLeastDepth = 512;  // of k, of a CTA
+constexpr int64_t kFewTilesDepth = 320, kLongDepth = 4096;
+constexpr int64_t kMostRowSplits = 6;  // of bfloat16: larger clusters wait for neighbours that are free
 
 // Of rows in e4m3, which are multiplied in waves.
 constexpr int kWaveRows[] = {64, 96, 128, 144, 192, 224};
@@ -90,6 +92,19 @@ void check_norms(const SkinnyLinearParams& p) {
         "tile_linear: the norm ahead");
 }
 
+// Of weights in bfloat16: parts of k. groups: tiles of 64 rows of W
+int64_t row_splits(int64_t groups, int64_t in_features, bool is_small) {
+  const int64_t chip = multiprocessors(), each = std::max<int64_t>(chip / groups, 1);
+  int64_t splits = std::min(chip * 17 / 10 / groups, in_features / kLeastDepth);
+  // Where nearly all multiprocessors have one CTA, a second one on some of them would be waited for.
+  if (each * groups * 20 >= chip * 19 && (is_small || in_features / each >= kLongDepth))
+    splits = std::min(splits, each);
+  // Where most would have none, pieces are shorter.
+  if (splits * groups * 9 < chip * 4)
+    splits = std::max(splits, std::min(chip * 3 / 4 / groups, in_features / kFewTilesDepth));
+  return std::clamp<int64_t>(splits, 1, kMostRowSplits);
+}
+
 }  // namespace
 
 bool is_tile_product(int64_t num_tokens, int64_t out_features, int64_t in_features, TileFormat format) {
@@ -101,7 +116,8 @@ bool is_tile_product(int64_t num_tokens, int64_t out_features, int64_t in_featur
 }
 
 // What CTAs read of x for each byte of W falls with the rows of W that they have; so do the CTAs that read.
-// Two share a multiprocessor, but of codes with more than 32 tokens, whose rings have all of its memory.
+// Two share a multiprocessor, but of codes with more than 32 tokens, whose rings have all of its memory; of
+// bfloat16 the launch says which do.
 TilePlan tile_plan(int64_t num_tokens, int64_t out_features, int64_t in_features, TileFormat format) {
   if (format == TileFormat::kFloat8Rows) return wave_plan(out_features, in_features);
   const int64_t chip = multiprocessors(), groups = ceil_div(out_features, kGroupRows);
@@ -110,6 +126,11 @@ TilePlan tile_plan(int64_t num_tokens, int64_t out_features, int64_t in_features
   const int64_t blocks = is_alone ? chip / ceil_div(num_tokens, kBlockRows) : chip * 17 / 10;
   int64_t rows = groups > 2 * chip ? 2 : 1;
   if (is_wide) rows = groups > chip ? 4 : 1;
+  if (format == TileFormat::kBFloat16) {
+    const bool is_small = out_features * in_features <= kSmallWeight;
+    return {static_cast<int>(rows * kGroupRows),
+            static_cast<int>(row_splits(ceil_div(groups, rows), in_features, is_small))};
+  }
   const int64_t least_depth = is_alone && !is_wide ? 2 * kLeastDepth : kLeastDepth;
   const int64_t most_splits = std::clamp<int64_t>(in_features / least_depth, 1, kMostSplits);
   const int64_t splits = std::min(blocks / ceil_div(groups, rows), most_splits);

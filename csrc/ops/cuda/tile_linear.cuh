@@ -247,6 +247,7 @@ __global__ __launch_bounds__(kThreads, Size::kBlocks) void tile_linear_kernel(
 
 // Of a CTA alone on its multiprocessor, and of one of two: the next kernel's begins beside it.
 inline constexpr int kMostShared = 224 * 1024, kHalfShared = 112 * 1024;
+inline constexpr int kLongPiece = 64;  // units of k
 
 // What a product's CTAs need beside the ring.
 struct TileNeeds {
@@ -261,11 +262,23 @@ constexpr int stages_within(int bytes, const TileNeeds& needs) {
   return needs.parts > room ? 0 : std::min({kMostStages, needs.units, room / Size::kStageBytes});
 }
 
+// Whether a CTA takes more than half of the memory where each has a multiprocessor to itself. The next kernel
+// can then ask for less of its weights meanwhile. That pays for a long piece of k, and where all of a piece
+// and of the parts find room: no stage is filled twice, and no CTA waits until the others have read theirs.
+template <class Size>
+bool is_alone(const TileNeeds& needs, int64_t ctas) {
+  if (!Size::Format::kIsOperand || ctas > multiprocessors()) return false;
+  const int whole = needs.units * Size::kStageBytes + needs.parts + needs.other;
+  const bool is_whole = needs.units <= kMostStages && whole <= kMostShared;
+  return needs.units >= kLongPiece || (Size::kTokens > 32 && is_whole);
+}
+
 // A ring needs one stage more than take turns with it, even if the CTA is then alone.
 template <class Size>
-constexpr TileMemory tile_memory(const TileNeeds& needs) {
+TileMemory tile_memory(const TileNeeds& needs, int64_t ctas) {
   int bytes = kHalfShared, stages = stages_within<Size>(bytes, needs);
-  if (Size::kBlocks == 1 || (stages < needs.units && stages <= Size::kSlices)) {
+  if (Size::kBlocks == 1 || is_alone<Size>(needs, ctas) ||
+      (stages < needs.units && stages <= Size::kSlices)) {
     bytes = kMostShared;
     stages = stages_within<Size>(bytes, needs);
   }
@@ -290,7 +303,8 @@ void launch_kernel(const SkinnyLinearParams& p, int splits, Stream stream) {
   TileMemory memory =
       tile_memory<Size>({.units = static_cast<int>(most_units),
                          .parts = (halves << share_bits) * splits * static_cast<int>(Bands<Size>::kPartBytes),
-                         .other = squares});
+                         .other = squares},
+                        tiles * blocks * splits);
   memory.share_bits = share_bits;
   // A stage is filled again when the next one of its slice has been asked for.
   check(memory.stages >= most_units || memory.stages > Size::kSlices, "tile_linear: no room for a ring");
