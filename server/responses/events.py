@@ -175,7 +175,8 @@ def replay(body: bytes, pieces: Sequence[int]) -> list[bytes]:
         if not has_failed or item is not items[-1]:  # nobody was told the end of what a failure cut
             events += writer.end(item)
     if has_failed:
-        return events + writer.failure(response, _why(response))
+        why = _why(response)
+        return events + writer.failure(document.failed(response, items, why.message), why)
     return events + writer.closing(response, body)
 
 

@@ -122,9 +122,9 @@ async def test_what_was_cut_is_told_again(front: Front, how: str) -> None:
     for _ in range(2):
         front.engine.advance()
 
-    async def heard() -> list[tuple[str, int]]:
+    async def heard() -> list[dict[str, Any]]:
         async with front.http.get(f"{front.url}{PATH}/{begun.id}?stream=true") as answer:
-            return [(event["type"], event["sequence_number"]) for event in events(await answer.read())]
+            return events(await answer.read())
 
     live = asyncio.create_task(heard())
     await front.settle()
@@ -134,8 +134,11 @@ async def test_what_was_cut_is_told_again(front: Front, how: str) -> None:
         await client.responses.cancel(begun.id)
     told = await live
     assert (await client.responses.retrieve(begun.id)).status == how
-    assert [kind for kind, _ in told][-4:] == [*["response.output_text.delta"] * 2, "response.failed", "error"]
-    assert await heard() == told
+    kinds = [event["type"] for event in told]
+    assert kinds[-4:] == [*["response.output_text.delta"] * 2, "response.failed", "error"]
+    again = await heard()
+    assert again[:-1] == told[:-1], "what ended it, too, and how"
+    assert again[-1]["message"] == told[-1]["message"]
 
 
 async def test_deleting_ends_it(front: Front) -> None:
