@@ -69,6 +69,7 @@ def messages_of(items: Sequence[Item], num_stored: int = 0) -> list[dict[str, An
 
     A turn of the assistant is one message there: its reasoning, its text and its calls are drawn together.
     """
+    _check_ids(items, num_stored)
     _check_outputs(items, num_stored)
     messages: list[dict[str, Any]] = []
     names: dict[str, str] = {}  # of functions, by the id of the call
@@ -95,6 +96,21 @@ def messages_of(items: Sequence[Item], num_stored: int = 0) -> list[dict[str, An
             messages.append({"role": item["role"], "content": _content(item["content"], f"{path}.content")})
         thought = []
     return messages
+
+
+def _check_ids(items: Sequence[Item], num_stored: int) -> None:
+    """Each of this request's has an id of its own: where two share one, a page of the list that ends at the first has
+    the second behind it for ever. And an item that comes again would be said twice."""
+    seen = {item["id"] for item in items[:num_stored]}
+    for number, item in enumerate(items[num_stored:]):
+        if item["id"] in seen:
+            param = f"input[{number}].id"
+            raise invalid(
+                f"Duplicate item found with id {shorten(item['id'], 100)}: `{param}` is that of an earlier item of "
+                "`input`, or of what `previous_response_id` continues. Send each item once.",
+                param,
+            )
+        seen.add(item["id"])
 
 
 def _check_outputs(items: Sequence[Item], num_stored: int) -> None:

@@ -64,6 +64,8 @@ async def response_prompt(
     messages, images = await look_at(context, messages)
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
+    if not messages and items:
+        raise invalid("`input` holds reasoning alone: send what it led to, too, or what comes next.", "input")
     if not messages:
         raise missing("input", "`input` is missing: send a string, or a list of items.")
     images = merged(() if parent is None else parent.images, images)

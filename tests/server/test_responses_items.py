@@ -98,6 +98,16 @@ def test_outputs_of_calls_that_nobody_made() -> None:
     assert messages_of(input_items([call, {**stray, "call_id": "1"}]), 1)[-1]["name"] == "weather"
 
 
+def test_an_item_comes_once() -> None:
+    """A list of items in pages would never end where two have one id."""
+    items = input_items([{"role": "user", "content": text, "id": "msg_mine"} for text in "ab"])
+    for num_stored in (0, 1):
+        with pytest.raises(ApiError, match="Duplicate item found with id msg_mine: ") as caught:
+            messages_of(items, num_stored)
+        assert (caught.value.param, caught.value.code) == (f"input[{1 - num_stored}].id", "invalid_value")
+    assert len(messages_of(items, 2)) == 2, "of earlier requests, which nobody can take back"
+
+
 @pytest.mark.parametrize(
     "item, param, code",
     [
