@@ -25,9 +25,7 @@ from bequest.server.asks.spoken import whole_message
 from bequest.server.asks.tools import chat_tools
 from bequest.server.generation.asks import Waiting, at_rest, chat_ask, kept_open
 from bequest.server.transport.work import apart
-from bequest.server.wire.bodies import ChatBody
-
-_SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
+from bequest.server.wire.bodies import SERVICE_TIERS, ChatBody
 
 
 async def chat_completions(http: web.Request) -> web.StreamResponse:
@@ -51,7 +49,7 @@ async def _asked(call: Call[ChatBody], waiting: Waiting) -> tuple[Ask, Head, Cha
     reading = Reading(call.context, tools, body.chat_template)
     ask = await chat_ask(call, reading, waiting)
     head = head_of(call, "chat.completion.chunk" if body.stream else "chat.completion")
-    if body.service_tier in _SERVICE_TIERS:
+    if body.service_tier in SERVICE_TIERS:
         head["service_tier"] = body.service_tier
     return ask, head, ChatShape(call, ask, reading)
 

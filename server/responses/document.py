@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -9,11 +10,11 @@ import orjson
 from bequest.engine.types import FinishReason, Usage
 from bequest.server.asks.sampling import Chosen
 from bequest.server.asks.tools import Function, Tools
-from bequest.server.wire.bodies import ResponseBody
+from bequest.server.wire.bodies import SERVICE_TIERS, ResponseBody
 from bequest.server.wire.reading import written
 
-SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
 _VERBOSITIES = ("low", "medium", "high")
+_RETENTIONS = ("in_memory", "24h")
 
 
 def in_progress(
@@ -40,14 +41,15 @@ def in_progress(
         "parallel_tool_calls": True if body.parallel_tool_calls is None else body.parallel_tool_calls,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
+        "prompt_cache_retention": _one_of(body.prompt_cache_retention, _RETENTIONS),
         "reasoning": _told({name: reasoning.get(name) for name in ("effort", "summary")}, "reasoning"),
         "safety_identifier": body.safety_identifier,
-        "service_tier": body.service_tier if body.service_tier in SERVICE_TIERS else "default",
+        "service_tier": _one_of(body.service_tier, SERVICE_TIERS) or "default",
         "store": body.store is not False,
         "temperature": chosen["temperature"],
         "text": {
             "format": _told(text.get("format") or {"type": "text"}, "text.format"),
-            "verbosity": text["verbosity"] if text.get("verbosity") in _VERBOSITIES else "medium",
+            "verbosity": _one_of(text.get("verbosity"), _VERBOSITIES) or "medium",
         },
         "tool_choice": _told(body.tool_choice or "auto", "tool_choice"),
         "tools": [_tool(function) for function in tools.functions],
@@ -119,6 +121,11 @@ def _usage(usage: Usage, thought_tokens: int) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": thought_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
+
+
+def _one_of(given: Any, known: Sequence[str]) -> str | None:
+    """OpenAI's lists are closed: a client that checks types would fail at any other value."""
+    return given if given in known else None
 
 
 def _told(given: Any, param: str) -> orjson.Fragment:

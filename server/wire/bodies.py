@@ -49,6 +49,9 @@ STRUCTURED_FIELDS = (
 )
 
 
+SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority", "fast")  # OpenAI's: its list is closed
+
+
 class SampledBody(msgspec.Struct, frozen=True, kw_only=True):
     """What all have that sample an answer: completions, chats and responses."""
 

@@ -189,6 +189,7 @@ async def test_bodies_of_coding_agents(front: Front) -> None:
         "stream": True,
         "include": ["reasoning.encrypted_content"],
         "prompt_cache_key": "0199",
+        "prompt_cache_retention": "24h",
         "text": {"verbosity": "low"},
         "service_tier": None,
         "client_metadata": {"installation": "x"},
@@ -199,6 +200,7 @@ async def test_bodies_of_coding_agents(front: Front) -> None:
     last = seen[-1]["response"]
     assert last["status"] == "completed" and last["store"] is False and last["parallel_tool_calls"] is False
     assert last["reasoning"] == {"effort": "medium", "summary": "auto"} and last["prompt_cache_key"] == "0199"
+    assert last["prompt_cache_retention"] == "24h"
     assert last["text"] == {"format": {"type": "text"}, "verbosity": "low"}
     messages = front.text.chat_template.seen[-1]["messages"]  # type: ignore[union-attr]
     assert [message["role"] for message in messages] == ["system", "developer", "user", "assistant", "tool"]
@@ -282,6 +284,7 @@ async def test_leaving_aborts_and_nothing_is_stored(front: Front, after: int) ->
     [
         ({}, "input", "missing_required_parameter"),
         ({"input": []}, "input", "missing_required_parameter"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input", "invalid_value"),
         ({"input": 5}, "input", "invalid_type"),
         ({"input": [5]}, "input[0]", "invalid_type"),
         ({"input": "a", "instructions": ["x"]}, "instructions", "invalid_type"),
@@ -324,6 +327,16 @@ async def test_fields_of_openai_are_no_near_misses(front: Front) -> None:
     names = "access_programs context_management image moderation personality prompt_cache_options max_tool_calls"
     answer, body = await front.post(PATH, {"input": "hi", **dict.fromkeys(names.split(), 1)})
     assert answer.status == 200, body
+
+
+async def test_foreign_values_are_not_told_back(front: Front) -> None:
+    """A client that checks types fails at those outside of OpenAI's lists."""
+    client = front.strict()
+    odd = {"service_tier": "mine", "text": {"verbosity": "mine"}, "extra_body": {"prompt_cache_retention": "mine"}}
+    response = await client.responses.create(model="fake/model", input="hi", **odd)  # type: ignore[call-overload]
+    assert (response.service_tier, response.prompt_cache_retention) == ("default", None)
+    response = await client.responses.create(model="fake/model", input="hi", service_tier="fast")
+    assert response.service_tier == "fast"
 
 
 async def test_values_that_nothing_can_be_included_of(front: Front) -> None:
