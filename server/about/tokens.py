@@ -6,7 +6,7 @@ import orjson
 from aiohttp import web
 
 from bequest.server.access.marks import CALLER
-from bequest.server.asks.chats import ChatSource, check_countable, rendered_chat
+from bequest.server.asks.chats import ChatSource, check_countable, check_not_rendered, rendered_chat
 from bequest.server.asks.images import shown_ids
 from bequest.server.asks.prompts import encode
 from bequest.server.asks.ranges import check_ids
@@ -30,6 +30,7 @@ async def tokenize(request: web.Request) -> web.Response:
         rendered = await rendered_chat(context, await apart(context, lambda: _source(body)))
         tokens = shown_ids(context, rendered.token_ids, rendered.images)
     elif body.prompt is not None:
+        check_not_rendered(body, "prompt")
         check_countable(context, body.prompt, "prompt")
         special = True if body.add_special_tokens is None else body.add_special_tokens
         [tokens] = await encode(context, [body.prompt], special)

@@ -19,10 +19,20 @@ from bequest.server.asks.tools import Tools
 from bequest.server.context import Context
 from bequest.server.interfaces import ChatTemplateLike
 from bequest.server.transport.work import INLINE_CHARS, has_large_body, off_loop
+from bequest.server.wire.bodies import EmbeddingsBody, TokenizeBody
 from bequest.server.wire.errors import ApiError, from_engine, invalid, unsupported
 
 _HEAD_START = 0.001  # seconds, in which the decoder of an image leaves the interpreter to others
 _LONGEST_TEMPLATE = 1 << 18  # characters
+# What a body says of how its messages are rendered, and the values that ask for nothing.
+_OF_RENDERING: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (False,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "mm_processor_kwargs": ({},),
+    "tools": ([],),
+}
 _Result = TypeVar("_Result")
 
 
@@ -127,6 +137,14 @@ def _check_last(continued: bool, opened: bool, last_role: str) -> None:
 def _no_template(param: str) -> ApiError:
     message = "this model has no chat template: send chat_template with the request, or use /v1/completions"
     return invalid(message, param)
+
+
+def check_not_rendered(body: TokenizeBody | EmbeddingsBody, field: str) -> None:
+    """Refuses what would do nothing, where the text in `field` is taken as it is."""
+    for name, idle in _OF_RENDERING.items():
+        value = getattr(body, name, None)
+        if value is not None and value not in idle:
+            raise invalid(f"`{name}` needs `messages`: `{field}` is taken as it is, without a chat template.", name)
 
 
 def check_converses(context: Context, param: str) -> None:

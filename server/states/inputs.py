@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bequest.server.asks.chats import ChatSource
+from bequest.server.asks.chats import ChatSource, check_not_rendered
 from bequest.server.asks.image_parts import GivenImage
 from bequest.server.asks.images import check_count as check_images
 from bequest.server.asks.messages import string_at, wrong_type
@@ -48,6 +48,7 @@ def chat_sources(context: Context, body: EmbeddingsBody) -> list[ChatSource] | N
         return [_chat(body, body.messages, "messages")]
     given = [body.input] if isinstance(body.input, dict) else body.input
     if not isinstance(given, list) or not any(isinstance(item, dict) for item in given):
+        check_not_rendered(body, "input")
         return None
     alone = isinstance(body.input, dict)
     messages = [_message(item, "input" if alone else f"input[{index}]") for index, item in enumerate(given)]

@@ -87,3 +87,11 @@ async def test_fields_have_their_classes(front: Front) -> None:
     answer, content = await front.post(PATH, {"input": "abc", "user": "me", "dimensions": None, "colour": "blue"})
     assert answer.status == 200 and answer.headers["X-Bequest-Ignored"] == "colour", content
     assert answer.headers["X-Request-Id"] == front.engine.submitted[0].id
+
+
+@pytest.mark.parametrize("field, value", [("chat_template", "x"), ("chat_template_kwargs", {"a": 1})])
+async def test_what_renders_messages_needs_some(front: Front, field: str, value: Any) -> None:
+    """A text is taken as it is, and the client would not see that its template was not."""
+    answer, content = await front.post(PATH, {"input": ["a", "b"], field: value})
+    assert answer.status == 400 and content["error"]["param"] == field
+    assert "`messages`" in content["error"]["message"] and front.engine.submitted == []

@@ -244,6 +244,9 @@ async def test_tokenize(front: Front, prefix: str) -> None:
     assert bare["tokens"] == [97, 98] and bare["token_strs"] == ["a", "b"]
     _, chat = await front.post(prefix + "/tokenize", {"messages": [{"role": "user", "content": "hi"}]})
     assert bytes(chat["tokens"]) == b"user: hi\nassistant: "
+    idle = {"tools": [], "chat_template_kwargs": {}, "add_generation_prompt": False, "continue_final_message": False}
+    _, same = await front.post(prefix + "/tokenize", {"prompt": "ab", **idle})
+    assert same == plain
     _, text = await front.post(prefix + "/detokenize", {"tokens": plain["tokens"]})
     assert text == {"prompt": "<s>ab"}
 
@@ -254,6 +257,9 @@ async def test_tokenize(front: Front, prefix: str) -> None:
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
         ("/tokenize", {"prompt": ["a"]}, "prompt"),
+        ("/tokenize", {"prompt": "a", "tools": [{}]}, "tools"),
+        ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
+        ("/tokenize", {"prompt": "a", "continue_final_message": True}, "continue_final_message"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [1, 258]}, "tokens[1]"),
         ("/detokenize", {"tokens": [1, "a"]}, "tokens[1]"),
