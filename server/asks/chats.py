@@ -12,7 +12,7 @@ from bequest.engine.errors import EngineError
 from bequest.engine.types.image import Image
 from bequest.server.asks.extension import Conversation
 from bequest.server.asks.images import STAND_IN, before_looking, look_at, merged, spelling_of_images, unfolded
-from bequest.server.asks.messages import MESSAGE_CHARS, check_roles_shown, conversation, text_length
+from bequest.server.asks.messages import MESSAGE_CHARS, check_results, check_roles_shown, conversation, text_length
 from bequest.server.asks.prompt import Prompt, Truncation
 from bequest.server.asks.prompts import check_length, encode
 from bequest.server.asks.tools import Tools
@@ -165,19 +165,26 @@ class RenderedChat:
     images: tuple[Image, ...]
 
 
-async def _given_messages(context: Context, source: ChatSource) -> list[dict[str, Any]]:
+async def _given_messages(context: Context, source: ChatSource, whole: bool) -> list[dict[str, Any]]:
     given = source.given
-    return await off_loop(context, MESSAGE_CHARS * len(given or ()), lambda: conversation(given, source.field))
+
+    def work() -> list[dict[str, Any]]:
+        messages = conversation(given, source.field)
+        if whole:
+            check_results(messages, source.field)
+        return messages
+
+    return await off_loop(context, MESSAGE_CHARS * len(given or ()), work)
 
 
 async def read_messages(context: Context, source: ChatSource) -> tuple[list[dict[str, Any]], tuple[Image, ...]]:
-    """The messages that a body has, and their images."""
-    return await look_at(context, await _given_messages(context, source), source.image_kwargs)
+    """The messages that a body has, and their images. They follow a parent, whose answer may have made calls."""
+    return await look_at(context, await _given_messages(context, source, whole=False), source.image_kwargs)
 
 
 async def rendered_chat(context: Context, source: ChatSource) -> RenderedChat:
     """The text need not wait for images, which take ten times as long."""
-    given = await _given_messages(context, source)
+    given = await _given_messages(context, source, whole=True)
     if (unseen := before_looking(given)) is None:
         messages, images = await look_at(context, given, source.image_kwargs)
         rendered, ids = await _tokenised(context, source, messages)

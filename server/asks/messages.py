@@ -29,6 +29,25 @@ def conversation(messages: list[dict[str, Any]] | None, name: str = "messages") 
     return [_message(message, f"{name}[{index}]") for index, message in enumerate(messages)]
 
 
+def check_results(messages: Sequence[Mapping[str, Any]], name: str) -> None:
+    """Each result of a tool belongs to a call before it: a model could not tell what else it is. Calls without ids
+    leave it open to which of them a result belongs."""
+    calls: set[str] = set()
+    for index, message in enumerate(messages):
+        ids = [call["id"] for call in message.get("tool_calls", ())]
+        if None in ids:
+            return
+        calls.update(ids)
+        result = message.get("tool_call_id") if message["role"] == "tool" else None
+        if result and result not in calls:
+            param = f"{name}[{index}].tool_call_id"
+            raise invalid(
+                f"`{param}` is {shorten(repr(result), 100)}, which is of no call before it: a message of the role "
+                "'tool' follows one of the assistant that has the call in its `tool_calls`.",
+                param,
+            )
+
+
 def text_length(messages: Sequence[Mapping[str, Any]], enough: int) -> int:
     """Characters, near enough to tell a long conversation from a short one; not counted further than `enough`."""
     length = 0
@@ -119,10 +138,11 @@ def _tool_calls(calls: Any, path: str) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):
             raise wrong_type(f"{at}.function", "an object with `name` and `arguments`")
+        call_id = string_at(call, "id", at) if call.get("id") is not None else None
         name = string_at(function, "name", f"{at}.function")
         arguments = function.get("arguments")
         shown = {"name": name, "arguments": {} if arguments is None else arguments}
-        plain.append({"id": call.get("id"), "type": "function", "function": shown})
+        plain.append({"id": call_id, "type": "function", "function": shown})
     return plain
 
 

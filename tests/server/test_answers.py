@@ -13,6 +13,8 @@ from tokenizers.models import WordLevel
 
 from bequest.engine.text.tokenizer import SpecialTokens, Tokenizer
 from bequest.server.answers.logprobs import Offsets, Spelling
+from bequest.server.asks.messages import check_results
+from bequest.server.wire.errors import ApiError
 from tests.server.fakes import BOS, EOS, PIECES, ByteTokenizer
 from tests.server.front import Front
 
@@ -226,6 +228,19 @@ async def test_tool_messages_reach_the_template(front: Front) -> None:
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "2", "tool_call_id": "call_1"},
     ]
+
+
+def test_a_result_belongs_to_a_call_before_it() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
+    asked: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
+    result = {"role": "tool", "content": "2", "tool_call_id": "1"}
+    check_results([asked, result, result, asked, result], "messages")
+    for before in ([result, asked], [asked, {**result, "tool_call_id": "2"}]):
+        with pytest.raises(ApiError, match="of no call before it"):
+            check_results(before, "messages")
+    # Where ids are not used, or not by all, nobody can tell.
+    check_results([{"role": "tool", "content": "2", "name": "f"}, {"role": "tool", "tool_call_id": ""}], "messages")
+    check_results([{**asked, "tool_calls": [call, {**call, "id": None}]}, {**result, "tool_call_id": "2"}], "messages")
 
 
 async def test_template_options(front: Front) -> None:

@@ -278,6 +278,17 @@ async def test_next_turn(front: Front) -> None:
     ]  # fmt: skip
 
 
+async def test_a_result_may_belong_to_a_call_of_the_parent(front: Front) -> None:
+    """Whose ids were made when it was read: they are not kept."""
+    parent = await chat(front)
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "2"}
+    await chat(front, messages=[result], continuation_of=parent["id"])
+    assert text_of(last(front)).endswith(f"{ANSWER}\ntool: 2\nassistant: ")
+    body = {"messages": [], "continuation_of": "gone", "continuation_fallback": [result]}
+    answer, content = await front.post("/v1/chat/completions", body)
+    assert answer.status == 400 and content["error"]["param"] == "continuation_fallback[0].tool_call_id"
+
+
 async def test_a_turn_from_a_part_of_the_answer(front: Front) -> None:
     parent = await chat(front)
     start = len("user: hello\nassistant: ")

@@ -158,6 +158,16 @@ async def test_refused_completions(front: Front, body: dict[str, Any], param: st
             "messages[0].tool_calls[0].function",
             "invalid_type",
         ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": [5], "function": {"name": "f"}}]}]},
+            "messages[0].tool_calls[0].id",
+            "invalid_type",
+        ),
+        (
+            {"messages": [*HELLO, {"role": "tool", "tool_call_id": "c", "content": "of no call"}]},
+            "messages[1].tool_call_id",
+            "invalid_value",
+        ),
         ({"messages": [{"role": "user", "content": "refuse me"}]}, "messages", "invalid_value"),
         ({"continue_final_message": True}, "continue_final_message", "invalid_value"),
         (
