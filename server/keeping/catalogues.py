@@ -89,6 +89,8 @@ def check_head(http: web.Request, context: Context) -> None:
     query = _query(http.query)
     if http.content_type == ARRAY:
         _check_width(query.width, None if "Content-Encoding" in http.headers else http.content_length)
+    elif query.width is not None:
+        raise invalid(f"`width` is of an array ({ARRAY}), and this body is {http.content_type}: leave it out.", "width")
     if http.content_type != JSON:
         _required(query.name)
     of_caller(http, _limit(http, context)).check(http.content_length or 0)
@@ -109,7 +111,9 @@ async def _from_json(context: Context, tenant: str, name: str | None, body: Asyn
 
     def work() -> StoredCatalogue:
         given = parse_body(data)
-        called = _required(given.name if given.name is not None else name)
+        called = _required(_agreed(given.name, name))
+        if given.items is None:
+            raise missing("items", "`items` is missing: a list of texts, or of lists of token ids.")
         items = ItemList(_vocabulary(context))
         items.add(given.items)
         return stored(called, items.build())
@@ -193,6 +197,14 @@ def _required(name: str | None) -> str:
     if not is_name(name):
         raise invalid("`name` must be 1 to 128 characters out of A-Z a-z 0-9 . _ : and -.", "name")
     return name
+
+
+def _agreed(body: str | None, query: str | None) -> str | None:
+    if body is not None and query is not None and body != query:
+        raise invalid(
+            f"`name` is {shorten(repr(body))} in the body and '{query}' in the query: send one of them.", "name"
+        )
+    return query if body is None else body
 
 
 def _check_width(width: int | None, num_bytes: int | None) -> int:

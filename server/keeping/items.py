@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -17,8 +18,8 @@ import numpy.typing as npt
 
 from bequest.engine.types import IntArray
 from bequest.engine.types.catalogue import Catalogue
-from bequest.server.wire.errors import ApiError, invalid
-from bequest.server.wire.reading import shorten, why_malformed
+from bequest.server.wire.errors import ApiError, invalid, missing
+from bequest.server.wire.reading import mismatch, shorten, why_malformed
 
 LONGEST_ITEM = 4096  # tokens; the tree has a level for each
 _LONGEST_TEXT = 32 * LONGEST_ITEM  # characters of an item that is text: it is not tokenised in vain
@@ -37,7 +38,7 @@ Item = list[int] | _Tokens | str
 
 
 class CatalogueBody(msgspec.Struct, forbid_unknown_fields=True):
-    items: list[msgspec.Raw]  # of Item: decoded in pieces
+    items: list[msgspec.Raw] | None = None  # of Item: decoded in pieces
     name: str | None = None
 
 
@@ -50,7 +51,7 @@ _item_decoder = msgspec.json.Decoder(Item)
 def parse_body(data: bytes | bytearray) -> CatalogueBody:
     """`{"name": …, "items": […]}`"""
     try:
-        return _body_decoder.decode(data)
+        return _body_decoder.decode(data.removeprefix(BOM_UTF8))
     except _MALFORMED as error:
         raise _malformed(error) from None
 
@@ -100,6 +101,8 @@ class ItemList:
 
     def add_lines(self, data: bytes | bytearray) -> None:
         """One JSON value per line; empty lines are passed over."""
+        if not len(self):
+            data = data.removeprefix(BOM_UTF8)  # as some programs begin a text
         try:
             items = _item_decoder.decode_lines(data)
         except _MALFORMED:
@@ -178,13 +181,18 @@ def _decoded(index: int, item: bytes | msgspec.Raw) -> Item:
 
 def _malformed(error: Exception, root: str = "") -> ApiError:
     """`root` is the path of what was decoded: the body itself, or one of its items."""
-    subject = root or "The body"
     if not isinstance(error, msgspec.ValidationError):
-        message = f"{subject} is not valid JSON: {why_malformed(error)}."
+        message = f"{root or 'The body'} is not valid JSON: {why_malformed(error)}."
         return ApiError(400, "invalid_json", message, param=root or None)
     what, _, path = str(error).partition(" - at `$")
     field = _FIELD.search(what)
     where = (root + path.rstrip("`") + ("" if field is None else f".{shorten(field[1])}")).removeprefix(".")
-    codes = {"missing required": "missing_required_parameter", "unknown field": "unknown_parameter"}
-    code = next((code for sign, code in codes.items() if sign in what), "invalid_type")
-    return ApiError(400, code, f"{where or subject}: {what[0].lower()}{what[1:]}.", param=where or None)
+    subject = f"`{where}`" if where else "The body"
+    if field is None:
+        message = f"{subject} {mismatch(what) or f'is wrong: {what}'}."
+        return ApiError(400, "invalid_type", message, param=where or None)
+    if what.startswith("Object missing"):
+        return missing(where)
+    names = " and ".join(f"`{name}`" for name in CatalogueBody.__struct_fields__)
+    message = f"{subject} is not known here: the body has {names}; `replace` goes into the query."
+    return ApiError(400, "unknown_parameter", message, param=where)

@@ -104,10 +104,19 @@ def _type_error(complaint: str, fields: dict[str, Any]) -> ApiError:
         return ApiError(400, "invalid_type", complaint.partition(" - at ")[0] + ".", param=_param(path))
     path = _with_key(fields, match["path"] or "", match["got"])
     param = _param(path)
-    wanted = [_WORDS.get(name, name) for name in match["want"].split(" | ") if name != "null"]
     found, value = _lookup(fields, path)
     got = describe(value) if found else _WORDS.get(match["got"], match["got"])
-    return ApiError(400, "invalid_type", f"`{param}` must be {' or '.join(wanted)}, not {got}.", param=param)
+    return ApiError(400, "invalid_type", f"`{param}` must be {_wanted(match)}, not {got}.", param=param)
+
+
+def mismatch(complaint: str) -> str | None:
+    """What a decoder says of a value of a wrong type, in our words; None: it says something else."""
+    match = _COMPLAINT.match(complaint)
+    return match and f"must be {_wanted(match)}, not {_WORDS.get(match['got'], match['got'])}"
+
+
+def _wanted(match: re.Match[str]) -> str:
+    return " or ".join(_WORDS.get(name, name) for name in match["want"].split(" | ") if name != "null")
 
 
 def _with_key(fields: dict[str, Any], path: str, got: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import random
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -211,6 +212,8 @@ async def test_wrong_lines_are_named(front: Front, body: bytes, param: str, code
         (b"[]", None, "invalid_type"),
         (b'{"name": "x", "items": ' + b"[" * 100_000, None, "invalid_json"),
         (b'{"name": "x"}', "items", "missing_required_parameter"),
+        (b'{"name": "x", "items": null}', "items", "missing_required_parameter"),
+        (b'{"name": "x", "items": {}}', "items", "invalid_type"),
         (b'{"items": [[1]]}', "name", "missing_required_parameter"),
         (b'{"name": 5, "items": [[1]]}', "name", "invalid_type"),
         (b'{"name": "a b", "items": [[1]]}', "name", "invalid_value"),
@@ -223,6 +226,26 @@ async def test_wrong_lines_are_named(front: Front, body: bytes, param: str, code
 async def test_wrong_json(front: Front, body: bytes, param: str | None, code: str) -> None:
     error = await refused(front, "", body)
     assert (error["status"], error["param"], error["code"]) == (400, param, code), error["message"]
+    assert param is None or f"`{param}`" in error["message"]
+
+
+async def test_a_name_in_two_places(front: Front) -> None:
+    error = await refused(front, "?name=y", b'{"name": "x", "items": [[1]]}')
+    assert (error["code"], error["param"]) == ("invalid_value", "name") and "'y'" in error["message"]
+    answer, _ = await front.post(f"{PATH}?name=x", b'{"name": "x", "items": [[1]]}')
+    assert answer.status == 200
+
+
+@pytest.mark.parametrize("headers", [{}, LINES])
+async def test_a_width_is_of_an_array(front: Front, headers: dict[str, str]) -> None:
+    error = await refused(front, "?name=x&width=3", b"[1]", headers)
+    assert (error["code"], error["param"]) == ("invalid_value", "width")
+
+
+@pytest.mark.parametrize("headers, body", [({}, b'{"items": [[1], [2]]}'), (LINES, b"[1]\n[2]")])
+async def test_a_byte_order_mark(front: Front, headers: dict[str, str], body: bytes) -> None:
+    answer, content = await front.post(f"{PATH}?name=x", BOM_UTF8 + body, headers=headers)
+    assert answer.status == 200 and content["items"] == 2, content
 
 
 @pytest.mark.parametrize(
