@@ -36,6 +36,13 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 _GENERATION = "it belongs to /v1/completions and /v1/chat/completions"
+_CHAT = "it belongs to /v1/chat/completions"
+_BACKGROUND: dict[str, tuple[tuple[Any, ...], str]] = {"background": ((False,), "it belongs to /v1/responses")}
+# OpenAI's older names.
+_FUNCTIONS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "function_call": (("none", "auto"), "use `tool_choice`"),
+    "functions": (([],), "use `tools`"),
+}
 _SUFFIXES: dict[str, tuple[tuple[Any, ...], str]] = {"continuation_suffixes": (([],), "it belongs to /v1/completions")}
 # What the endpoints that generate nothing refuse.
 _NO_GENERATION: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -53,19 +60,26 @@ _NO_GENERATION: dict[str, tuple[tuple[Any, ...], str]] = {
 # Fields of one endpoint that the other refuses, and what to use there.
 _ELSEWHERE: dict[type[msgspec.Struct], dict[str, tuple[tuple[Any, ...], str]]] = {
     bodies.CompletionBody: {
+        **_BACKGROUND,
         "messages": (([],), "completions take `prompt`; messages go to /v1/chat/completions"),
         "top_logprobs": ((0,), "in completions `logprobs` is the number of alternatives"),
-        "continue_final_message": ((False,), "it belongs to /v1/chat/completions"),
-        "chat_template": ((), "it belongs to /v1/chat/completions"),
+        "chat_template": ((), _CHAT),
+        "continue_final_message": ((False,), _CHAT),
+        "prediction": ((), _CHAT),
+        "tool_choice": (("none", "auto"), _CHAT),
+        "tools": (([],), _CHAT),
     },
     bodies.ChatBody: {
         **_SUFFIXES,
+        **_BACKGROUND,
+        **_FUNCTIONS,
         "echo": ((False,), "it belongs to /v1/completions"),
         "suffix": (("",), "it belongs to /v1/completions"),
         "prompt": (("", []), "chat takes `messages`; a prompt goes to /v1/completions"),
     },
     bodies.ResponseBody: {
         **_SUFFIXES,
+        **_FUNCTIONS,
         "add_special_tokens": ((False,), "the chat template writes the special tokens"),
         **dict.fromkeys(("beam_width", "catalogue"), ((), _GENERATION)),
         "best_of": ((1,), _GENERATION),

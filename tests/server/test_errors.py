@@ -246,6 +246,26 @@ async def test_wrong_type_of_every_field(front: Front, path: str, field: msgspec
     assert accepted < 6
 
 
+@pytest.mark.parametrize(
+    "path, field, way_out",
+    [
+        ("/v1/completions", "tools", "/v1/chat/completions"),
+        ("/v1/completions", "tool_choice", "/v1/chat/completions"),
+        ("/v1/completions", "prediction", "/v1/chat/completions"),
+        ("/v1/completions", "background", "/v1/responses"),
+        ("/v1/chat/completions", "background", "/v1/responses"),
+        ("/v1/chat/completions", "functions", "`tools`"),
+        ("/v1/chat/completions", "function_call", "`tool_choice`"),
+        ("/v1/responses", "functions", "`tools`"),
+    ],
+)
+async def test_a_refusal_says_where_to_go(front: Front, path: str, field: str, way_out: str) -> None:
+    body = {"prompt": "a"} if path == "/v1/completions" else {"messages": HELLO} if "chat" in path else {"input": "a"}
+    error = await refused(front, {**body, field: ["x"]}, path)
+    assert (error["code"], error["param"]) == ("unsupported_parameter", field)
+    assert way_out in error["message"]
+
+
 async def test_idle_values_of_refused_fields(front: Front) -> None:
     idle: dict[str, Any] = {
         "use_beam_search": False,
@@ -253,6 +273,8 @@ async def test_idle_values_of_refused_fields(front: Front) -> None:
         "tools": [],
         "tool_choice": "auto",
         "functions": [],
+        "function_call": "auto",
+        "background": False,
         "modalities": ["text"],
         "best_of": 2,
         "n": 2,
