@@ -1,7 +1,8 @@
 """Items of the Responses API ↔ messages of a chat template.
 
-Items are what clients send and get back: messages, function calls, their outputs, reasoning. `input_items` makes them
-complete (an id, a type, a status, a list of parts), so that the same form is stored, listed, and turned into messages.
+Items are what clients send and get back: messages, function calls, their outputs, reasoning, and references to them.
+`input_items` makes them complete (an id, a type, a status, a list of parts), so that the same form is stored, listed,
+and turned into messages.
 Whatever this server puts into `output` is accepted back; nulls and unknown fields inside items are left out.
 """
 
@@ -21,6 +22,7 @@ Item = dict[str, Any]
 _ROLES = ("user", "system", "developer", "assistant")
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _IMAGE = "input_image"
+REFERENCE = "item_reference"
 _STATUSES = ("in_progress", "completed", "incomplete")
 
 
@@ -146,7 +148,7 @@ def _shown(part: dict[str, Any], path: str) -> dict[str, Any]:
 
 def _item(item: Item, path: str) -> Item:
     given = {name: value for name, value in item.items() if value is not None}
-    kind = given.get("type", "message" if "role" in given else None)
+    kind = given.get("type", _untyped(given))
     if kind is None:
         raise missing(f"{path}.type")
     read = _READERS.get(kind) if isinstance(kind, str) else None
@@ -156,6 +158,15 @@ def _item(item: Item, path: str) -> Item:
             f"{path}.type",
         )
     return read(given, path)
+
+
+def _untyped(given: Item) -> str | None:
+    return "message" if "role" in given else REFERENCE if given.keys() == {"id"} else None
+
+
+def _reference(given: Item, path: str) -> Item:
+    """It stands for an item that a response said: server/responses/prompt.py puts that in its place."""
+    return {"type": REFERENCE, "id": string_at(given, "id", path)}
 
 
 def _message(given: Item, path: str) -> Item:
@@ -208,6 +219,7 @@ _READERS: dict[str, Callable[[Item, str], Item]] = {
     "function_call": _function_call,
     "function_call_output": _function_call_output,
     "reasoning": _reasoning,
+    REFERENCE: _reference,
 }
 
 

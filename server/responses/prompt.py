@@ -29,11 +29,12 @@ from bequest.server.asks.ranges import agreed
 from bequest.server.asks.reading import Reading
 from bequest.server.asks.terms import AskTerms
 from bequest.server.context import Context
-from bequest.server.responses.items import Item, input_items, messages_of
-from bequest.server.stores.responses import StoredResponse
+from bequest.server.responses.items import REFERENCE, Item, input_items, messages_of
+from bequest.server.stores.responses import StoredResponse, Turn
 from bequest.server.transport.work import INLINE_CHARS, has_large_body, off_loop
 from bequest.server.wire.bodies import ResponseBody
 from bequest.server.wire.errors import ApiError, at_field, invalid, missing
+from bequest.server.wire.reading import shorten
 
 Message = dict[str, Any]
 
@@ -54,7 +55,8 @@ async def response_prompt(
     """Not `answered`: its tokens are counted alone, and there may be more than the model takes."""
     check_converses(context, "input")
     count = len(body.input) if isinstance(body.input, list) else 1
-    items = await off_loop(context, MESSAGE_CHARS * count, lambda: input_items(body.input))
+    given = await off_loop(context, MESSAGE_CHARS * count, lambda: input_items(body.input))
+    items = await _resolved(context, terms.tenant, given)
     parent = None
     if body.previous_response_id is not None:
         parent = await _previous(context, terms.tenant, body.previous_response_id, terms.deadline)
@@ -81,6 +83,36 @@ async def response_prompt(
         lineage = Lineage(parent.id, 0, built.at if same_cache else 0)
         prompt = structs.replace(prompt, lineage=lineage, cache_salt=parent.cache_salt)
     return ResponsePrompt(check_not_empty(prompt, "input"), built.conversation.prompt_text, items, parent)
+
+
+async def _resolved(context: Context, tenant: str, items: list[Item]) -> list[Item]:
+    """With items that stored responses said in place of references to them."""
+    turns = {
+        item["id"]: _turn_of(context, tenant, item["id"], number)
+        for number, item in enumerate(items)
+        if item["type"] == REFERENCE
+    }
+    if not turns:
+        return items
+
+    def work() -> list[Item]:
+        said = {item_id: turn.item(item_id) for item_id, turn in turns.items()}
+        return [said[item["id"]] if item["type"] == REFERENCE else item for item in items]
+
+    return await off_loop(context, sum(len(turn.items) for turn in turns.values()), work)
+
+
+def _turn_of(context: Context, tenant: str, item_id: str, number: int) -> Turn:
+    turn = context.stored.turn_of(tenant, item_id)
+    if turn is None:
+        raise ApiError(
+            404,
+            "item_not_found",
+            f"Item with id '{shorten(item_id, 100)}' not found: no response that is stored has it in its `output`. It "
+            "was never stored (`store: false`), was deleted or has made room for others. Send the item itself.",
+            param=f"input[{number}].id",
+        )
+    return turn
 
 
 async def _can_inherit(context: Context, terms: AskTerms, parent: StoredResponse) -> bool:

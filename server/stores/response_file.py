@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import orjson
 
 from bequest.server.stores.response_rows import COLUMNS, Row, delete, take
 from bequest.server.stores.responses import StoredResponse, Turn
@@ -195,7 +196,8 @@ def _from_rows(rows: Iterable[Row], model: str) -> list[StoredResponse]:
         if parent is not None and before is None:
             _log.warning("the response %s is lost: its conversation is not whole", response_id)
             continue
-        turn = turns[tenant, response_id] = Turn(response_id, before, items, num_input)
+        said = tuple(item["id"] for item in orjson.loads(items)[num_input:])
+        turn = turns[tenant, response_id] = Turn(response_id, before, items, num_input, said)
         if body is not None:
             kept = msgspec.msgpack.decode(rest or b"", type=_Rest)
             found.append(_stored(response_id, tenant, body, turn, kept, kept.model == model))

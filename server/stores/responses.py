@@ -31,6 +31,7 @@ class Turn:
     parent: Turn | None
     items: bytes  # a JSON list: the input's items, then the output's
     num_input: int
+    said: tuple[str, ...] = ()  # ids of the output's items, by which later requests may refer to them
     holders: int = field(default=0, init=False)  # entries and turns in the store that lead here
 
     def input_items(self) -> list[dict[str, Any]]:
@@ -38,6 +39,11 @@ class Turn:
         earlier = self.parent.all_items() if self.parent is not None else []
         own: list[dict[str, Any]] = orjson.loads(self.items)
         return earlier + own[: self.num_input]
+
+    def item(self, item_id: str) -> dict[str, Any]:
+        """One that it said."""
+        own: list[dict[str, Any]] = orjson.loads(self.items)
+        return own[self.num_input + self.said.index(item_id)]
 
     def all_items(self) -> list[dict[str, Any]]:
         turns: list[Turn] = []
@@ -95,6 +101,7 @@ class _Shelf:
     def __init__(self) -> None:
         self.entries: OrderedDict[str, StoredResponse] = OrderedDict()
         self._names: dict[str, str] = {}  # a client's name → id of the youngest so named
+        self.turns: dict[str, Turn] = {}  # id of an item → the turn that said it
         self.size = 0  # bytes
 
     def put(self, response: StoredResponse) -> None:
@@ -126,6 +133,7 @@ class _Shelf:
             if turn.holders > 1:
                 return
             self.size += len(turn.items)
+            self.turns.update(dict.fromkeys(turn.said, turn))
             turn = turn.parent
 
     def _release(self, turn: Turn | None) -> None:
@@ -134,6 +142,9 @@ class _Shelf:
             if turn.holders > 0:
                 return
             self.size -= len(turn.items)
+            for item_id in turn.said:
+                if self.turns.get(item_id) is turn:  # what comes from a file may be here twice
+                    del self.turns[item_id]
             turn = turn.parent
 
 
@@ -181,6 +192,11 @@ class ResponseStore:
             return None
         self._shelves.move_to_end(tenant)
         return shelf.get(reference)
+
+    def turn_of(self, tenant: str, item_id: str) -> Turn | None:
+        """The turn of a stored response, or of one that such a response goes on from, that said an item."""
+        shelf = self._shelves.get(tenant)
+        return None if shelf is None else shelf.turns.get(item_id)
 
     def delete(self, tenant: str, reference: str) -> StoredResponse | None:
         response = self.get(tenant, reference)

@@ -43,6 +43,14 @@ def test_items_come_out_complete() -> None:
     assert input_items(items) == items, "what was complete stays as it is"
 
 
+def test_references_are_kept_for_others_to_resolve() -> None:
+    for given in ({"type": "item_reference", "id": "msg_1"}, {"id": "msg_1"}, {"id": "msg_1", "type": None}):
+        assert input_items([given]) == [{"type": "item_reference", "id": "msg_1"}]
+    with pytest.raises(ApiError) as caught:
+        input_items([{"type": "item_reference"}])
+    assert caught.value.param == "input[0].id"
+
+
 def test_what_we_say_is_accepted_back() -> None:
     said = output_message(
         "msg_1", "text", [{"token": "text", "logprob": -1.0, "bytes": [], "top_logprobs": []}], "incomplete"

@@ -31,7 +31,7 @@ async def begin(start: Starter, folder: Path, *answers: str) -> Front:
     return front
 
 
-async def say(front: Front, text: str, **body: Any) -> Any:
+async def say(front: Front, text: Any, **body: Any) -> Any:
     answer, told = await front.post(PATH, {"input": text, **body})
     assert answer.status == 200, told
     return told
@@ -42,7 +42,7 @@ async def test_a_conversation_goes_on(start: Starter, tmp_path: Path) -> None:
     first = await say(front, "a", request_id="mine")
     second = await streamed(front, {"input": "b", "previous_response_id": first["id"]})
     await front.stop()
-    front = await begin(start, tmp_path, "three")
+    front = await begin(start, tmp_path, "by its id", "three")
     assert (await front.get(f"{PATH}/mine"))[1] == first
     last = second[-1]["response"]
     async with front.http.get(f"{front.url}{PATH}/{last['id']}?stream=true") as answer:
@@ -50,6 +50,8 @@ async def test_a_conversation_goes_on(start: Starter, tmp_path: Path) -> None:
     _, items = await front.get(f"{PATH}/{last['id']}/input_items?order=asc")
     texts = [item["content"][0]["text"] for item in items["data"]]
     assert texts == ["a", "one", "b"]
+    await say(front, [{"role": "user", "content": "d"}, {"id": first["output"][0]["id"]}])
+    assert "one" in prompt_text(front.engine.submitted[-1])
     await say(front, "c", previous_response_id=last["id"])
     prompt = prompt_text(front.engine.submitted[-1])
     assert all(text in prompt for text in ("a", "one", "b", "two", "c"))

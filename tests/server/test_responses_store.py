@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 import orjson
 from hypothesis import given
@@ -17,7 +18,7 @@ def response(
     number: int, parent: StoredResponse | None = None, tenant: str = "t", name: str | None = None, chars: int = 0
 ) -> StoredResponse:
     items = orjson.dumps([{"id": f"in{number}", "text": "x" * chars}, {"id": f"out{number}"}])
-    turn = Turn(f"resp_{number}", None if parent is None else parent.turn, items, 1)
+    turn = Turn(f"resp_{number}", None if parent is None else parent.turn, items, 1, (f"out{number}",))
     numbers = array("i", range(number))
     return StoredResponse(f"resp_{number}", name, tenant, b"{}", turn, numbers, 0, "", "", array("I"))
 
@@ -93,6 +94,22 @@ def test_a_conversation_outlives_its_first_turns() -> None:
     assert [item["id"] for item in third.turn.all_items()][-1] == "out3"
     store.delete("t", "resp_3")
     assert store.size == 0 and third.turn.holders == first.turn.holders == 0
+
+
+def test_what_was_said_is_found_while_its_turn_is_held() -> None:
+    store = ResponseStore(2, LARGE)
+    first = response(1)
+    again = replace(response(1), id="resp_9")  # whose turn came from a file once more
+    child = response(2, first)
+    for entry in (first, child, again):
+        store.put(entry)
+    assert (turn := store.turn_of("t", "out2")) is child.turn and turn.item("out2") == {"id": "out2"}
+    assert store.turn_of("t", "out1") is again.turn and store.turn_of("t", "in1") is None
+    assert store.turn_of("other", "out1") is None
+    store.put(response(3))
+    store.put(response(4))
+    assert store.turn_of("t", "out1") is None and store.turn_of("t", "out2") is None
+    assert store.turn_of("t", "out4") is not None
 
 
 def test_long_conversations_do_not_recurse() -> None:

@@ -204,6 +204,8 @@ async def test_tenants_see_their_own(start: Starter, tmp_path: Any) -> None:
             await theirs.responses.create(model="fake/model", input="hi", previous_response_id=previous)
         messages.append(str(refused.value).replace(previous, "ID"))
     assert messages[0] == messages[1], "another's is exactly like none"
+    with pytest.raises(openai.NotFoundError, match="Item with id"):
+        await theirs.responses.create(model="fake/model", input=[{"id": made.output[0].id}])
     assert (await ours.responses.retrieve(made.id)).id == made.id
 
 
@@ -318,6 +320,45 @@ async def test_the_whole_conversation_as_input(front: Front) -> None:
     messages = front.text.chat_template.seen[-1]["messages"]  # type: ignore[union-attr]
     roles = ["user", "assistant", "user", "assistant", "user"]
     assert [message["role"] for message in messages] == roles and messages[1]["content"] == WHOLE
+
+
+async def test_items_by_reference(start: Starter) -> None:
+    """As clients do that keep ids alone of what they were told."""
+    front = await start(FakeEngine(saying("One.", "Two.", "Three.")))
+    client = front.strict()
+    asked: list[Any] = [{"role": "user", "content": "hi"}]
+    for number in range(3):
+        answer = await client.responses.create(model="fake/model", input=asked)
+        said = {"type": "item_reference", "id": answer.output[0].id} if number else {"id": answer.output[0].id}
+        asked += [said, {"role": "user", "content": "more"}]
+    text = prompt_text(front.engine.submitted[2])
+    assert text == "user: hi\nassistant: One.\nuser: more\nassistant: Two.\nuser: more\nassistant: "
+    items = [item async for item in client.responses.input_items.list(answer.id, order="asc")]
+    assert [item.id for item in items][1::2] == [asked[1]["id"], asked[3]["id"]]
+    count = await client.responses.input_tokens.count(model="fake/model", input=asked[:-2])
+    assert count.input_tokens == len(text)
+    with pytest.raises(openai.BadRequestError, match="Duplicate item") as caught:
+        await client.responses.create(model="fake/model", input=asked[5:6], previous_response_id=answer.id)
+    assert caught.value.param == "input[0].id"
+
+
+async def test_a_reference_to_nothing(front: Front) -> None:
+    client = front.strict()
+    kept = await client.responses.create(model="fake/model", input="hi")
+    passing = await client.responses.create(model="fake/model", input="hi", store=False)
+    child = await client.responses.create(model="fake/model", input="more", previous_response_id=kept.id)
+
+    async def refer(item_id: str) -> Any:
+        return await front.post(PATH, {"input": [{"role": "user", "content": "a"}, {"id": item_id}]})
+
+    await client.responses.delete(kept.id)
+    answer, _ = await refer(kept.output[0].id)
+    assert answer.status == 200, "its child has it still"
+    await client.responses.delete(child.id)
+    for item_id in (kept.output[0].id, child.output[0].id, passing.output[0].id, "msg_nothing"):
+        answer, error = await refer(item_id)
+        assert answer.status == 404 and error["error"]["code"] == "item_not_found"
+        assert error["error"]["param"] == "input[1].id" and item_id in error["error"]["message"]
 
 
 async def test_without_new_input(start: Starter) -> None:
