@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,7 +17,8 @@ from bequest.server.wire.reading import shorten
 
 _LONGEST_FIELD = 1 << 16  # bytes; a prompt's, by far the longest of them
 _MOST_FIELDS = 64
-_LISTS = ("timestamp_granularities", "include")
+_LISTS = ("timestamp_granularities", "include", "languages")
+_INSIDE = re.compile(r"([^\[\]]+)\[([^\[\]]*)\]")  # of a list or an object: its name, and the place in it
 _NUMBERS = ("temperature", "timeout")
 _FLAGS = ("stream",)
 
@@ -31,10 +33,11 @@ class TranslationBody(msgspec.Struct, frozen=True, kw_only=True):
 
 class TranscriptionBody(TranslationBody, frozen=True, kw_only=True):
     language: str | None = None
+    languages: list[str] | None = None
     timestamp_granularities: list[str] | None = None
     stream: bool = False
     include: list[str] | None = None
-    chunking_strategy: str | None = None  # advisory: the windows are the model's own
+    chunking_strategy: str | dict[str, Any] | None = None  # advisory: the windows are the model's own
 
 
 FormBody = TypeVar("FormBody", TranslationBody, TranscriptionBody)
@@ -80,18 +83,24 @@ async def _parts(http: web.Request, limit: BodyLimit, patience: Patience) -> tup
 
 
 def _add(raw: dict[str, Any], given: str, data: bytearray) -> None:
-    """A field of the form. One that is empty is the same as absent."""
-    name = given.removesuffix("[]")
+    """A field of the form; `name[]` is one of a list, `name[inner]` one of an object. One that is empty is the same as
+    absent."""
+    inside = _INSIDE.fullmatch(given)
+    name, inner = (given, None) if inside is None else inside.groups()
     try:
         value = data.decode()
     except UnicodeDecodeError:
         raise invalid(f"`{shorten(name)}` is not UTF-8.", shorten(name)) from None
     if not value:
         return
-    if name in _LISTS:
-        raw.setdefault(name, []).append(value)
-    elif name in raw:
-        raise invalid(f"`{shorten(name)}` is there twice.", shorten(name))
+    is_list = name in _LISTS or inner == ""
+    held = raw.setdefault(name, [] if is_list else {}) if is_list or inner else None
+    if isinstance(held, list) and is_list:
+        held.append(value)
+    elif isinstance(held, dict) and inner and inner not in held:
+        held[inner] = value
+    elif held is not None or name in raw:
+        raise invalid(f"`{shorten(given)}` is there twice.", shorten(name))
     else:
         raw[name] = _typed(name, value)
 

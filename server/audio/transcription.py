@@ -52,6 +52,7 @@ class Order:
     temperature: float | None  # None or 0: as low as it goes
     timestamps: bool
     words: bool = False  # and those of words
+    among: frozenset[str] = frozenset()  # codes of the languages that it may be; empty: all
 
 
 class Transcriber:
@@ -112,8 +113,8 @@ class Transcriber:
 
     async def _detect(self, window: EncoderInput) -> str:
         """The language that the model would say it hears."""
-        tokens = self._speech.tokens
-        codes = {token_id: code for code, token_id in tokens.languages.items()}
+        tokens, among = self._speech.tokens, self._order.among
+        codes = {token_id: code for code, token_id in tokens.languages.items() if not among or code in among}
         params = SamplingParams(max_tokens=1, temperature=0.0, allowed_token_ids=tuple(codes), ignore_eos=True)
         ask = self._ask(Prompt((tokens.start,), encoder=window), params, OutputMode.FINAL)
         [result] = await collect(self._engine, ask.requests)

@@ -59,8 +59,10 @@ async def transcribed(call: Call[TranscriptionBody], file: bytearray) -> Transcr
 
 async def _transcription(call: Call[TranscriptionBody], speech: Speech) -> Order:
     _check_transcription(call, speech)
-    order = await _order(call, speech, "transcribe", _language(speech, call.body.language))
-    return replace(order, words="word" in (call.body.timestamp_granularities or ()))
+    body = call.body
+    order = await _order(call, speech, "transcribe", _language(speech, body.language, "language"))
+    words = "word" in (body.timestamp_granularities or ())
+    return replace(order, words=words, among=_among(speech, body.languages))
 
 
 async def translations(http: web.Request) -> web.StreamResponse:
@@ -145,20 +147,27 @@ def _check_transcription(call: Call[TranscriptionBody], speech: Speech) -> None:
             "`timestamp_granularities` needs `response_format` verbose_json, which alone has a place for times.",
             "timestamp_granularities",
         )
+    if body.language is not None and body.languages:
+        raise invalid("`language` says which it is, and `languages` which it may be: send one of them.", "languages")
     if body.include:
         raise unsupported("include", "`include` cannot be used here: there is nothing to add to a transcript.")
 
 
-def _language(speech: Speech, given: str | None) -> str | None:
+def _language(speech: Speech, given: str | None, field: str) -> str | None:
     if given is None:
         return None
     code = language_code(given)
     if not speech.tokens.multilingual and code != "en":
-        raise invalid(f"This model hears English alone, not {shorten(repr(given))}.", "language")
+        raise invalid(f"This model hears English alone, not {shorten(repr(given))}.", field)
     if code not in speech.tokens.languages:
         known = ", ".join(sorted(speech.tokens.languages))
-        raise invalid(f"`language` {shorten(repr(given))} is not one that this model knows: {known}.", "language")
+        raise invalid(f"`{field}` {shorten(repr(given))} is not one that this model knows: {known}.", field)
     return code
+
+
+def _among(speech: Speech, given: list[str] | None) -> frozenset[str]:
+    codes = (_language(speech, language, f"languages[{index}]") for index, language in enumerate(given or ()))
+    return frozenset(code for code in codes if code is not None)
 
 
 async def _samples(context: Context, speech: Speech, file: bytearray) -> Samples:

@@ -225,6 +225,17 @@ async def test_the_language_is_found_out(hear: Any) -> None:
     assert question.encoder.key == request.encoder.key
 
 
+async def test_languages_that_it_may_be(hear: Any) -> None:
+    front: Front = await hear(Window(" Hallo.", 1.0), multilingual=True)
+    create = front.client().audio.transcriptions.create
+    await create(model=MODEL, file=SPEECH, languages=["German"])
+    assert front.engine.submitted[0].params.allowed_token_ids == (DE,)
+    for given, param in (({"languages": ["de", "xx"]}, "languages[1]"), ({"language": "de"}, "languages")):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await create(**{"model": MODEL, "file": SPEECH, "languages": ["de"], **given})
+        assert caught.value.param == param
+
+
 @pytest.mark.parametrize("language", ["en", "EN", "english", "English"])
 async def test_a_language_that_is_given(hear: Any, language: str) -> None:
     front: Front = await hear(Window(" Hello."), multilingual=True)
@@ -393,6 +404,26 @@ async def test_fields_that_are_ignored_are_named(hear: Any) -> None:
         model=MODEL, file=SPEECH, chunking_strategy="auto", extra_body={"mood": "good"}
     )
     assert answer.headers["X-Bequest-Ignored"] == "mood"
+
+
+async def test_objects_and_lists_as_the_client_writes_them(hear: Any) -> None:
+    """`chunking_strategy[type]`, `known_speaker_names[]` twice, and so on."""
+    front: Front = await hear(Window(" a"))
+    vad: Any = {"type": "server_vad", "threshold": 0.5, "silence_duration_ms": 200}
+    answer = await front.client().audio.transcriptions.with_raw_response.create(
+        model=MODEL, file=SPEECH, chunking_strategy=vad, known_speaker_names=["a", "b"], extra_body={"mood": {"a": 1}}
+    )
+    assert answer.headers["X-Bequest-Ignored"] == "known_speaker_names, mood"
+
+
+@pytest.mark.parametrize("names", [("mood", "mood"), ("mood[a]", "mood[a]"), ("mood", "mood[]"), ("mood[]", "mood[a]")])
+async def test_a_field_that_is_there_twice(hear: Any, names: tuple[str, str]) -> None:
+    front: Front = await hear()
+    form = aiohttp.FormData([(name, "good") for name in names])
+    form.add_field("file", sound(1.0), filename="upload")
+    async with front.http.post(f"{front.url}/v1/audio/transcriptions", data=form) as answer:
+        error = (await answer.json())["error"]
+    assert answer.status == 400 and error["param"] == "mood" and "twice" in error["message"]
 
 
 async def test_models_that_do_not_hear(start: Starter) -> None:
