@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TypedDict
 
@@ -31,6 +32,7 @@ MAX_BAD_WORDS = 1024  # they are tokenised where others wait
 MAX_ANSWER_BYTES = 2**30
 _WORD_CHARS = 40  # that tokenising a short word, twice, takes as long as
 _BYTES_PER_LOGPROB = 100  # as JSON, and as an object on its way there: about
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}")  # spelled in one way: two biases of one token would be one too many
 _SMALLEST_TOP_P = 1e-6  # top_p 0 keeps the most likely token alone
 _SMALLEST_PENALTY = 1e-6  # a repetition_penalty below it says the same, and logits stay finite in float32
 
@@ -295,7 +297,7 @@ def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> tuple[tuple[i
     pairs = []
     for key, value in (bias or {}).items():
         param = f"logit_bias.{shorten(key)}"
-        if not key.isascii() or not key.isdigit() or len(key) > 9 or int(key) >= vocab_size:
+        if not _TOKEN_ID.fullmatch(key) or int(key) >= vocab_size:
             raise invalid(
                 f"`logit_bias` has the key {shorten(repr(key))}, which is not a token id of this model "
                 f"(0 to {vocab_size - 1}, as a string).",
