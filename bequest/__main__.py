@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        try:
+            _run(sys.argv[1:] if arguments is None else arguments)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where its failure can be caught
+    except BrokenPipeError:  # whoever read the output has enough of it, as `| head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the interpreter, which flushes once more
+        sys.exit(128 + signal.SIGPIPE)
+
+
+def _run(arguments: Sequence[str]) -> None:
     if arguments[:1] == ["cluster"]:
         from bequest.cluster.command import main as cluster
 

@@ -13,7 +13,7 @@ from typing import Any
 from bequest.cli.connection import Connection, Failure, connected
 from bequest.cli.conversation import Conversation
 from bequest.cli.parser import Parser
-from bequest.cli.shown import ShownAnswer
+from bequest.cli.shown import ShownAnswer, dimmed
 
 _HELP = """\
 /help                this list
@@ -106,6 +106,9 @@ class Chat:
                     answer.take(choice["delta"])
         except KeyboardInterrupt:
             print(" …", end="")
+        except Failure:
+            answer.break_off()
+            raise
         finally:
             events.close()
         print()
@@ -115,7 +118,7 @@ class Chat:
             told = (
                 f"{usage['completion_tokens']} tokens, {usage['completion_tokens'] / max(seconds, 1e-9):.1f} tokens/s"
             )
-            print(f"\x1b[2m[{turn.number}] {told}\x1b[0m", file=sys.stderr)
+            print(dimmed(f"[{turn.number}] {told}"), file=sys.stderr)
 
     def _command(self, name: str, rest: str) -> None:
         rest = rest.strip()

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -13,11 +14,13 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from bequest.cli.fetching import fetched
 from bequest.engine.errors import ModelError
+from bequest.engine.orphans import end_with_parent
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 _CONNECT_SECONDS = 10.0
@@ -40,26 +43,41 @@ class Connection:
         try:
             return [str(model["id"]) for model in json.loads(response.read())["data"]]
         except (ValueError, KeyError, TypeError):
-            raise Failure(f"what answers at {self.url} does not speak OpenAI's API") from None
+            raise self._foreign() from None
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         """The events of a streamed answer. Closing the iterator stops the server's work."""
         response = self._send("POST", path, body | {"stream": True, "stream_options": {"include_usage": True}})
         try:
-            for line in response:
+            for line in self._lines(response):
                 if line.startswith(b"data: [DONE]"):
                     return
                 if line.startswith(b"data: "):
-                    event = json.loads(line[6:])
-                    if "error" in event:
-                        raise Failure(f"the server stopped: {event['error'].get('message')}")
-                    yield event
+                    yield self._event(line[6:])
             raise Failure("the server closed the connection before the answer was whole")
         finally:
             response.close()
 
+    def _lines(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
+        try:
+            yield from response
+        except (OSError, http.client.HTTPException) as error:
+            raise Failure(f"the connection broke before the answer was whole ({_reason(error)})") from None
+
+    def _event(self, data: bytes) -> dict[str, Any]:
+        try:
+            event: dict[str, Any] = json.loads(data)
+            if (error := event.get("error")) is not None:
+                raise Failure(f"the server stopped: {error['message'] if isinstance(error, dict) else error}")
+        except (ValueError, KeyError, AttributeError):
+            raise self._foreign() from None
+        return event
+
+    def _foreign(self) -> Failure:
+        return Failure(f"what answers at {self.url} does not speak OpenAI's API")
+
     def _send(self, method: str, path: str, body: dict[str, Any] | None) -> http.client.HTTPResponse:
-        parts = urlsplit(self.url)
+        parts, data = urlsplit(self.url), None if body is None else _encoded(body)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         headers = {"Content-Type": "application/json"} | (
             {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
@@ -68,14 +86,27 @@ class Connection:
             connection = kind(parts.netloc, timeout=_CONNECT_SECONDS)
             connection.connect()
             connection.sock.settimeout(None)  # a long prompt may take its time
-            connection.request(method, parts.path + path, None if body is None else json.dumps(body), headers)
+            connection.request(method, parts.path + path, data, headers)
             response = connection.getresponse()
         except (OSError, http.client.HTTPException, UnicodeError) as error:
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise Failure(f"no server answers at {self.url} ({reason}); start one with `bequest serve`") from None
+            raise Failure(
+                f"no server answers at {self.url} ({_reason(error)}); start one with `bequest serve`"
+            ) from None
         if response.status >= 400:
-            raise Failure(f"{response.status}: {_message(response.read())}")
+            raise Failure(f"{response.status}: {_message(b''.join(self._lines(response)))}")
         return response
+
+
+def _encoded(body: dict[str, Any]) -> bytes:
+    """What is not UTF-8, of a file or of the command line, is half a surrogate pair by now."""
+    try:
+        return json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise Failure("the text is not in UTF-8; `iconv -t UTF-8` makes it so") from None
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def _message(data: bytes) -> str:
@@ -120,9 +151,10 @@ class _OwnServer:
 
     def __init__(self, model: str | None) -> None:
         command = [sys.executable, "-m", "bequest", "serve", *([model] if model else []), "--port", "0"]
-        # Its own group: a Ctrl-C stops an answer, not the server.
+        # Its own group: a Ctrl-C stops an answer, not the server. So nobody else ends it when the terminal is closed.
         self._process = subprocess.Popen(
             command, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
+            preexec_fn=partial(end_with_parent, signal.SIGTERM),
             env={name: value for name, value in os.environ.items() if name != "BEQUEST_API_KEY"},
         )  # fmt: skip
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)

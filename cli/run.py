@@ -89,6 +89,8 @@ def _schema(given: str) -> Any:
             text = Path(given).read_text(encoding="utf-8")
         except OSError as error:
             raise Failure(f"--json-schema {given}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise Failure(f"--json-schema {given}: the file is not in UTF-8") from None
     try:
         return json.loads(text)
     except ValueError as error:
@@ -98,10 +100,14 @@ def _schema(given: str) -> Any:
 def _answer(connection: Connection, body: dict[str, Any]) -> int:
     """0, or 1 where the answer was cut off at its longest."""
     reason, answer = None, ShownAnswer()
-    for event in connection.stream("/v1/chat/completions", body):
-        for choice in event.get("choices", ()):
-            answer.take(choice["delta"])
-            reason = choice.get("finish_reason") or reason
+    try:
+        for event in connection.stream("/v1/chat/completions", body):
+            for choice in event.get("choices", ()):
+                answer.take(choice["delta"])
+                reason = choice.get("finish_reason") or reason
+    except Failure:
+        answer.break_off()
+        raise
     print()
     if reason == "length":
         print("bequest run: the answer was cut off; --max-tokens allows a longer one", file=sys.stderr)

@@ -6,16 +6,17 @@ again, on this machine or, where this one is gone, on another. A server never ou
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
+from bequest.engine.orphans import end_with_parent
+
 _MARGIN = 20.0  # seconds beyond the drain, for the last answers
 _PAUSE = 1.0  # seconds before a server that ended by itself is started again
 
@@ -60,7 +61,11 @@ class ServerProcess:
     def _run(self) -> None:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_parent
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=partial(end_with_parent, signal.SIGKILL),
             )
         self._started.set()
         self._process.wait()
@@ -97,7 +102,3 @@ class Replica:
 
     def end(self) -> int:
         return self._server.end(self._drain)
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

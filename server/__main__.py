@@ -6,6 +6,7 @@ A command imports what it needs when it is chosen: --help and a wrong flag answe
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import os
 import signal
@@ -60,7 +61,10 @@ def _command(name: str) -> Callable[[Sequence[str]], int] | None:
 
 
 def _open_standard_files() -> None:
-    """Whoever started us may have closed them; a socket that got their number would be written the log."""
+    """Whoever started us may have closed them; a socket that got their number would be written the log.
+
+    No text is an error to them: what the terminal has no letter for is a question mark, and bytes that are no text
+    come in as surrogates, as they do on the command line, for whoever reads them to refuse."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
@@ -68,6 +72,9 @@ def _open_standard_files() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - as long as the process
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors=errors)
 
 
 def _exit(code: int) -> NoReturn:

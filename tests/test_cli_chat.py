@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,6 +22,7 @@ import pytest
 from bequest.cli import chat, run
 from bequest.cli.chat import Chat
 from bequest.cli.connection import Connection
+from bequest.cli.shown import dimmed
 
 
 class Echo(ThreadingHTTPServer):
@@ -54,7 +62,22 @@ class _Handler(BaseHTTPRequestHandler):
         deltas.append({"choices": [], "usage": {"completion_tokens": 2}})
         if last == "break":
             deltas[1] = {"error": {"message": "the engine died"}}
+        if last == "foreign":
+            deltas[1] = ["not", "an", "event"]
+        if last == "vanish":
+            self._vanish(deltas[0])
+            return
         self._send(200, b"".join(b"data: " + json.dumps(d).encode() + b"\n\n" for d in deltas) + b"data: [DONE]\n\n")
+
+    def _vanish(self, first: dict[str, Any]) -> None:
+        """The connection breaks in mid-stream, as when the server's machine is switched off."""
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"data: " + json.dumps(first).encode() + b"\n\n")
+        self.wfile.flush()
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        os.close(self.connection.detach())
+        self.close_connection = True
 
     def _send(self, status: int, body: bytes) -> None:
         self.send_response(status)
@@ -174,6 +197,10 @@ def test_run_reads_prompt_standard_input_and_schema(
         (["{url}", "break"], "the engine died"),
         (["{url}", "hi", "--json-schema", "nowhere.json"], "--json-schema nowhere.json: No such file"),
         (["{url}", "hi", "--json-schema", "{"], "not valid JSON"),
+        (["{url}", "hi", "--json-schema", "{latin}"], "the file is not in UTF-8"),
+        (["{url}", "hi\udcff"], "the text is not in UTF-8"),
+        (["{url}", "vanish"], "\nbequest run: the connection broke before the answer was whole"),
+        (["{url}", "foreign"], "does not speak OpenAI's API"),
     ],
 )
 def test_what_run_says_of_mistakes(
@@ -182,10 +209,14 @@ def test_what_run_says_of_mistakes(
     said: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
+    (tmp_path / "latin").write_bytes(b'{"title": "caf\xe9"}')
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    assert run.main([argument.replace("{url}", server.url) for argument in arguments]) == 1
-    assert said in capsys.readouterr().err
+    names = {"{url}": server.url, "{latin}": str(tmp_path / "latin")}
+    assert run.main([names.get(argument, argument) for argument in arguments]) == 1
+    shown = capsys.readouterr()
+    assert said in shown.out + shown.err
 
 
 def test_an_answer_that_is_cut_off(
@@ -200,3 +231,39 @@ def test_a_url_where_something_else_answers(server: Echo, capsys: pytest.Capture
     server.listed = b"<html>welcome</html>"
     assert chat.main([server.url]) == 1
     assert f"what answers at {server.url} does not speak OpenAI's API" in capsys.readouterr().err
+
+
+def test_thoughts_are_dimmed_where_a_terminal_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    assert dimmed("hm") == "\x1b[2mhm\x1b[0m"
+    monkeypatch.setenv("TERM", "dumb")
+    assert dimmed("hm") == "hm"
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert dimmed("hm") == "hm"
+
+
+_STARTS_A_SERVER = """\
+import time
+from bequest.cli.connection import _OwnServer
+print(_OwnServer(None)._process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
+def test_a_chat_that_is_killed_leaves_no_server_behind(number: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", _STARTS_A_SERVER], stdout=subprocess.PIPE, text=True) as chat:
+        assert chat.stdout is not None
+        server = int(chat.stdout.readline())
+        os.kill(server, 0)
+        chat.send_signal(number)
+    for _ in range(100):
+        try:
+            os.kill(server, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    os.kill(server, signal.SIGKILL)
+    raise AssertionError("the server runs on, and nobody knows of it")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,3 +81,21 @@ def test_an_embedded_model_that_was_fetched_is_listed(
     (folder / "small.gguf").write_bytes(bytes(2_000_000))
     assert list_models(["--paths"]) == 0
     assert "(embedded) small  2.0 MB" in (shown := capsys.readouterr().out) and str(folder) in shown
+
+
+def _listed(**how: Any) -> subprocess.CompletedProcess[bytes]:
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    return subprocess.run([sys.executable, "-m", "bequest", "list"], stderr=subprocess.PIPE, env=environment, **how)
+
+
+def test_a_reader_who_has_enough_is_no_error() -> None:
+    unread, output = os.pipe()
+    os.close(unread)
+    listed = _listed(stdout=output)
+    os.close(output)
+    assert (listed.returncode, listed.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_what_the_terminal_has_no_letters_for_is_shown_all_the_same() -> None:
+    listed = _listed(stdout=subprocess.PIPE)
+    assert (listed.returncode, listed.stderr) == (0, b"") and b"(embedded)" in listed.stdout

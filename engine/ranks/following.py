@@ -6,7 +6,6 @@ or with 1 when anything fails: the rank that serves then sees its end, and fails
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import queue
@@ -23,6 +22,7 @@ import numpy as np
 
 from bequest.engine.constraints.masks import MaskChannel
 from bequest.engine.errors import ModelError
+from bequest.engine.orphans import end_with_parent
 from bequest.engine.ranks.channel import Reader
 from bequest.engine.ranks.group import join
 from bequest.engine.ranks.orders import READY, Order, decode_order
@@ -49,8 +49,6 @@ from bequest.engine.types.blocks import BlockBytes, PendingBlocks
 from bequest.engine.types.catalogue import Catalogue
 
 log = logging.getLogger("bequest.ranks")
-
-_PR_SET_PDEATHSIG = 1  # of Linux
 
 
 class Disagreement(Exception):
@@ -174,7 +172,7 @@ def guarded(work: Callable[[], None]) -> None:
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # of a terminal, or of systemd to all: the server drains first
         signal.signal(number, signal.SIG_IGN)
-    _die_with_parent()
+    end_with_parent(signal.SIGKILL)  # even while it is stopped
     sys.setswitchinterval(0.0001)
     order = decode_order(sys.stdin.buffer.read())
     logging.basicConfig(level=logging.WARNING, format=f"%(levelname)s rank {order.rank}: %(message)s")
@@ -183,11 +181,6 @@ def main() -> int:
     own.sendall(READY)
     guarded(partial(_serve, order, ear))
     return 1
-
-
-def _die_with_parent() -> None:
-    """Even while it is stopped."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _serve(order: Order, ear: Ear) -> None:
