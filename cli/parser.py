@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -28,6 +29,13 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             self.refuse(unknown)
         return given
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """A flag of another program comes first: argparse would take -hf for -h, and the rest for its value."""
+        for word in itertools.takewhile(lambda word: word != "--", args or ()):
+            if word.partition("=")[0] in self._elsewhere:
+                self.refuse([word])
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Ends the process. The usage of dozens of flags would push the message off the screen."""

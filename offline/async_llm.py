@@ -29,6 +29,7 @@ from bequest.offline.requests import (
     input_fields,
     is_single,
     is_single_chat,
+    stream_fields,
 )
 from bequest.server.audio.subtitles import Transcript
 from bequest.server.interfaces import TokenizerLike
@@ -140,8 +141,7 @@ class AsyncLLM:
         return found[0] if is_single_chat(messages) else found
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[Options]) -> AsyncStream:
-        [body] = completion_fields([prompt], params, options)
-        return AsyncStream(self, self.core.pieces(body))
+        return AsyncStream(self, self.core.pieces(stream_fields(prompt, params, options)))
 
     def stream_chat(
         self, messages: Messages, params: SamplingParams | None = None, **options: Unpack[ChatOptions]

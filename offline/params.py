@@ -53,8 +53,9 @@ class SamplingParams:
 
 
 class Options(TypedDict, total=False):
-    """What else a request may say: its name and lease, its parent, its time and its place in the queue."""
+    """What else a request may say: its adapter, its name and lease, its parent, its time and its place in the queue."""
 
+    model: str  # one of `lora`'s names
     request_id: str
     retain: bool | Mapping[str, float]
     store: bool

@@ -41,6 +41,15 @@ def completion_fields(prompts: Any, params: Params, options: Mapping[str, Any]) 
     ]
 
 
+def stream_fields(prompt: Any, params: Params, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Of one prompt. No prompt at all is refused with the others that are empty."""
+    if not is_single(prompt) and len(prompt) > 0:
+        message = f"`prompt` is a list of {len(prompt)} prompts, and a stream is of one: call `stream` with each."
+        raise RequestError(message, "invalid_value", "prompt", {})
+    [body] = completion_fields([prompt], params, options)
+    return body
+
+
 def chat_fields(messages: Any, params: Params, options: Mapping[str, Any]) -> list[dict[str, Any]]:
     given = [messages] if is_single_chat(messages) else list(messages)
     common = _common(options, len(given))
@@ -82,13 +91,15 @@ def _common(options: Mapping[str, Any], count: int) -> dict[str, Any]:
     return fields
 
 
-def _each(params: Params, count: int) -> Sequence[SamplingParams]:
+def _each(params: Any, count: int) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not isinstance(params, Sequence):
+        _sampling(params)  # says what it is not
     if len(params) != count:
         message = f"`params` must be one for all, or one for each of the {count} prompts, not {len(params)}."
         raise RequestError(message, "invalid_value", "params", {})
-    return params
+    return list(params)
 
 
 def _sampling(params: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from bequest.engine.config import EngineConfig, ServerConfig
 from bequest.engine.fetch import directory_of
 from bequest.server.__main__ import main
 from bequest.server.access.keys import KeyRing
+from bequest.server.process.elsewhere import FLAGS
 from bequest.server.process.options import options_of, parse
 from tests.forked import run_program
 from tests.test_end_to_end import Server
@@ -265,6 +266,22 @@ def test_every_command_is_known(page: str, line: str) -> None:
             main([words[1], "--help"])
         assert ended.value.code == 0
         assert all(word in shown.getvalue() for word in words if word.startswith("--")), line
+
+
+@pytest.mark.parametrize("page", ["from_vllm.md", "from_llama_cpp.md"])
+def test_flags_of_other_servers_are_told_from_ours(page: str) -> None:
+    """What stands on the left is a flag here, or is refused with what does the same. What stands on the right is ours,
+    or stands in the command of another name."""
+    ours = {option.flag for config in (EngineConfig, ServerConfig) for option in options_of(config)}
+    ours = ours - {"--model"} | {"--config"}
+    text = (DOCS / page).read_text().partition("\n## Requests")[0]
+    rows = re.findall(r"^\| (`.*`) \| (.*) \|$", text, re.MULTILINE)
+    theirs = {flag for left, _ in rows for flag in re.findall(r"`(--?[a-z-]+)", left)}
+    named = {flag for _, right in rows for flag in re.findall(r"(--[a-z-]+)", right)}
+    hinted = {flag for hint in FLAGS.values() for flag in re.findall(r"--[a-z-]+", hint)}
+    assert theirs - ours <= set(FLAGS)
+    assert (named | hinted) - ours <= {"--replicas", "--socket"}
+    assert not ours & set(FLAGS), "a flag of ours is not refused"
 
 
 def test_the_key_file(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 from bequest.cli.parser import Parser
 from bequest.engine.config import EngineConfig, ServerConfig
 from bequest.server.operation.version import installed_version
+from bequest.server.process import elsewhere
 
 _Config = TypeVar("_Config", EngineConfig, ServerConfig)
 
@@ -33,24 +34,6 @@ _EPILOG = """\
   bequest bench serve                    put load on a running server
   bequest install-service --port 80      a systemd unit that serves with these flags"""
 
-
-# Flags of other servers, and what does the same here.
-_ELSEWHERE = {
-    "--model": "name the model without a flag: bequest serve MODEL",
-    "-m": "name the model without a flag: bequest serve MODEL",
-    "--tokenizer": "the tokenizer is read from the model's directory or file",
-    "--ctx-size": "the flag is --max-model-len",
-    "-c": "the flag is --max-model-len",
-    "--parallel": "the flag is --max-num-seqs",
-    "-np": "the flag is --max-num-seqs",
-    "--n-gpu-layers": "all layers run on one device, see --device",
-    "-ngl": "all layers run on one device, see --device",
-    "--alias": "the flag is --served-model-name",
-    "--num-gpu-blocks-override": "the flag is --num-blocks",
-    "--swap-space": "the flag is --host-cache-gb",
-    "--pipeline-parallel-size": "one process runs on one device",
-    "--root-path": "the paths are fixed; let a proxy rewrite them",
-}
 
 # Flags that take several values at once, and may be repeated as well.
 _SEVERAL = ("served_model_name",)
@@ -154,7 +137,7 @@ def _parsers() -> tuple[Parser, Parser]:
         help="load a model and serve it",
         argument_default=argparse.SUPPRESS,
         description=_DESCRIPTION,
-        elsewhere=_ELSEWHERE,
+        elsewhere=elsewhere.FLAGS,
         spare="there is one model, and every other argument is a flag",
     )
     for name, text in _OTHERS.items():
@@ -194,7 +177,7 @@ def _read_toml(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        keys = tomllib.loads(Path(path).read_text())
+        keys = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"--config {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -212,6 +195,8 @@ def _read_toml(path: str | None) -> dict[str, Any]:
 def _unknown(key: str, value: Any, known: Collection[str]) -> str:
     if isinstance(value, dict):
         return f"[{key}] is a table, and there are none: write the keys at the top of the file, such as port = 8000"
+    if (hint := elsewhere.FLAGS.get("--" + key.replace("_", "-"))) is not None:
+        return f"unknown key '{key}': {hint}"
     near = difflib.get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0.6)
     return f"unknown key '{key}'" + (f"; did you mean '{near[0]}'?" if near else "")
 

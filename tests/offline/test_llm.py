@@ -23,8 +23,10 @@ from bequest import LLM, AsyncLLM, Completion, ModelError, RequestError, Samplin
 from bequest.engine.config import EngineConfig
 from bequest.engine.fetch import directory_of
 from bequest.engine.types import SamplingParams as EngineParams
+from tests.adapters.tiny_adapters import make_adapters, save_adapter
 from tests.engine.direct import LLM as Direct
 from tests.test_real_checkpoints import needs
+from tests.tiny_models import make_reference
 
 FLAGS: dict[str, Any] = {
     "device": "cpu", "dtype": "float32", "max_model_len": 1024, "num_blocks": 200, "max_num_seqs": 4, "max_queued": 8,
@@ -160,6 +162,10 @@ def test_wrong_arguments(llm: LLM) -> None:
         llm.generate(["a", "b"], GREEDY, request_id="x")
     with pytest.raises(RequestError, match="must be SamplingParams, not dict"):
         llm.generate("a", [{"max_tokens": 3}])  # type: ignore[list-item]
+    with pytest.raises(RequestError, match="must be SamplingParams, not dict"):
+        llm.generate("a", {"max_tokens": 3})  # type: ignore[call-overload]
+    with pytest.raises(RequestError, match="list of 2 prompts, and a stream is of one"):
+        llm.stream(["a", "b"])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="max_token"):
         SamplingParams(max_token=3)  # type: ignore[call-arg]
 
@@ -178,6 +184,16 @@ def test_structured_outputs(llm: LLM) -> None:
 
 
 # --- chats -------------------------------------------------------------------------------------------------------
+
+
+def test_an_adapter_is_the_model_of_a_request(llm: LLM, path: Path, tmp_path: Path) -> None:
+    [(_, adapted)] = make_adapters(lambda: make_reference("llama"), {"legal": 4})
+    adapter = save_adapter(adapted, tmp_path / "legal")
+    with LLM(path, **(FLAGS | {"lora": [f"legal={adapter}"]})) as other:
+        plain, legal = other.generate([5, 6, 7], GREEDY), other.generate([5, 6, 7], GREEDY, model="legal")
+        assert plain.token_ids == llm.generate([5, 6, 7], GREEDY).token_ids != legal.token_ids
+        with pytest.raises(RequestError, match="'medical' does not exist here"):
+            other.generate([5, 6, 7], GREEDY, model="medical")
 
 
 def test_chats(llm: LLM) -> None:

@@ -65,6 +65,7 @@ def test_file_and_flags(tmp_path: Path) -> None:
     [
         ("prot = 1", "unknown key 'prot'; did you mean 'port'?"),
         ("zzzzzz = 1", "unknown key 'zzzzzz'\n"),
+        ("swap_space = 4", "unknown key 'swap_space': the flag is --host-cache-gb"),
         ("[server]\nport = 1", "[server] is a table, and there are none: write the keys at the top of the file"),
         ('port = "1"', "port must be an integer, not '1'"),
         ("port = true", "port must be an integer, not True"),
@@ -88,6 +89,8 @@ def test_wrong_command_lines(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--prot", "1"], "unknown argument --prot; did you mean --port?"),
         (["serve", "--max-mdel-len=8"], "unknown argument --max-mdel-len=8; did you mean --max-model-len?"),
         (["serve", "--model", "x"], "unknown argument --model: name the model without a flag: bequest serve MODEL"),
+        (["serve", "-hf", "a/b"], "unknown argument -hf: name the model without a flag: bequest serve ORG/NAME:Q4_K_M"),
+        (["serve", "m", "--ctx-size=9"], "unknown argument --ctx-size=9: the flag is --max-model-len"),
         (["serve", "one", "two"], "unknown argument two: there is one model"),
         (["serve", "--zzzz"], "unknown argument --zzzz\n"),
         (["serve", "--config", "/nowhere.toml"], "No such file"),
