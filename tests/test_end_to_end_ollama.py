@@ -78,3 +78,10 @@ def test_a_schema_is_followed(client: ollama.Client, model: str) -> None:
 def test_vectors(client: ollama.Client, model: str) -> None:
     found = client.embed(model, ["a cat", "a cat", "the sea"]).embeddings
     assert found[0] == found[1] != found[2] and len(found[0]) == 576
+
+
+def test_the_embedded_model_is_as_large_as_its_file(client: ollama.Client) -> None:
+    [listed] = client.list().models
+    assert listed.details is not None and listed.size is not None
+    assert (listed.details.format, listed.details.quantization_level) == ("gguf", "Q4")
+    assert 90e6 < listed.size < 110e6

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -25,6 +27,8 @@ from bequest.engine.types.model import Numbers
 from bequest.engine.types.speculation import ON_CPU, DraftCosts, ModelDrafts
 
 log = logging.getLogger("bequest.start")
+
+_FILES: Mapping[str, Literal["gguf", "pt"]] = {".gguf": "gguf", ".pt": "pt"}
 
 
 def drafts_on_cpu(config: ModelConfig, model: ModelDrafts | None) -> DraftCosts | None:
@@ -62,9 +66,19 @@ def model_info(
         hidden_size=loaded.config.hidden_size,
         states_dtype="float32" if states_dtype is torch.float32 else "bfloat16",
         encoder=encoder_info(config, loaded),
-        numbers=Numbers(dtype_name(loaded.kv_dtype), loaded.matmul),
+        numbers=_numbers(path, loaded),
         drafts=drafts,
         vision=None if loaded.sight is None else loaded.sight.info,
+    )
+
+
+def _numbers(path: Path, loaded: LoadedModel) -> Numbers:
+    parts = 1 if loaded.cutting is None else loaded.cutting.size
+    return Numbers(
+        kv_cache_dtype=dtype_name(loaded.kv_dtype),
+        cpu_matmul=loaded.matmul,
+        weight_bytes={name: parts * count for name, count in loaded.bytes_by_format.items()},
+        weight_files=_FILES.get(path.suffix, "safetensors"),
     )
 
 

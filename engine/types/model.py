@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,10 +15,12 @@ from bequest.engine.types.speculation import DraftCosts
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """What a model computes in, beside the dtype of its weights."""
+    """What a model computes in and what its weights are kept in, beside their dtype."""
 
     kv_cache_dtype: str = ""
     cpu_matmul: Literal["exact", "fast"] | None = None  # how a CPU multiplies codes; None: there are none
+    weight_bytes: Mapping[str, int] = field(default_factory=dict)  # on all devices, by what they are kept in
+    weight_files: Literal["safetensors", "gguf", "pt"] = "safetensors"  # that they were read from
 
 
 @dataclass(frozen=True, slots=True)

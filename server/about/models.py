@@ -50,6 +50,7 @@ def _model(context: Context, name: str) -> dict[str, Any]:
         "root": context.engine.info.name,
         "parent": None,
         "max_model_len": context.engine.info.max_model_len,
+        "max_input_tokens": context.engine.info.max_model_len,
         "reasoning_parser": dialect.reasoning,
         "tool_call_parser": dialect.calls.name,
     }

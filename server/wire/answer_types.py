@@ -246,6 +246,7 @@ class Model(msgspec.Struct, kw_only=True):
     root: str
     parent: str | None
     max_model_len: int
+    max_input_tokens: int
     reasoning_parser: str | None
     tool_call_parser: str
 

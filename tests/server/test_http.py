@@ -219,8 +219,9 @@ async def test_models(front: Front, path: str) -> None:
         one = await answer.json()
     _, listed = await front.get("/v1/models")
     assert listed["object"] == "list" and listed["data"] == [one]
-    more = {"reasoning_parser", "tool_call_parser", "type", "lifecycle", "display_name", "created_at"}
-    assert set(one) == {"id", "object", "created", "owned_by", "root", "parent", "max_model_len", *more}
+    openai = {"id", "object", "created", "owned_by", "root", "parent", "max_model_len"}
+    anthropic = {"type", "lifecycle", "display_name", "created_at", "max_input_tokens"}
+    assert set(one) == {*openai, *anthropic, "reasoning_parser", "tool_call_parser"}
     assert (await front.strict().models.retrieve("fake/model")).id == "fake/model"
     assert [model.id async for model in front.strict().models.list()] == ["fake/model"]
 

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import ollama
@@ -273,6 +274,28 @@ async def test_models(front: Front, client: ollama.AsyncClient) -> None:
         assert head.status == 200
 
 
+@pytest.mark.parametrize(
+    ("kept", "level"),
+    [
+        ({"float32": 8}, "F32"),
+        ({"bfloat16": 8, "float32": 2}, "BF16"),
+        ({"codes of 4 bits": 60, "codes of 8 bits": 30}, "Q4"),
+        ({"int8 in groups of 32": 60, "bfloat16": 30}, "Q8"),
+        ({"fp8_e4m3 in groups of 16": 9}, "FP8"),
+        ({"mxfp4": 9}, "MXFP4"),
+    ],
+)
+async def test_the_size_is_that_of_the_weights_as_they_are_kept(
+    front: Front, client: ollama.AsyncClient, kept: dict[str, int], level: str
+) -> None:
+    info = front.engine.info
+    front.engine.info = replace(info, numbers=replace(info.numbers, weight_bytes=kept, weight_files="gguf"))
+    [listed], [loaded] = (await client.list()).models, (await client.ps()).models
+    assert listed.size == loaded.size_vram == sum(kept.values())
+    assert listed.details is not None
+    assert (listed.details.quantization_level, listed.details.format) == (level, "gguf")
+
+
 async def test_vectors(front: Front, client: ollama.AsyncClient) -> None:
     found = await client.embed("fake/model", ["a", "b"])
     assert len(found.embeddings) == 2 and found.prompt_eval_count == 4
@@ -281,6 +304,7 @@ async def test_vectors(front: Front, client: ollama.AsyncClient) -> None:
     assert len(one.embeddings) == 1 and len(one.embeddings[0]) == 2
     old = await client.embeddings("fake/model", "a")
     assert old.embedding == found.embeddings[0]
+    assert (await client.embed("fake/model")).embeddings == [], "so clients load a model"
     long = "x" * 2000
     assert len((await client.embed("fake/model", long)).embeddings) == 1, "what is too long is cut"
     with pytest.raises(ollama.ResponseError, match="maximum context length"):

@@ -30,7 +30,7 @@ async def embed(http: web.Request) -> web.Response:
     if body.input is None:
         raise missing("input", "`input` is missing: send a text, or a list of them.")
     given: InputField = [body.input] if isinstance(body.input, str) else [*body.input]
-    if not given:
+    if given in ([], [""]):  # clients load a model so
         return json_response({"model": call.model, "embeddings": []}, call.headers)
     check_count(given)
     length = vector_length(body.dimensions, call.context.engine.info.hidden_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -10,6 +11,7 @@ import msgspec
 from aiohttp import web
 from msgspec import structs
 
+from bequest.engine.types import ModelInfo
 from bequest.server.access.marks import CALLER
 from bequest.server.asks.call import HttpCall, call_of
 from bequest.server.asks.ranges import agreed
@@ -25,8 +27,15 @@ from bequest.server.wire.errors import missing
 # The release of Ollama whose API this is. Some clients refuse to talk to an older one than they know.
 API_VERSION = "0.12.6"
 _LATEST = ":latest"  # the tag of a name that has none
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_LEVELS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+# What weights are kept in, as Ollama's clients know it.
+_LEVELS = {
+    r"float32": "F32",
+    r"bfloat16": "BF16",
+    r"float16": "F16",
+    r"(?:codes of |int)(\d).*": r"Q\1",
+    r"(?:fp8|float8).*": "FP8",
+    r"mxfp4": "MXFP4",
+}
 _FOREVER = datetime(9999, 12, 31, tzinfo=UTC).isoformat()
 
 _Body = TypeVar("_Body", bound=OllamaBody)
@@ -48,8 +57,11 @@ async def tags(http: web.Request) -> web.Response:
 async def running(http: web.Request) -> web.Response:
     """All of them: a model stays as long as its server."""
     context = http.app[CONTEXT]
-    size = _num_bytes(context)
-    told = {"expires_at": _FOREVER, "size_vram": size, "context_length": context.engine.info.max_model_len}
+    told = {
+        "expires_at": _FOREVER,
+        "size_vram": _num_bytes(context),
+        "context_length": context.engine.info.max_model_len,
+    }
     return json_response({"models": [{**_entry(context, name), **told} for name in context.names_for(http[CALLER])]})
 
 
@@ -123,11 +135,11 @@ def _details(context: Context, name: str) -> dict[str, Any]:
     info = context.engine.info
     return {
         "parent_model": "" if name in context.model_names else context.model_names[0],  # of an adapter
-        "format": "gguf" if info.name.endswith(".gguf") else "safetensors",
+        "format": info.numbers.weight_files,
         "family": info.architecture,
         "families": [info.architecture],
         "parameter_size": _short(info.num_parameters),
-        "quantization_level": _LEVELS.get(info.dtype, info.dtype),
+        "quantization_level": _level(info),
     }
 
 
@@ -144,8 +156,17 @@ def _capabilities(context: Context) -> list[str]:
 
 
 def _num_bytes(context: Context) -> int:
-    info = context.engine.info
-    return info.num_parameters * _ITEM_BYTES.get(info.dtype, 1)
+    return sum(context.engine.info.numbers.weight_bytes.values())
+
+
+def _level(info: ModelInfo) -> str:
+    """Of most of its weights."""
+    kept = info.numbers.weight_bytes
+    most = max(kept, key=lambda name: kept[name]) if kept else info.dtype
+    for pattern, level in _LEVELS.items():
+        if (match := re.fullmatch(pattern, most)) is not None:
+            return match.expand(level)
+    return most
 
 
 def _since(context: Context, name: str) -> str:
