@@ -68,6 +68,7 @@ ToolCallParser = Literal[
 ]
 
 
+_ORIGIN = r"\*|null|[a-z][a-z0-9+.-]*://[^/\sA-Z]+"
 _HOST = r"[^\s,/@?#]+"  # neither a list nor a URL
 REPLICA_TAG = r"[a-z0-9]{1,16}"
 ADAPTER_NAME = r"[\x21-\x3c\x3e-\x7e]{1,128}"  # printable ASCII but for "="
@@ -447,6 +448,16 @@ class ServerConfig:
             raise ValueError(f"port must be from 0 to {2**16 - 1}, not {self.port}")
         if self.allow_lora_loading is not None and not Path(self.allow_lora_loading).expanduser().is_dir():
             raise ValueError(f"allow_lora_loading must be a folder that exists, not {self.allow_lora_loading!r}")
+        if self.image_dir is not None and not Path(self.image_dir).is_dir():
+            raise ValueError(f"image_dir must be a directory that exists, not {self.image_dir!r}")
+        if "" in self.served_model_name:
+            raise ValueError("served_model_name must not be empty")
+        for origin in self.allowed_origins:
+            if not re.fullmatch(_ORIGIN, origin):
+                raise ValueError(
+                    f"allowed_origins has {origin!r}: each is * or an origin as browsers send it, in small letters and "
+                    "without a path, such as https://app.example or http://localhost:3000"
+                )
         if self.replica_tag is not None and not re.fullmatch(REPLICA_TAG, self.replica_tag):
             raise ValueError(f"replica_tag must be 1 to 16 characters out of a-z and 0-9, not {self.replica_tag!r}")
         for host in self.allow_image_hosts:

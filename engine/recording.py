@@ -10,6 +10,7 @@ record at most.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import os
@@ -197,6 +198,8 @@ class Recorder:
 
 def _create(path: Path) -> tuple[Path, int]:
     """A new file, for its owner's eyes. Where there is one, it may be what is left of a crash: the next is `path`.1."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     for number in itertools.count():
         new = path.with_name(f"{path.name}.{number}") if number else path
         try:

@@ -204,6 +204,8 @@ def test_a_recording_is_not_written_over(tmp_path: Path) -> None:
         recorder.close()
     with pytest.raises(ModelError, match="No such file"):
         Recorder(tmp_path / "nowhere" / "recording")
+    with pytest.raises(ModelError, match="Is a directory"):
+        Recorder(tmp_path)
 
 
 def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -106,12 +106,18 @@ def test_wrong_command_lines(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--stored-responses", "-1"], "stored_responses must not be negative"),
         (["serve", "--allow-image-hosts", "a.org,b.org"], "allow_image_hosts has 'a.org,b.org': each is a name"),
         (["serve", "--allow-image-hosts", "https://a.org"], "allow_image_hosts has 'https://a.org'"),
+        (["serve", "--image-dir", "/nowhere"], "image_dir must be a directory that exists, not '/nowhere'"),
+        (["serve", "--allowed-origins", "app.example"], "allowed_origins has 'app.example': each is * or an origin"),
+        (["serve", "--allowed-origins", "https://app.example/"], "without a path, such as https://app.example"),
+        (["serve", "--served-model-name", ""], "served_model_name must not be empty"),
         (["serve", "--sse-keep-alive-interval", "-1"], "sse_keep_alive_interval must not be negative"),
     ):
         with pytest.raises(SystemExit) as ended:
             parse(arguments)
         said = capsys.readouterr().err
         assert ended.value.code == 2 and message in said and said.count("\n") <= 2, "the message is not buried"
+    origins = ["*", "null", "https://app.example", "http://localhost:3000", "http://[::1]:80", "chrome-extension://ab"]
+    assert parse(["serve", *(f"--allowed-origins={origin}" for origin in origins)])[1].allowed_origins == origins
     with pytest.raises(SystemExit):
         parse([])
     assert "bequest serve --help" in capsys.readouterr().out
