@@ -18,6 +18,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # whoever read the output has enough of it, as `| head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the interpreter, which flushes once more
         sys.exit(128 + signal.SIGPIPE)
+    except KeyboardInterrupt:  # while a command's libraries are read, or at a question of its own
+        sys.exit(128 + signal.SIGINT)
 
 
 def _run(arguments: Sequence[str]) -> None:

@@ -58,6 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"bequest chat: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        print(file=sys.stderr)
         return 130
 
 

@@ -98,7 +98,11 @@ def _agreed(model: str) -> bool:
     if not sys.stdin.isatty():
         print("bequest rm: nobody can be asked here; --yes removes without asking", file=sys.stderr)
         return False
-    return input(f"remove {model}? [y/N] ").strip().lower() in ("y", "yes")
+    try:
+        return input(f"remove {model}? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        print(file=sys.stderr)
+        return False
 
 
 def _size(num_bytes: int) -> str:

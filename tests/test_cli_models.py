@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bequest.cli.models import list_models
+from bequest.__main__ import main
+from bequest.cli.models import list_models, rm
 from bequest.engine.fetch import EMBEDDED, directory_of
 from bequest.engine.models import embedded
 from tests import hub as local
@@ -99,3 +101,24 @@ def test_a_reader_who_has_enough_is_no_error() -> None:
 def test_what_the_terminal_has_no_letters_for_is_shown_all_the_same() -> None:
     listed = _listed(stdout=subprocess.PIPE)
     assert (listed.returncode, listed.stderr) == (0, b"") and b"(embedded)" in listed.stdout
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("answer", ["", "\n", "n\n"])
+def test_nothing_is_removed_that_nobody_agreed_to(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", _Terminal(answer))
+    assert rm(["whisper"]) == 1
+
+
+def test_a_ctrl_c_while_a_command_is_read_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(arguments: Sequence[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bequest.cli.models.list_models", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main(["list"])
+    assert ended.value.code == 130
