@@ -12,18 +12,12 @@ from bequest.engine.config import EngineConfig, ServerConfig
 from bequest.engine.fetch import MODELS
 from bequest.engine.hub.names import parse_name
 from bequest.server.process.options import parse
+from bequest.server.process.paths import absolute, warnings
 
 _STOP_MARGIN = 20  # seconds beyond the drain: the last answers, and the device's thread
 _WATCHDOG_MARGIN = 30  # beyond a step: the engine's own watchdog is first, and answers the open requests
 _WITHOUT_STEP_TIMEOUT = 600
 _FIRST_FREE_PORT = 1024  # below it a port needs a capability
-# Where the service sees nothing, or may not look.
-_HIDDEN = {
-    "/tmp": "the service has a /tmp of its own",
-    "/var/tmp": "the service has a /var/tmp of its own",
-    "/root": "the service runs as a user of its own, who may not read /root",
-    "/home": "the service runs as a user of its own; it can read there only what everybody may read",
-}
 
 _SERVICE = """\
 # Written by `bequest install-service`. Flags can live in a file: ExecStart=… serve --config /etc/bequest/bequest.toml
@@ -129,17 +123,6 @@ def quoted(word: str) -> str:
     return escaped if word and word.isascii() and not set(word) & set(" \t\"'\\;") else f'"{escaped}"'
 
 
-_PATH_FLAGS = (
-    "--api-key-file",
-    "--chat-template",
-    "--config",
-    "--files-dir",
-    "--record",
-    "--ssl-certfile",
-    "--ssl-keyfile",
-)
-
-
 def main(arguments: Sequence[str]) -> int:
     parser = Parser(
         "bequest install-service",
@@ -153,8 +136,9 @@ def main(arguments: Sequence[str]) -> int:
     if (fault := missing_model(engine.model)) is not None:
         print(f"bequest install-service: {fault}", file=sys.stderr)
         return 2
-    words = [*executable(), "serve", *absolute(flags, engine)]
-    for warning in (*out_of_reach(words), *fetched_later(engine.model)):
+    flags = absolute(flags, engine.model)
+    words = [*executable(), "serve", *flags]
+    for warning in (*warnings(words, *parse(["serve", *flags])), *fetched_later(engine.model)):
         print(f"warning: {warning}", file=sys.stderr)
     units = {"bequest.service": service_unit(words, engine, server, binds=not given.socket)}
     if given.socket:
@@ -188,17 +172,6 @@ def fetched_later(model: str | None) -> list[str]:
     return [f"{model} is not a path here: the service will fetch it from the hub when it starts."]
 
 
-def out_of_reach(words: Sequence[str]) -> list[str]:
-    """Paths of the command that the service will not be able to read."""
-    paths = [word.partition("=")[2] if word.startswith("--") else word for word in words]
-    return [
-        f"{path}: {why}. Move it, for example to /srv or /opt."
-        for path in paths
-        for place, why in _HIDDEN.items()
-        if path.startswith(place + "/")
-    ]
-
-
 def executable() -> list[str]:
     """How this very installation is started."""
     script = Path(sys.executable).with_name("bequest")
@@ -206,21 +179,3 @@ def executable() -> list[str]:
         return [str(script)]
     found = shutil.which("bequest")
     return [found] if found is not None else [sys.executable, "-m", "bequest"]
-
-
-def absolute(flags: Sequence[str], engine: EngineConfig) -> list[str]:
-    """The flags with their paths made absolute: a service is started elsewhere. A model may be a name instead."""
-    words: list[str] = []
-    for flag in flags:
-        name, equals, value = flag.partition("=")
-        if words and words[-1] in _PATH_FLAGS:
-            words.append(_absolute(flag))
-        elif equals and name in _PATH_FLAGS:
-            words.append(f"{name}={_absolute(value)}")
-        else:
-            words.append(_absolute(flag) if flag == engine.model and Path(flag).exists() else flag)
-    return words
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).resolve())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import socket
@@ -16,9 +17,10 @@ import aiohttp
 import pytest
 
 from bequest.engine.config import EngineConfig, ServerConfig
-from bequest.server.process import systemd
+from bequest.server.process import paths, systemd
+from bequest.server.process.options import options_of
 from bequest.server.process.service import main as install_service
-from bequest.server.process.service import out_of_reach, quoted, service_unit, socket_unit
+from bequest.server.process.service import quoted, service_unit, socket_unit
 from bequest.server.process.systemd import Notifier, inherited_socket, keep_informed
 from tests.server.fakes import FakeEngine
 from tests.server.test_serve import Process, complete
@@ -279,11 +281,38 @@ def test_what_a_service_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "warning: /tmp/keys.toml: the service has a /tmp of its own" in capsys.readouterr().err
     assert install_service(["org/name", "--print"]) == 0
     assert "org/name is not a path here: the service will fetch it from the hub" in capsys.readouterr().err
-    assert out_of_reach(["/opt/bequest", "serve", "--api-key-file=/tmp/keys.toml", "--config", "/root/c.toml"]) == [
+    words = ["/opt/bequest", "serve", "--api-key-file=/tmp/keys.toml", "--config", "/root/c.toml"]
+    assert [*paths.warnings(words, EngineConfig(), ServerConfig())] == [
         "/tmp/keys.toml: the service has a /tmp of its own. Move it, for example to /srv or /opt.",
         "/root/c.toml: the service runs as a user of its own, who may not read /root. Move it, for example to /srv or "
         "/opt.",
     ]
+    assert [*paths.warnings([], EngineConfig(estate_dir="/var/lib/bequest/e"), ServerConfig(api_key_file="k"))] == [
+        "api_key_file is k, and the service runs in /. Write the whole path."
+    ]
+    assert [*paths.warnings([], EngineConfig(), ServerConfig(files_dir="/srv/files"))] == [
+        "files_dir is /srv/files, and the service may write below /var/lib/bequest alone. Move it there."
+    ]
+
+
+def test_paths_of_flags_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "draft").mkdir()
+    given = "m --lora a=b --lora=c=d --image-dir i --estate-dir=e --draft-model draft --draft-model=org/x --port 1"
+    here = str(tmp_path)
+    assert (
+        paths.absolute(given.split(), "m")
+        == (
+            f"m --lora a={here}/b --lora=c={here}/d --image-dir {here}/i --estate-dir={here}/e "
+            f"--draft-model {here}/draft --draft-model=org/x --port 1"
+        ).split()
+    )
+
+
+def test_every_option_that_is_a_path_is_known_for_one() -> None:
+    told = [option for config in (EngineConfig, ServerConfig) for option in options_of(config) if option.kind is str]
+    texts = [option for option in told if not option.choices and re.search(r"\b(file|directory|folder)\b", option.help)]
+    assert {option.name for option in texts} - {"model", "lora"} == {*paths.READ, *paths.WRITTEN}
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
