@@ -31,6 +31,10 @@ class Failure(Exception):
     """The command cannot go on; the message says what to change."""
 
 
+class Barred(Failure):
+    """A server of OpenAI's API is there, and wants a key, or is not ready."""
+
+
 @dataclass(frozen=True, slots=True)
 class Connection:
     """Calls of one server; each opens a connection of its own, whose end stops the answer."""
@@ -93,7 +97,7 @@ class Connection:
                 f"no server answers at {self.url} ({_reason(error)}); start one with `bequest serve`"
             ) from None
         if response.status >= 400:
-            raise Failure(f"{response.status}: {_message(b''.join(self._lines(response)))}")
+            raise _refusal(response.status, b"".join(self._lines(response)))
         return response
 
 
@@ -109,11 +113,17 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
-def _message(data: bytes) -> str:
+def _refusal(status: int, data: bytes) -> Failure:
     try:
-        return str(json.loads(data)["error"]["message"])
+        message = str(json.loads(data)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return data[:300].decode(errors="replace") or "no reason was given"
+        return Failure(f"{status}: {data[:300].decode(errors='replace') or 'no reason was given'}")
+    match status:
+        case 401:
+            return Barred(f"401: {message} Here it is --api-key, or the variable BEQUEST_API_KEY.")
+        case 503:
+            return Barred(f"503: {message}")
+    return Failure(f"{status}: {message}")
 
 
 @contextmanager
@@ -140,8 +150,11 @@ def connected(model: str | None, api_key: str | None) -> Iterator[Connection]:
 
 
 def _answers(connection: Connection) -> bool:
+    """Raises Failure where a server runs that wants a key, or is not ready: it is the one that is meant."""
     try:
         return bool(connection.models())
+    except Barred as error:
+        raise Failure(f"the server at {connection.url} says {error} To use another model, name it.") from None
     except (Failure, ValueError):
         return False
 

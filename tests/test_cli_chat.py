@@ -32,6 +32,7 @@ class Echo(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.bodies: list[dict[str, Any]] = []
         self.listed = json.dumps({"data": [{"id": "echo"}]}).encode()
+        self.status = 200  # of the list
         self.reason = "stop"
         self.interrupts = False  # a Ctrl-C comes while the answer does
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
@@ -48,7 +49,7 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self._send(200, self.server.listed)
+        self._send(self.server.status, self.server.listed)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -267,3 +268,18 @@ def test_a_chat_that_is_killed_leaves_no_server_behind(number: signal.Signals) -
         time.sleep(0.1)
     os.kill(server, signal.SIGKILL)
     raise AssertionError("the server runs on, and nobody knows of it")
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [(401, "401: No key. Here it is --api-key, or the variable BEQUEST_API_KEY."), (503, "503: No key.")],
+)
+def test_a_server_that_is_there_is_not_passed_over(
+    server: Echo, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: int, said: str
+) -> None:
+    """Whoever names no model means it; another model would answer as if it were the server's."""
+    monkeypatch.setattr("bequest.cli.connection.DEFAULT_URL", server.url)
+    monkeypatch.setattr("bequest.cli.connection._OwnServer", None)  # would be a TypeError
+    server.status, server.listed = status, b'{"error": {"message": "No key."}}'
+    assert chat.main([]) == 1
+    assert f"the server at {server.url} says {said} To use another model, name it." in capsys.readouterr().err
