@@ -1,11 +1,14 @@
 """The command line and the TOML file, made from the fields of the two configurations: `max_model_len` is the flag
---max-model-len and the key max_model_len (or max-model-len). A flag wins over the file, the file over the default."""
+--max-model-len and the key max_model_len (or max-model-len). A flag wins over the file, the file over the default.
+
+A path may begin with ~. No shell sees the file, and none that follows POSIX expands --files-dir=~/files."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import difflib
+import os
 import tomllib
 import types
 import typing
@@ -17,6 +20,7 @@ from bequest.cli.parser import Parser
 from bequest.engine.config import EngineConfig, ServerConfig
 from bequest.server.operation.version import installed_version
 from bequest.server.process import elsewhere
+from bequest.server.process.paths import READ, WRITTEN
 
 _Config = TypeVar("_Config", EngineConfig, ServerConfig)
 
@@ -101,6 +105,7 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[EngineConfig, ServerC
         doubtful = given.pop(_LAST, None)
         values = _read_toml(given.pop("config", None))
         values.update(given)
+        values |= {name: os.path.expanduser(values[name]) for name in (*READ, *WRITTEN) if name in values}
         _check_model(values, doubtful)
         return _build(EngineConfig, values), _build(ServerConfig, values)
     except ValueError as error:
@@ -177,7 +182,7 @@ def _read_toml(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        keys = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        keys = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"--config {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -32,7 +32,7 @@ def absolute(flags: Sequence[str], model: str | None) -> list[str]:
         elif equals and name in (*_FLAGS, *_MODELS, *_NAMED):
             words.append(f"{name}={_moved(name, value)}")
         else:
-            words.append(_absolute(flag) if flag == model and Path(flag).exists() else flag)
+            words.append(_absolute(flag) if flag == model and Path(flag).expanduser().exists() else flag)
     return words
 
 
@@ -40,11 +40,11 @@ def _moved(flag: str, value: str) -> str:
     if flag in _NAMED:
         name, equals, path = value.partition("=")
         return f"{name}{equals}{_absolute(path)}"
-    return _absolute(value) if flag in _FLAGS or Path(value).exists() else value
+    return _absolute(value) if flag in _FLAGS or Path(value).expanduser().exists() else value
 
 
 def _absolute(path: str) -> str:
-    return str(Path(path).resolve())
+    return str(Path(path).expanduser().resolve())
 
 
 def warnings(words: Sequence[str], engine: EngineConfig, server: ServerConfig) -> Iterator[str]:

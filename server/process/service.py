@@ -160,14 +160,14 @@ def main(arguments: Sequence[str]) -> int:
 
 def missing_model(model: str | None) -> str | None:
     """What is wrong with a model that is neither there nor a name."""
-    if model is None or model in MODELS or Path(model).exists() or parse_name(model) is not None:
+    if model is None or model in MODELS or Path(model).expanduser().exists() or parse_name(model) is not None:
         return None
     return f"{model}: no such file or directory, nor a name on the hub, nor one of {', '.join(MODELS)}"
 
 
 def fetched_later(model: str | None) -> list[str]:
     """A path with a typo looks like a name on the hub."""
-    if model is None or model in MODELS or Path(model).exists():
+    if model is None or model in MODELS or Path(model).expanduser().exists():
         return []
     return [f"{model} is not a path here: the service will fetch it from the hub when it starts."]
 

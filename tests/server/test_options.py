@@ -60,6 +60,14 @@ def test_file_and_flags(tmp_path: Path) -> None:
     assert server == ServerConfig(port=2, served_model_name=["one"], max_body_mb=4.0)
 
 
+def test_paths_begin_at_home_where_they_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "bequest.toml").write_text('estate-dir = "~/estates"\nfiles_dir = "files"')
+    engine, server = parse(["serve", "--config=~/bequest.toml", "--record=~/all"])
+    assert (engine.estate_dir, engine.record) == (f"{tmp_path}/estates", f"{tmp_path}/all")
+    assert (server.files_dir, server.api_key_file) == ("files", None)
+
+
 @pytest.mark.parametrize(
     "toml, message",
     [
