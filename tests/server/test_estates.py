@@ -148,7 +148,8 @@ async def test_only_a_key_with_the_permission(start: Starter, keys: str) -> None
 async def test_nobody_without_a_key_file(start: Starter) -> None:
     async with running(SETUP) as (engine, _):
         front = await start(engine)
-        assert (await fetch(front, "x"))[0] == 403
+        status, told = await fetch(front, "x")
+        assert status == 403 and b"Only a key can have the permission 'estates'. In the key file (--api-key" in told
 
 
 async def test_an_estate_of_another_model(start: Starter, keys: str) -> None:
