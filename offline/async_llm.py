@@ -213,9 +213,10 @@ class AsyncLLM:
         pooling: str | None = None,
         dimensions: int | None = None,
         normalize: bool | None = None,
+        model: str | None = None,
         progress: bool | None = None,
     ) -> npt.NDArray[np.float32]:
-        fields = {"pooling": pooling, "dimensions": dimensions, "normalize": normalize}
+        fields = {"pooling": pooling, "dimensions": dimensions, "normalize": normalize, "model": model}
         found = await self.core.embeddings(input_fields(inputs, fields), progress)
         return cast(npt.NDArray[np.float32], found[0]) if is_single(inputs) else found
 

@@ -216,10 +216,13 @@ class LLM:
         pooling: str | None = None,
         dimensions: int | None = None,
         normalize: bool | None = None,
+        model: str | None = None,
         progress: bool | None = None,
     ) -> npt.NDArray[np.float32]:
         """[inputs, H], or [H] of a single input. Of length 1, unless `normalize` is False."""
-        work = self._async.embed(inputs, pooling=pooling, dimensions=dimensions, normalize=normalize, progress=progress)
+        work = self._async.embed(
+            inputs, pooling=pooling, dimensions=dimensions, normalize=normalize, model=model, progress=progress
+        )
         return self._run(work)
 
     @overload

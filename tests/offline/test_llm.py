@@ -192,6 +192,7 @@ def test_an_adapter_is_the_model_of_a_request(llm: LLM, path: Path, tmp_path: Pa
     with LLM(path, **(FLAGS | {"lora": [f"legal={adapter}"]})) as other:
         plain, legal = other.generate([5, 6, 7], GREEDY), other.generate([5, 6, 7], GREEDY, model="legal")
         assert plain.token_ids == llm.generate([5, 6, 7], GREEDY).token_ids != legal.token_ids
+        assert (other.embed([5, 6, 7]) != other.embed([5, 6, 7], model="legal")).any()
         with pytest.raises(RequestError, match="'medical' does not exist here"):
             other.generate([5, 6, 7], GREEDY, model="medical")
 
