@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -97,8 +98,18 @@ def _check_outputs(options: TwoStageOptions | LoadOptions) -> None:
     if options.plot:
         plot.need_matplotlib()
     for flag, path in (("--json", options.json), ("--plot", options.plot)):
-        if path and not Path(path).absolute().parent.is_dir():
-            raise BenchError(f"{flag} {path}: the folder does not exist")
+        if path and (fault := _unwritable(Path(path).absolute())):
+            raise BenchError(f"{flag} {path}: {fault}")
+
+
+def _unwritable(path: Path) -> str | None:
+    if not path.parent.is_dir():
+        return "the folder does not exist"
+    if path.is_dir():
+        return "it is a folder; name a file"
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        return "it may not be written"
+    return None
 
 
 def _report(outcome: Outcome, options: TwoStageOptions) -> int:

@@ -127,6 +127,7 @@ async def test_a_server_without_ignore_eos(serve: Serve) -> None:
         (["--prompt-tokens", "999"], "a job needs 1004 tokens of context"),
         (["--model", "other"], "has no model 'other'"),
         (["--json", "/nowhere/x.json"], "the folder does not exist"),
+        (["--json", "/"], "--json /: it is a folder; name a file"),
     ],
 )
 async def test_runs_that_cannot_start(
@@ -135,6 +136,15 @@ async def test_runs_that_cannot_start(
     _, arguments = await serve()
     assert await run_main([*arguments, *flags]) == 2
     assert said in capsys.readouterr().err
+
+
+async def test_a_file_that_may_not_be_written_is_found_before_the_run(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("bequest.bench.command.os.access", lambda path, mode: path != tmp_path)
+    fake, arguments = await serve()
+    assert await run_main([*arguments, "--json", str(tmp_path / "x.json")]) == 2
+    assert "x.json: it may not be written" in capsys.readouterr().err and not fake.bodies
 
 
 def test_pictures_need_matplotlib(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
