@@ -28,6 +28,7 @@ _HELP = """\
 /exit                end, as Ctrl-D does; Ctrl-C stops an answer
 A line that ends with a backslash goes on in the next one."""
 _MOST_HISTORY = 1000
+_OWN = ("messages", "model", "n", "stream", "stream_options")  # what the chat's requests say
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -163,6 +164,8 @@ class Chat:
 
     def _set(self, rest: str) -> None:
         name, _, value = rest.partition(" ")
+        if name in _OWN:
+            raise Failure(f"/set {name}: the chat says that itself, and shows one answer at a time")
         if not name:
             print("\n".join(f"{key} {json.dumps(each)}" for key, each in self._settings.items()) or "nothing is set")
         elif not value:

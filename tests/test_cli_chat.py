@@ -141,6 +141,9 @@ def test_settings_undo_clear_and_save(server: Echo, tmp_path: Path, capsys: pyte
     ]
     shown = capsys.readouterr()
     assert "temperature 0.5" in shown.out and "no question before this" in shown.err
+    for own in ("n 2", "messages []", "stream false", "model other"):
+        talk.take(f"/set {own}")
+        assert f"/set {own.split()[0]}: the chat says that itself" in capsys.readouterr().err
     for line in ("/set temperature", "/clear", "three"):
         talk.take(line)
     assert "temperature" not in server.bodies[2] and contents(server.bodies[2]) == ["three"]
