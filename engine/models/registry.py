@@ -382,4 +382,4 @@ def find_hf_variant(names: Sequence[str], others: Collection[str] = ()) -> tuple
 
 
 def unsupported(name: str, supported: Collection[str]) -> ModelError:
-    return ModelError(f"architecture {name} is not supported; supported are {', '.join(supported)}")
+    return ModelError(f"architecture {name} is not supported; supported are {', '.join(dict.fromkeys(supported))}")
