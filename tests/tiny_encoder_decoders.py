@@ -65,6 +65,8 @@ TINY_ENCODER_DECODERS: dict[str, tuple[type[PreTrainedModel], Any]] = {
         BartConfig(**BART_SHAPE, scale_embedding=True, activation_function="relu"),
     ),
     "mbart": (MBartForConditionalGeneration, MBartConfig(**BART_SHAPE, scale_embedding=True)),
+    # Each stack has an embedding of its own.
+    "mbart-apart-untied": (MBartForConditionalGeneration, MBartConfig(**BART_SHAPE, tie_word_embeddings=False)),
     "whisper": (WhisperForConditionalGeneration, WhisperConfig(**WHISPER_SHAPE)),
     "t5": (T5ForConditionalGeneration, T5Config(**T5_SHAPE)),
     "t5-gated-untied": (

@@ -41,6 +41,7 @@ class EncoderDecoderConfig:
     attention_scale: float
     tie_word_embeddings: bool
     encoder: EncoderConfig
+    own_tables: frozenset[str] = frozenset()  # stacks, "encoder" and "decoder", that do not read the shared embedding
     head_padding: int = 0  # zeros at the end of each head, counted in both head_dims (padding.py)
 
     def __post_init__(self) -> None:

@@ -211,7 +211,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     config = checkpoint.config
     if isinstance(config, EncoderDecoderConfig):
         family = FAMILIES[config.architecture]
-        source = family.named(checkpoint.source)
+        source = family.whole(family.named(checkpoint.source), config)
         return replace(checkpoint, config=family.check(source, config), source=source)
     config = _with_its_head(config, checkpoint.source)
     decoders.check_tensors(checkpoint.source, config)

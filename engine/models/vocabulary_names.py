@@ -5,7 +5,8 @@ from __future__ import annotations
 
 VOCABULARY = frozenset(
     {
-        *("model.embed_tokens", "lm_head", "model.shared", "shared", "model.decoder.embed_tokens", "proj_out"),
+        *("model.embed_tokens", "lm_head", "model.shared", "shared", "proj_out"),
+        *("encoder.embed_tokens", "decoder.embed_tokens", "model.encoder.embed_tokens", "model.decoder.embed_tokens"),
         "model.embed_tokens_per_layer",  # Gemma 4's
     }
 )

@@ -136,6 +136,50 @@ def test_leftovers_of_old_files_are_overlooked(tmp_path: Path) -> None:
     assert loaded.weight_bytes < sum(tensor.nbytes for tensor in tensors.values())
 
 
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("t5", "decoder.embed_tokens.weight"),
+        ("t5-gated-untied", "encoder.embed_tokens.weight"),
+        ("mbart", "lm_head.weight"),
+    ],
+)
+def test_an_embedding_under_the_name_of_a_copy_alone(name: str, kept: str, tmp_path: Path) -> None:
+    """As tools leave it that write a tensor of several names once."""
+    directory = save_encoder_decoder(name, tmp_path)
+    expected = load_model(directory)
+    tensors = load_file(directory / "model.safetensors")
+    embedding = next(key for key in tensors if key.endswith("shared.weight"))
+    copies = [key for key in tensors if key != embedding and torch.equal(tensors[key], tensors[embedding])]
+    tensors[kept] = tensors.pop(embedding)
+    for key in {*copies} - {kept}:
+        del tensors[key]
+    save_file(tensors, directory / "model.safetensors")
+    loaded = load_model(directory)
+    assert loaded.config == expected.config
+    assert loaded.num_parameters == expected.num_parameters
+    tokens = torch.arange(3, dtype=torch.int32)
+    actual, original = (model.model._parts.inputs for model in (loaded, expected))  # type: ignore[union-attr]
+    assert torch.equal(first_rows(actual, tokens), first_rows(original, tokens))
+
+
+def first_rows(inputs: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """What the decoder begins with."""
+    table = inputs.decoder_table if hasattr(inputs, "decoder_table") else inputs.decoder_start.table
+    return table.rows(tokens)  # type: ignore[no-any-return]
+
+
+def test_a_table_of_a_stack_that_is_no_copy_counts(tmp_path: Path) -> None:
+    directory = save_encoder_decoder("t5", tmp_path)
+    tensors = load_file(directory / "model.safetensors")
+    tensors["encoder.embed_tokens.weight"] = tensors["shared.weight"] + 1
+    save_file(tensors, directory / "model.safetensors")
+    config = open_checkpoint(directory).config
+    assert isinstance(config, T5Config)
+    assert config.own_tables == {"encoder"}
+    assert config.tie_word_embeddings
+
+
 @pytest.mark.parametrize(("stack", "both_ways"), [("encoder", True), ("decoder", False)])
 def test_bias_of_every_distance(stack: str, both_ways: bool, tmp_path: Path) -> None:
     """Against the matrices of transformers, far past the largest distance that counts."""

@@ -18,6 +18,7 @@ from bequest.engine.layers.weight import Table, Weight
 from bequest.engine.models.batch import EncoderInputs, ModelInput
 from bequest.engine.models.encoder_decoder import EncoderDecoderParts, StackParts
 from bequest.engine.models.encoder_decoder_config import BartConfig, EncoderConfig, EncoderDecoderConfig
+from bequest.engine.models.families.embeddings import embeddings
 from bequest.engine.models.reader import Reader
 
 FIRST_POSITION = 2  # the row of position 0: the first two are left over from a padding token
@@ -25,15 +26,13 @@ FINAL_BIAS = "final_logits_bias"
 
 
 def describe(config: BartConfig, read: Reader) -> EncoderDecoderParts:
-    vocabulary, hidden = config.vocab_size, config.hidden_size
-    table = read.weight("model.shared", vocabulary, hidden)
-    output = table if config.tie_word_embeddings else read.weight("lm_head", vocabulary, hidden)
+    encoder_table, decoder_table, output = embeddings(config, read, "model.")
     bias = read.optional(FINAL_BIAS)  # [1, V]: a leftover in most checkpoints, all zeros
     if bias is not None and bias.any():
         output = output.with_bias(read.placed(bias.flatten(), as_weight=True))
     inputs = BartInputs(
-        _start(config, read.under("model.encoder."), table, config.encoder.max_len),
-        _start(config, read.under("model.decoder."), table, config.max_position),
+        _start(config, read.under("model.encoder."), encoder_table, config.encoder.max_len),
+        _start(config, read.under("model.decoder."), decoder_table, config.max_position),
         norms_follow=not config.pre_norm,
     )
     encoder, decoder = (stack(config, read, name, pre_norm=config.pre_norm) for name in ("encoder", "decoder"))

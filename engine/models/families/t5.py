@@ -22,31 +22,31 @@ from bequest.engine.layers.weight import Weight
 from bequest.engine.models.batch import EncoderInputs, ModelInput
 from bequest.engine.models.encoder_decoder import EncoderDecoderParts, StackParts
 from bequest.engine.models.encoder_decoder_config import EncoderConfig, T5Config
+from bequest.engine.models.families.embeddings import embeddings
 from bequest.engine.models.reader import Reader
 
 BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 
 
 def describe(config: T5Config, read: Reader) -> EncoderDecoderParts:
-    vocabulary, hidden = config.vocab_size, config.hidden_size
-    table = read.weight("shared", vocabulary, hidden)
+    encoder_table, decoder_table, output = embeddings(config, read)
     encoder, decoder = (_stack(config, read, name) for name in ("encoder", "decoder"))
-    output = table if config.tie_word_embeddings else read.weight("lm_head", vocabulary, hidden)
-    return EncoderDecoderParts(T5Inputs(table), encoder, decoder, output, config.output_scale)
+    return EncoderDecoderParts(T5Inputs(encoder_table, decoder_table), encoder, decoder, output, config.output_scale)
 
 
 @dataclass(frozen=True, slots=True)
 class T5Inputs:
     """Inputs."""
 
-    table: Weight
+    encoder_table: Weight
+    decoder_table: Weight
 
     def encoder(self, batch: EncoderInputs, ops: Ops) -> Stream:
         assert batch.token_ids is not None, "T5 reads text"
-        return Stream(ops, self.table.rows(batch.token_ids))
+        return Stream(ops, self.encoder_table.rows(batch.token_ids))
 
     def decoder(self, batch: ModelInput, ops: Ops) -> StartRows:
-        return StartRows(batch.input_ids, self.table, batch.last_tokens)
+        return StartRows(batch.input_ids, self.decoder_table, batch.last_tokens)
 
 
 def _stack(config: T5Config, read: Reader, name: str) -> StackParts:
