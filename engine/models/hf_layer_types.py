@@ -45,7 +45,7 @@ def sliding_windows(fields: Fields, variant: HFVariant) -> tuple[int, ...]:
     if fields.has("sliding_window") and fields.integer("sliding_window") < 1:
         raise ModelError(f"{fields.source}: sliding_window must be positive, not {fields.integer('sliding_window')}")
     if variant.sliding_window == "by_type":
-        return _windows_by_type(fields)
+        return _windows_by_type(fields, variant)
     if not fields.has("sliding_window"):
         return full
     window = fields.integer("sliding_window")
@@ -62,7 +62,7 @@ def sliding_windows(fields: Fields, variant: HFVariant) -> tuple[int, ...]:
         if variant.sliding_window == "every_other":
             return tuple(window if layer < first and layer % 2 == 0 else 0 for layer in range(num_layers))
         return tuple(window if layer >= first else 0 for layer in range(num_layers))
-    return _windows_by_type(fields)
+    return _windows_by_type(fields, variant)
 
 
 def _check_types(fields: Fields, variant: HFVariant, num_layers: int) -> None:
@@ -92,11 +92,17 @@ def _refuse_other_types(fields: Fields) -> None:
         )
 
 
-def _windows_by_type(fields: Fields) -> tuple[int, ...]:
+def _windows_by_type(fields: Fields, variant: HFVariant) -> tuple[int, ...]:
     """As `layer_types` says, or each `sliding_window_pattern`-th layer sees all."""
     types = [str(kind) for kind in fields.list_of("layer_types")]
     if not types:
         count = fields.integer("num_hidden_layers")
+        implied = variant.defaults.get("sliding_window_pattern")
+        if implied is None and not fields.has("sliding_window"):
+            return (0,) * count
+        given = fields.raw("sliding_window_pattern")
+        if given != implied and "sliding_window_pattern" not in variant.honoured:
+            raise ModelError(f"{fields.source}: sliding_window_pattern is not supported; say layer_types")
         every = fields.integer("sliding_window_pattern", count + 1)  # without one every layer has the window
         if every < 1:
             raise ModelError(f"{fields.source}: sliding_window_pattern must be positive, not {every}")

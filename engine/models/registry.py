@@ -128,7 +128,8 @@ _GEMMA3 = replace(
     },
     style=GEMMA2,
     rope=HFRope(by_type=True),
-    honoured=SOFT_CAPS - {"attn_logit_softcapping"},  # which transformers has in its config, and leaves alone
+    # transformers has attn_logit_softcapping in its config, and leaves it alone
+    honoured=SOFT_CAPS - {"attn_logit_softcapping"} | {"sliding_window_pattern"},
 )
 
 _GEMMA4 = HFVariant(
@@ -293,6 +294,7 @@ HF_ARCHITECTURES: Mapping[str, HFVariant] = {
         sliding_window="by_type",
         defaults=_COHERE_DEFAULTS | {"rope_theta": 10000.0, "sliding_window": 4096, "sliding_window_pattern": 4},
         rope=HFRope(interleaved=True, skipped="full"),
+        honoured=_COHERE.honoured | {"sliding_window_pattern"},
     ),
     "Glm4MoeForCausalLM": HFVariant(
         "qkv_as_config",

@@ -60,6 +60,7 @@ def test_biases(architecture: str, biases: tuple[bool, bool, bool]) -> None:
         (MINIMAL | {"sliding_window": 16}, (0, 0, 0)),
         (MINIMAL | {"architectures": ["MistralForCausalLM"], "sliding_window": 16}, (16, 16, 16)),
         (MINIMAL | {"architectures": ["MistralForCausalLM"], "sliding_window": None}, (0, 0, 0)),
+        (MINIMAL | {"architectures": ["MinistralForCausalLM"], "sliding_window": None}, (0, 0, 0)),
         (QWEN2 | SLIDING | {"use_sliding_window": False}, (0, 0, 0)),
         # As the transformers library saves a model that uses none.
         (QWEN2 | {"architectures": ["Qwen2MoeForCausalLM"], "sliding_window": 0}, (0, 0, 0)),
@@ -185,6 +186,9 @@ def test_windows_of_a_description_without_types(architecture: str, windows: tupl
         ("Gemma2ForCausalLM", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be positive, not 0"),
         ("Gemma2ForCausalLM", {"attn_logit_softcapping": -1.0}, "attention_cap must not be negative"),
         ("Gemma2ForCausalLM", {"sliding_window": None}, "config.json lacks sliding_window"),
+        ("Gemma2ForCausalLM", {"sliding_window_pattern": 3}, "sliding_window_pattern is not supported; say layer_"),
+        ("Olmo3ForCausalLM", {"sliding_window_pattern": 2}, "sliding_window_pattern is not supported"),
+        ("MinistralForCausalLM", {"sliding_window_pattern": 2}, "sliding_window_pattern is not supported"),
         ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
         ("Gemma3ForCausalLM", {"sliding_window_pattern": 0}, "sliding_window_pattern must be positive, not 0"),
         ("Cohere2ForCausalLM", {"use_qk_norm": True}, "use_qk_norm = True"),
