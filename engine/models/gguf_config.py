@@ -27,12 +27,20 @@ UNSUPPORTED_KEYS = (
     "attention.scale",
     "attention.sliding_window_pattern",
     "attention.temperature_scale",
+    "attention.max_alibi_bias",
+    "router_logit_softcapping",
     "rope.dimension_sections",
+    "rope.scaling.alpha",
     "rope.scaling.yarn_log_multiplier",
 )
 
 # The same of keys for which 0 or 1 is not the usual value.
-_USUAL = {"attention.causal": True, "use_parallel_residual": False, "attention.clamp_kqv": 0}
+_USUAL = {
+    "attention.causal": True,
+    "use_parallel_residual": False,
+    "attention.clamp_kqv": 0,
+    "rope.scaling.yarn_ext_factor": 1,
+}
 
 _MOST_LAYERS = 10_000  # a file that says more is broken
 
@@ -118,7 +126,7 @@ def _parse_ropes(
     file: GGUFFile, fields: Fields, head_dim: int, variant: GGUFVariant
 ) -> tuple[RopeConfig, RopeConfig | None]:
     rope = _growing(_parse_rope(file, fields, head_dim, fields.integer("context_length"), variant), fields)
-    return rope, _window_rope(rope, variant)
+    return rope, _window_rope(rope, fields, variant)
 
 
 def _growing(rope: RopeConfig, fields: Fields) -> RopeConfig:
@@ -132,13 +140,14 @@ def _growing(rope: RopeConfig, fields: Fields) -> RopeConfig:
     return replace(rope, query_growth=growth, original_max_position=original)
 
 
-def _window_rope(rope: RopeConfig, variant: GGUFVariant) -> RopeConfig | None:
+def _window_rope(rope: RopeConfig, fields: Fields, variant: GGUFVariant) -> RopeConfig | None:
     """None: layers with a window turn as the others do."""
+    theta = fields.number("rope.freq_base_swa", variant.rope.window_theta or rope.theta)
     if variant.rope.window_theta:
-        return RopeConfig(variant.rope.window_theta)
+        return RopeConfig(theta)
     if variant.rope.unscaled_windows and rope.kind != "default":
-        return RopeConfig(rope.theta, partial_factor=rope.partial_factor)
-    return None
+        return RopeConfig(theta, partial_factor=rope.partial_factor)
+    return None if theta == rope.theta else replace(rope, theta=theta)
 
 
 def _unrotated_layers(variant: GGUFVariant, windows: tuple[int, ...]) -> frozenset[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +39,7 @@ from transformers import (
 
 from bequest.engine.errors import ModelError
 from bequest.engine.formats.gguf_file import GGUFFile
-from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.config import DecoderConfig, RopeConfig
 from bequest.engine.models.fields import Fields
 from bequest.engine.models.gguf_config import parse_gguf_config
 from bequest.engine.models.gguf_hybrids import parse_gguf_recurrent
@@ -179,6 +180,23 @@ def test_queries_that_grow(tmp_path: Path) -> None:
         open_checkpoint(path)
 
 
+@pytest.mark.parametrize("name", ["gemma3", "olmo3"])
+def test_layers_with_a_window_have_a_theta_of_their_own_where_a_file_says_so(name: str, tmp_path: Path) -> None:
+    config = copy.deepcopy(make(name).config)
+    config.rope_parameters["sliding_attention"]["rope_theta"] = 300.0
+    model = (Gemma3ForCausalLM if name == "gemma3" else Olmo3ForCausalLM)(config)
+    path = tmp_path / "model.gguf"
+    reference = write_tiny_gguf(randomised(model, name), path, metadata={"rope.freq_base_swa": 300.0})
+    assert_same_logits(path, reference)
+
+
+def test_a_theta_of_windows_alone(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_tiny_gguf(make("cohere2"), path, metadata={"rope.freq_base_swa": 300.0})
+    config = open_checkpoint(path).config
+    assert isinstance(config, DecoderConfig) and config.window_rope == RopeConfig(300.0)
+
+
 def test_windows_of_olmo_without_a_pattern(tmp_path: Path) -> None:
     write_tiny_gguf("olmo2", tmp_path / "model.gguf", metadata={"attention.sliding_window": 5})
     assert parse_gguf_config(GGUFFile(tmp_path / "model.gguf")).sliding_windows == (5, 5, 5)
@@ -231,6 +249,9 @@ def test_the_largest_gemma_scales_scores_by_its_hidden_size(tmp_path: Path) -> N
 def test_scales_of_other_families_are_refused(tmp_path: Path) -> None:
     write_tiny_gguf("qwen3", tmp_path / "model.gguf", metadata={"logit_scale": 0.5, "final_logit_softcapping": 30.0})
     with pytest.raises(ModelError, match=r"final_logit_softcapping = 30\.0; logit_scale = 0\.5"):
+        open_checkpoint(tmp_path / "model.gguf")
+    write_tiny_gguf("qwen3", tmp_path / "model.gguf", metadata={"rope.scaling.yarn_ext_factor": 0.5})
+    with pytest.raises(ModelError, match=r"rope\.scaling\.yarn_ext_factor = 0\.5"):
         open_checkpoint(tmp_path / "model.gguf")
 
 
