@@ -55,6 +55,8 @@ def _refuse_unknown_to(variant: HFVariant, rope: RopeConfig, source: str) -> Non
         raise ModelError(f"{source}: partial_rotary_factor is not supported: this architecture turns whole heads")
     if rope.query_growth and not variant.rope.grows:
         raise ModelError(f"{source}: llama_4_scaling_beta is not supported: this architecture's queries do not grow")
+    if variant.rope.by_type and not rope.truncate:  # transformers looks for it beside the objects, not in them
+        raise ModelError(f"{source}: truncate must be true: this architecture's ramps end at whole dimensions")
     if not is_named and (variant.rope.kinds or rope.kind == "proportional"):
         kinds = ", ".join(variant.rope.kinds or (kind for kind in ROPE_KINDS if kind != "proportional"))
         raise ModelError(f"{source}: rope type {rope.kind!r} is not supported; this architecture has {kinds}")

@@ -206,6 +206,11 @@ def test_windows_of_a_description_without_types(architecture: str, windows: tupl
         ("Phi3ForCausalLM", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope type 'linear' is not supported"),
         ("Gemma3ForCausalLM", {"rope_parameters": {"rope_theta": 5.0}}, "must have full_attention and sliding"),
         ("Olmo3ForCausalLM", {"rope_theta": 5.0}, "rope_theta must be 500000.0"),
+        (
+            "Olmo3ForCausalLM",
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}},
+            "truncate must be true",
+        ),
         ("GptOssForCausalLM", {}, "config.json lacks rope_parameters"),
         ("OlmoeForCausalLM", {"num_experts": 8, "num_local_experts": 4}, "names of one number, and differ"),
         (
