@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from bequest.engine.errors import ModelError
-from bequest.engine.models.config import Activation, DecoderConfig, extended_max_position, parse_activation
+from bequest.engine.models.config import (
+    Activation,
+    DecoderConfig,
+    RopeConfig,
+    extended_max_position,
+    parse_activation,
+)
 from bequest.engine.models.experts_config import ExpertsConfig
 from bequest.engine.models.fields import Fields
 from bequest.engine.models.hf_experts import COUNT_NAMES, parse_hf_experts
@@ -66,7 +72,7 @@ def parse_hf_config(
     if num_heads < 1:
         raise ModelError(f"{source}: num_attention_heads must be positive, not {num_heads}")
     max_position = fields.integer("max_position_embeddings")
-    rope, window_rope = parse_hf_ropes(fields, max_position, variant)
+    rope, window_rope = _ropes(fields, max_position, variant, hidden_size // num_heads)
     windows = sliding_windows(fields, variant)
     biased = fields.boolean("attention_bias", False) and variant.attention_bias == "as_config"
     qkv_biased = variant.attention_bias == "qkv_as_config" and fields.boolean("attention_bias", True)
@@ -108,6 +114,19 @@ def parse_hf_config(
         quantisation=_quantisation(fields, variant),
         gemma4=parse_gemma4(fields, windows) if variant.gemma4 else None,
     )
+
+
+def _ropes(fields: Fields, max_position: int, variant: HFVariant, share: int) -> tuple[RopeConfig, RopeConfig | None]:
+    """`share`: dimensions of a head, where config.json does not say."""
+    rope, window_rope = parse_hf_ropes(fields, max_position, variant)
+    head_dim = fields.integer("head_dim", share)
+    turned = rope.turned(head_dim)
+    if rope.partial_factor != 1.0 and (turned < 2 or turned % 2):
+        raise ModelError(
+            f"{fields.source}: partial_rotary_factor = {rope.partial_factor:g} turns {turned} of head_dim = {head_dim} "
+            "dimensions, which must be an even number above 0"
+        )
+    return rope, window_rope
 
 
 def _experts(fields: Fields, variant: HFVariant) -> ExpertsConfig | None:

@@ -211,6 +211,11 @@ def test_windows_of_a_description_without_types(architecture: str, windows: tupl
             {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}},
             "truncate must be true",
         ),
+        (
+            "GlmForCausalLM",
+            {"head_dim": 10},
+            "partial_rotary_factor = 0.5 turns 5 of head_dim = 10 dimensions, which must be an even number",
+        ),
         ("GptOssForCausalLM", {}, "config.json lacks rope_parameters"),
         ("OlmoeForCausalLM", {"num_experts": 8, "num_local_experts": 4}, "names of one number, and differ"),
         (
