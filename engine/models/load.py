@@ -213,17 +213,28 @@ def open_checkpoint(path: Path) -> Checkpoint:
         family = FAMILIES[config.architecture]
         source = family.whole(family.named(checkpoint.source), config)
         return replace(checkpoint, config=family.check(source, config), source=source)
-    config = _with_its_head(config, checkpoint.source)
-    decoders.check_tensors(checkpoint.source, config)
-    return replace(checkpoint, config=config)
+    source = _with_its_table(config, checkpoint.source)
+    config = _with_its_head(config, source)
+    decoders.check_tensors(source, config)
+    return replace(checkpoint, config=config, source=source)
+
+
+_HEAD, _TABLE = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def _with_its_table(config: DecoderConfig, source: WeightSource) -> WeightSource:
+    """Some tools write a tensor of several names once, under the first of them: a tied embedding as the head."""
+    names = source.names()
+    if not config.tie_word_embeddings or _TABLE in names or _HEAD not in names:
+        return source
+    return text_part.RenamedSource(source, {name: name for name in names} | {_TABLE: _HEAD})
 
 
 def _with_its_head(config: DecoderConfig, source: WeightSource) -> DecoderConfig:
     """A head in the files that is not the embedding is used, whatever `tie_word_embeddings` says."""
-    head, table = "lm_head.weight", "model.embed_tokens.weight"
-    if not config.tie_word_embeddings or not {head, table} <= {*source.names()}:
+    if not config.tie_word_embeddings or not {_HEAD, _TABLE} <= {*source.names()}:
         return config
-    is_tied = source.shape(head) == source.shape(table) and torch.equal(source.load(head), source.load(table))
+    is_tied = source.shape(_HEAD) == source.shape(_TABLE) and torch.equal(source.load(_HEAD), source.load(_TABLE))
     return config if is_tied else replace(config, tie_word_embeddings=False)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,8 @@ def test_an_embedding_under_the_name_of_a_copy_alone(name: str, kept: str, tmp_p
     tensors[kept] = tensors.pop(embedding)
     for key in {*copies} - {kept}:
         del tensors[key]
+    (tmp_path / "other").mkdir()
+    directory = Path(shutil.copy(directory / "config.json", tmp_path / "other")).parent
     save_file(tensors, directory / "model.safetensors")
     loaded = load_model(directory)
     assert loaded.config == expected.config

@@ -24,6 +24,7 @@ from tests.models.paged import PagedSequences
 from tests.tiny_models import save_tiny_model
 
 TOKENS = [3, 14, 15, 92, 65, 35]
+TABLE = "model.embed_tokens.weight"
 
 
 @pytest.fixture
@@ -77,6 +78,16 @@ def test_harmless_extras(directory: Path) -> None:
     extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}
     change_tensors(directory, lambda tensors: tensors.update(extra))
     assert torch.equal(logits_of(directory), expected)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "qwen2"])
+def test_a_tied_embedding_may_be_stored_as_the_head_alone(name: str, tmp_path: Path) -> None:
+    """As tools leave it that write a tensor of several names once."""
+    directory = save_tiny_model(name, tmp_path)
+    expected, config = logits_of(directory), load_model(directory).config
+    change_tensors(directory, lambda tensors: tensors.update({"lm_head.weight": tensors.pop(TABLE)}))
+    assert torch.equal(logits_of(directory), expected)
+    assert load_model(directory).config == config
 
 
 def test_all_faulty_tensors_are_named(directory: Path) -> None:
