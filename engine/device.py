@@ -30,6 +30,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from bequest.engine.errors import EngineError
 from bequest.engine.passing import Footprint, Queue
 from bequest.engine.types import PendingStep, Registration, Release, Runner, StepPlan, StepResult
 from bequest.engine.types.blocks import (
@@ -139,6 +140,8 @@ class DeviceThread:
         self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
         self._computed: queue.SimpleQueue[PendingStep | None] = queue.SimpleQueue()  # that yielded, and are to be read
         self._num_transfers = 0  # that the thread may be at, though no plan is launched
+        self._errands: set[asyncio.Future[Any]] = set()  # that somebody waits for
+        self._given_up: EngineError | None = None
         self._watched: deque[PendingStep] = deque()  # by the event loop; nothing else is launched
         self._patient_until = 0.0
         self._looked_at = 0.0
@@ -196,17 +199,33 @@ class DeviceThread:
         self._put(Transfer(move, settle))
 
     async def errand(self, work: Callable[[Runner], T]) -> T:
-        """Behind everything launched before. Raises MemoryError if it does; any other error ends the engine."""
+        """Behind everything launched before. Raises MemoryError if it does; any other error ends the engine. Raises
+        what it was given up with."""
+        if self._given_up is not None:
+            raise self._given_up
         settled: asyncio.Future[T | MemoryError] = self._loop.create_future()
-        self._num_transfers += 1  # the runner is not the event loop's meanwhile
+
+        def settle(value: T | MemoryError) -> None:
+            self._num_transfers -= 1
+            if not settled.done():
+                settled.set_result(value)
+
+        self._errands.add(settled)
+        self._num_transfers += 1  # the runner is not the event loop's meanwhile, even if the caller leaves
+        self._put(Errand(work, settle))
         try:
-            self._put(Errand(work, lambda value: None if settled.done() else settled.set_result(value)))
             result = await settled
         finally:
-            self._num_transfers -= 1
+            self._errands.discard(settled)
         if isinstance(result, MemoryError):
             raise result
         return result
+
+    def give_up(self, error: EngineError) -> None:
+        """Nothing comes back any more: who waits for an errand is told."""
+        self._given_up = error
+        for errand in [errand for errand in self._errands if not errand.done()]:
+            errand.set_exception(error)
 
     async def probe(self) -> None:
         """Returns when everything launched before has come back."""

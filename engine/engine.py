@@ -249,6 +249,7 @@ class AsyncEngine(Keeper):
         self._estates.close(stopped)
         self._timer.stop()
         self._sleep.stop()
+        self._device.give_up(stopped)
         self._watchdog.stop()
         self._masks.stop()
         await self._device.stop(grace)
@@ -266,8 +267,8 @@ class AsyncEngine(Keeper):
             assert isinstance(runner, ListeningRunner)
             return runner.cross_weights(asked)
 
-        await self._sleep.rouse()
-        return await self._device.errand(work)
+        async with self._sleep.kept_awake():
+            return await self._device.errand(work)
 
     async def wait_dead(self) -> BaseException:
         """Returns when the engine has died, with the reason."""
@@ -452,7 +453,9 @@ class AsyncEngine(Keeper):
         self.state = "dead"
         self._launched.clear()
         self._masks.stop()
-        self._estates.close(EngineDead("The engine has failed.", reason="died"))
+        died = EngineDead("The engine has failed.", reason="died")
+        self._estates.close(died)
+        self._device.give_up(died)
         if not self._death.done():
             self._death.set_result(error)
         for group in list(self._groups.values()):
@@ -460,7 +463,7 @@ class AsyncEngine(Keeper):
                 self._close(group, "error")
             except Exception:
                 log.exception("a request could not give back what it held", extra={"request_id": group.request.id})
-            self._send(group, Delta(group.request.id, error=EngineDead("The engine has failed.", reason="died")))
+            self._send(group, Delta(group.request.id, error=died))
         self._groups.clear()
         self._idle.set()
 

@@ -124,19 +124,19 @@ class Keeper(ABC):
         """All that an ended request owns, from memory or from files. Raises ParentNotFound, ParentLost, or
         InsufficientRetention if its blocks are gone."""
         record = self.retention.find(tenant, reference)
-        await self._sleep.rouse()
-        try:
-            return await self._estates.take_out(tenant, record.id)
-        except InsufficientRetention:
-            stored = await self._vault.take_out(record)
-            if stored is None:
-                raise
-            return stored
+        async with self._sleep.kept_awake():
+            try:
+                return await self._estates.take_out(tenant, record.id)
+            except InsufficientRetention:
+                stored = await self._vault.take_out(record)
+                if stored is None:
+                    raise
+                return stored
 
     async def import_estate(self, tenant: str, estate: Estate, ttl: float) -> str:
         """Leases it for `ttl` seconds; its id. Raises EstateMismatch, and what a request with a lease raises."""
-        await self._sleep.rouse()
-        record_id = await self._estates.bring_in(tenant, estate, ttl)
+        async with self._sleep.kept_awake():
+            record_id = await self._estates.bring_in(tenant, estate, ttl)
         self._timer.arm()
         return record_id
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Literal
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -26,6 +27,8 @@ from bequest.engine.types.blocks import KeptMemory
 from bequest.engine.types.device import SleepyRunner
 
 log = logging.getLogger("bequest.engine")
+
+T = TypeVar("T")
 
 
 class Sleep:
@@ -45,7 +48,8 @@ class Sleep:
         self._scheduler = scheduler
         self._device = device
         self._after = after
-        self._is_idle = is_idle
+        self._none_open = is_idle
+        self._num_holding = 0  # who need its memory beside requests
         self._settled = settled
         self._on_awake = on_awake
         self._on_stuck = on_stuck
@@ -53,7 +57,7 @@ class Sleep:
         self.mode: Literal["awake", "falling", "asleep", "waking"] = "awake"
         self._wakes_itself = True
         self._change = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self.idle()
 
@@ -82,21 +86,49 @@ class Sleep:
             raise EngineAsleep("The engine sleeps until it is woken.", reason="asleep")
         self._soon(self._wake_quietly)
 
-    async def rouse(self) -> None:
-        """The same, and returns when it is awake."""
-        self.disturb()
-        if not self.awake:
-            await self.wake()
+    @asynccontextmanager
+    async def kept_awake(self) -> AsyncIterator[None]:
+        """For who reads or writes its memory without a request: it wakes, and does not fall asleep meanwhile."""
+        self._num_holding += 1  # before it wakes: somebody may wait to send it to sleep
+        self.busy()
+        try:
+            self.disturb()
+            if not self.awake:
+                await self.wake()
+            yield
+        finally:
+            self._num_holding -= 1
+            if self._is_idle():
+                self.idle()
 
     def stop(self) -> None:
+        """What is under way ends with the device."""
+        self._after = 0.0
         self.busy()
-        for task in self._tasks:
-            task.cancel()
 
     # --- falling asleep, waking ----------------------------------------------------------------------------------
 
     async def fall(self, *, wakes_itself: bool) -> int:
         """Bytes of memory that are given back. Raises EngineBusy if a request is open."""
+        return await self._whole(self._fall(wakes_itself))
+
+    async def wake(self) -> None:
+        """Raises EngineAsleep if the memory is not there any more: it then sleeps on."""
+        await self._whole(self._wake())
+
+    async def _whole(self, change: Coroutine[None, None, T]) -> T:
+        """Whoever asked for it may leave meanwhile, and the device would not hear of that."""
+        task = asyncio.ensure_future(change)
+        self._tasks.add(task)
+        task.add_done_callback(self._changed)
+        return await asyncio.shield(task)
+
+    def _changed(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # where nobody waits for it any more, nobody need hear of it
+
+    async def _fall(self, wakes_itself: bool) -> int:
         async with self._change:
             if self.mode == "asleep":
                 self._wakes_itself = wakes_itself
@@ -124,8 +156,7 @@ class Sleep:
             self._soon(self._wake_quietly)
         return given_back
 
-    async def wake(self) -> None:
-        """Raises EngineAsleep if the memory is not there any more: it then sleeps on."""
+    async def _wake(self) -> None:
         async with self._change:
             if self.awake:
                 return
@@ -141,6 +172,9 @@ class Sleep:
         self._on_awake()
         if self._is_idle():
             self.idle()
+
+    def _is_idle(self) -> bool:
+        return self._none_open() and not self._num_holding
 
     def _check_idle(self) -> None:
         if not self._is_idle():
@@ -170,8 +204,8 @@ class Sleep:
     async def _fall_quietly(self) -> None:
         try:
             await self.fall(wakes_itself=True)
-        except EngineBusy:
-            return  # whoever came is served, and the time begins anew behind it
+        except EngineError:
+            return  # whoever came is served, and the time begins anew behind it; or the engine ended
 
     async def _wake_quietly(self) -> None:
         try:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from dataclasses import replace
 
 import pytest
 
 from bequest.engine.engine import AsyncEngine
-from bequest.engine.errors import EngineAsleep, EngineBusy
+from bequest.engine.errors import EngineAsleep, EngineBusy, EngineDraining
 from bequest.engine.types import Retain
 from bequest.engine.types.recurrent import StateSizes
-from tests.engine.harness import Setup, ask, ask_all, request, running, until
+from tests.engine.harness import Setup, ask, ask_all, make_engine, request, running, until
 from tests.engine.paged_fake import PagedFakeRunner, expected_tokens
 from tests.engine.test_estates import child_of, params
 
@@ -122,3 +124,81 @@ async def test_a_sleeping_engine_ends() -> None:
         assert isinstance(runner, PagedFakeRunner)
         await engine.sleep(wakes_itself=True)
         assert await engine.drain(1)
+
+
+async def test_nobody_falls_asleep_while_an_estate_is_on_its_way() -> None:
+    async with running(replace(SETUP, idle_sleep=0.02)) as (engine, runner):
+        parent = request([3] * 30, params(), retain=Retain(600))
+        await ask(engine, parent)
+        engine._estates.piece_bytes = 1
+        slow(runner, "read_blocks", 0.03)
+        going = asyncio.ensure_future(engine.export_estate("t", parent.id))
+        await until(lambda: runner.num_read > 0)
+        with pytest.raises(EngineBusy):
+            await engine.sleep(wakes_itself=True)
+        estate = await going
+        await until(lambda: runner.asleep)
+        engine.forget("t", parent.id)
+        slow(runner, "write_blocks", 0.03)
+        await engine.import_estate("t", estate, 600)
+        await check_child(engine, parent.id)
+        await until(lambda: runner.asleep)
+        engine.forget("t", parent.id)
+
+
+@pytest.mark.parametrize("change", ["sleep", "wake"])
+async def test_who_sends_it_to_sleep_or_wakes_it_may_leave_meanwhile(change: str) -> None:
+    """The device does not hear of that."""
+    async with running(SETUP) as (engine, runner):
+        parent = request([3] * 9, params(), retain=Retain(600))
+        await ask(engine, parent)
+        if change == "wake":
+            await engine.sleep(wakes_itself=True)
+        began = slow(runner, change, 0.05)
+        leaves = asyncio.ensure_future(engine.sleep(wakes_itself=True) if change == "sleep" else engine.wake())
+        await until(began.is_set)
+        leaves.cancel()
+        await asyncio.wait({leaves})
+        for _ in range(2):
+            await check_child(engine, parent.id)
+        engine.forget("t", parent.id)
+
+
+@pytest.mark.parametrize("change", ["sleep", "wake"])
+async def test_who_waits_for_it_hears_of_its_end(change: str) -> None:
+    engine, runner = make_engine(SETUP)
+    if change == "wake":
+        await engine.sleep(wakes_itself=True)
+    began = slow(runner, change, 0.3)
+    waits = asyncio.ensure_future(engine.sleep(wakes_itself=True) if change == "sleep" else engine.wake())
+    await until(began.is_set)
+    await engine.stop(0.1)
+    with pytest.raises(EngineDraining):
+        await asyncio.wait_for(waits, 1)
+
+
+async def test_who_sends_it_to_sleep_waits_for_those_who_woke_it() -> None:
+    async with running(SETUP) as (engine, runner):
+        parent = request([3] * 30, params(), retain=Retain(600))
+        await ask(engine, parent)
+        await engine.sleep(wakes_itself=True)
+        slow(runner, "wake", 0.02)
+        going = asyncio.ensure_future(engine.export_estate("t", parent.id))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineBusy):
+            await asyncio.gather(*(engine.sleep(wakes_itself=True) for _ in range(3)))
+        assert len((await going).content)
+        engine.forget("t", parent.id)
+
+
+def slow(runner: PagedFakeRunner, name: str, seconds: float) -> threading.Event:
+    """What the device does takes its time from now on. The event: it has begun."""
+    work, began = getattr(runner, name), threading.Event()
+
+    def slowly(*told: object) -> object:
+        began.set()
+        time.sleep(seconds)
+        return work(*told)
+
+    setattr(runner, name, slowly)
+    return began
