@@ -12,7 +12,6 @@ from collections.abc import Callable
 from bequest.engine.errors import (
     DeadlineExceeded,
     EngineDead,
-    EngineDraining,
     EngineError,
     InsufficientRetention,
     ParentFailed,
@@ -114,8 +113,6 @@ class Keeper(ABC):
 
     async def written(self) -> None:
         """Returns when files say what `set_ttl` and `forget` have done, or the disk is too slow."""
-        if self._stopped:
-            raise EngineDraining("The engine stopped before the request was finished.", reason="stopped")
         await self._vault.written()
 
     # --- estates -------------------------------------------------------------------------------------------------

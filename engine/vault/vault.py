@@ -15,20 +15,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
-import msgspec
-
 from bequest.engine.cache.tiers.files import Stored
-from bequest.engine.cache.tiers.ticket import Ticket
-from bequest.engine.errors import EngineError, InvalidEstate, ParentLost
+from bequest.engine.cache.tiers.ticket import Ticket, failed
+from bequest.engine.errors import EngineDraining, EngineError, InvalidEstate, ParentLost
 from bequest.engine.estates import EstateDesk
 from bequest.engine.inheritance.estate_images import arrived
 from bequest.engine.inheritance.estates import Leaving
 from bequest.engine.inheritance.retention import Retention
 from bequest.engine.inheritance.warm import WARM_SECONDS, WarmEntry, WarmEstates
 from bequest.engine.state.record import Record
-from bequest.engine.types import Delta, Retain, Retained
+from bequest.engine.types import Delta, Retain
 from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.types.estate import NO_BLOCK, ChoiceBytes, Estate, Manifest, StoredBlock
+from bequest.engine.vault.borrowing import blocks_of_parent
+from bequest.engine.vault.ends import HeldBack
 from bequest.engine.vault.manifest import mark_of, new_segment
 from bequest.engine.vault.reading import Reader
 from bequest.engine.vault.shelving import BrokenBlocks, Found, Keep, Shelving, Unwanted
@@ -67,9 +67,10 @@ class Vault:
         self._reader = Reader(shelf, desk)
         self._backlog = 0
         self._storing: dict[Record, asyncio.Task[str | None]] = {}
-        self._held_back: dict[str, asyncio.Task[None]] = {}  # ends of answers, by request
+        self._held_back = HeldBack(wait)
         self._reading: dict[_Key, Ticket] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed: EngineError | None = None
         self._loaded: OrderedDict[_Key, ChoiceBytes] = OrderedDict()  # least recently used first
         self._num_loaded = 0  # bytes
         self._waiting = WaitingLeases(desk.adapters.find_identity)
@@ -216,30 +217,19 @@ class Vault:
             if self._keeps_warm and record is not None and delta.finished:
                 self._keep_warm(record)
         else:
-            self._hold_back(record, delta, delta.retained, send)
-
-    def _hold_back(self, record: Record, delta: Delta, retained: Retained, send: _Send) -> None:
-        async def finish() -> None:
-            storing = self._store_soon(record)
-            done, _ = await asyncio.wait({storing}, timeout=self._wait)
-            why = storing.result() if done else f"it takes longer than {self._wait:g} s; it may still come true"
-            told = replace(retained, durable=why is None, durable_reason=why)
-            del self._held_back[delta.request_id]
-            send(msgspec.structs.replace(delta, retained=told))
-
-        self._held_back[delta.request_id] = asyncio.ensure_future(finish())
+            # The task is there at once: who asks whether anybody reads from the device must hear of it.
+            self._held_back.add(delta, delta.retained, self._store_soon(record), send)
 
     def abort(self, request_id: str) -> None:
         """Nobody waits for the end of its answer any more."""
-        if (task := self._held_back.pop(request_id, None)) is not None:
-            task.cancel()
+        self._held_back.drop(request_id)
 
     async def flush(self, end: float) -> None:
         """Writes what is leased and fits, before the process ends; until `end`, on the clock."""
         for record in self._retention.leases.holders():
             if record.leased and record.stored is None:
                 self._store_soon(record)
-        while (waiting := {*self._storing.values(), *self._held_back.values()}) and self._clock() < end:
+        while (waiting := {*self._storing.values(), *self._held_back.waiting()}) and self._clock() < end:
             await asyncio.wait(waiting, timeout=end - self._clock())
 
     async def settled(self) -> None:
@@ -256,14 +246,23 @@ class Vault:
         self._writer.submit(self._publish_quietly, record.stored)
 
     async def written(self) -> None:
-        """Returns when files say what was decided before, or the disk is too slow for the end of an answer, too."""
+        """Returns when files say what was decided before, or the disk is too slow for the end of an answer, too. Raises
+        EngineDraining if nobody asks the disk any more."""
         for _ in range(2):  # what is published while its lease ends is withdrawn behind that
+            if self._closed is not None:
+                raise self._closed
             passed = asyncio.get_running_loop().run_in_executor(self._writer, lambda: None)
             await asyncio.wait({passed}, timeout=self._wait / 2)
 
     def close(self) -> None:
-        for task in (*self._storing.values(), *self._held_back.values(), *self._tasks):
+        """Nobody waits for files any more: answers end as they are, and who waits for bytes is told that none come."""
+        for task in (*self._storing.values(), *self._tasks):
             task.cancel()
+        self._held_back.tell_all("the server ended meanwhile; it may still have come true")
+        self._closed = EngineDraining("The engine stopped before the request was finished.", reason="stopped")
+        for ticket in self._reading.values():
+            ticket.settle(self._closed)
+        self._reading.clear()
         self._writer.submit(self._shelf.close)
         self._writer.shutdown(wait=False)
         self._reader.close()
@@ -282,10 +281,12 @@ class Vault:
         except EngineError as error:
             self._retention.books.settle(record)
             return error.message
-        borrowed = self._blocks_of_parent(record, leaving)
-        segments = list(dict.fromkeys(block.segment for block in borrowed.values()))
-        self._retention.books.hold(segments)
+        segments = list[str]()  # of its parent
         try:
+            parent, desk = self._parent_of(record), self._desk
+            borrowed = blocks_of_parent(record, parent, leaving, desk.block_size, desk.num_strips)
+            segments += dict.fromkeys(block.segment for block in borrowed.values())
+            self._retention.books.hold(segments)
             if not await self._share(record, segments):
                 borrowed = {}
             fresh = [entry for entry in leaving.entries if entry not in borrowed]
@@ -294,10 +295,9 @@ class Vault:
             written = await self._write(record, leaving, fresh, segment)
             blocks = borrowed | dict(zip(fresh, written, strict=False))
             states = written[len(fresh) :]
-            assert record.lease.expires_at_wall is not None or record.gone
             manifest = Manifest(
                 deed=deed,
-                expires_at=record.lease.expires_at_wall or 0.0,
+                expires_at=record.lease.expires_at_wall or 0.0,  # one that has ended meanwhile is not published
                 blocks=(*(blocks[entry] for entry in leaving.entries), *states),
             )
             return await self._publish(record, manifest, {segment: len(written)} if written else {})
@@ -315,13 +315,16 @@ class Vault:
 
     async def _share(self, record: Record, segments: list[str]) -> bool:
         """Whether the segments of its parent stay for it. Raises OSError."""
-        lineage = record.identity.lineage
-        parent = None if lineage is None else self._retention.get(record.tenant, lineage.parent)
+        parent = self._parent_of(record)
         if not segments or parent is None or parent.stored is None:
             return not segments
         mark = mark_of(record.tenant, record.id)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._writer, self._shelf.share, segments, parent.stored, mark)
+
+    def _parent_of(self, record: Record) -> Record | None:
+        lineage = record.identity.lineage
+        return None if lineage is None else self._retention.get(record.tenant, lineage.parent)
 
     def _size_of_images(self, record: Record) -> int:
         return self._retention.books.size_of_images(image.content.nbytes for image in record.identity.images)
@@ -367,23 +370,6 @@ class Vault:
             self.update(record)
         return None
 
-    def _blocks_of_parent(self, record: Record, leaving: Leaving) -> dict[int, StoredBlock]:
-        """Whole blocks that the files of its parent have: KV of the same tokens. By entry of the record's tables."""
-        lineage = record.identity.lineage
-        parent = None if lineage is None else self._retention.get(record.tenant, lineage.parent)
-        if lineage is None or parent is None or parent.stored is None or parent.lost or parent.salt != record.salt:
-            return {}
-        held = parent.kept.get(lineage.choice)
-        rows = next((c.rows for c in parent.stored.deed.choices if c.index == lineage.choice), ())
-        found: dict[int, StoredBlock] = {}
-        for index, table in leaving.tables.items() if held is not None else ():
-            kept = record.kept[index]
-            alike = min(held.tokens.common_prefix(kept.tokens), held.computed, kept.computed)  # type: ignore[union-attr]
-            count = alike // self._desk.block_size * self._desk.num_strips
-            alikes = zip(table.entries[:count], rows[:count], strict=True)
-            found |= {entry: parent.stored.blocks[row] for entry, row in alikes if entry and row != NO_BLOCK}
-        return found
-
     # --- the end of a lease --------------------------------------------------------------------------------------
 
     def _discard(self, record: Record) -> None:
@@ -415,6 +401,8 @@ class Vault:
         if key in self._loaded:
             self._loaded.move_to_end(key)
             return self._loaded[key]
+        if self._closed is not None:
+            return failed(self._closed)
         if key not in self._reading:
             self._reading[key] = Ticket()
             task = asyncio.ensure_future(self._read(key))

@@ -26,15 +26,16 @@ from bequest.engine.errors import (
     ParentNotFound,
     RetentionTooLarge,
 )
-from bequest.engine.types import Request, Retain, SamplingParams
+from bequest.engine.types import Lineage, Request, Retain, SamplingParams
 from bequest.engine.types.estate import StoredBlock
 from bequest.engine.vault import manifest as manifests
 from bequest.engine.vault import shelf as shelves
 from bequest.engine.vault.shelf import Shelf
 from bequest.engine.vault.shelving import BrokenBlocks
-from tests.engine.harness import Answer, Setup, ask, ask_all, request, running, until
+from tests.engine.harness import Answer, Setup, ask, ask_all, make_engine, request, running, until
 from tests.engine.paged_fake import expected_tokens
 from tests.engine.test_estates import child_of, params
+from tests.engine.test_hidden_states import wants
 
 SETUP = Setup(num_blocks=60, num_host_blocks=40, num_lease_blocks=30, num_file_blocks=200)
 LASTING = Retain(600, durable=True)
@@ -125,6 +126,26 @@ async def test_choices_and_a_tree_store_shared_blocks_once(tmp_path: Path) -> No
         engine.forget("t", child.id)
         await until(lambda: not files(tmp_path, "blocks"))
         assert engine.retention.books.used == 0
+
+
+@pytest.mark.parametrize("block_size", [1, 4])
+async def test_a_child_borrows_no_more_than_files_have_of_its_parent(tmp_path: Path, block_size: int) -> None:
+    """An extraction gives the parent the KV of its last token, which came too late for the files."""
+    setup = replace(SETUP, block_size=block_size, num_blocks=300, num_lease_blocks=150, num_file_blocks=900)
+    async with vault(tmp_path, setup) as engine:
+        parent, _ = await a_lease(engine, 30)
+        tokens = engine.parent("t", parent.id).choices[0].token_ids
+        assert len(tokens) % block_size == 0
+        lineage = Lineage(parent.id, 0, len(tokens))
+        await ask(engine, request(tokens, params(0), hidden_states=wants("last"), lineage=lineage))
+        child = child_of(engine, parent.id, [7, 8], retain=LASTING)
+        answer = await ask(engine, child)
+        assert answer.inheritance is not None and answer.inheritance.computed_tokens == 2
+        assert answer.retained is not None and answer.retained.durable
+    async with vault(tmp_path, setup) as engine:
+        for one in (child.id, parent.id):
+            await check_child(engine, one, "file")
+            engine.forget("t", one)
 
 
 async def test_many_children_in_a_crowd(tmp_path: Path) -> None:
@@ -220,6 +241,75 @@ async def test_who_waits_for_files_finds_them_as_they_shall_be(tmp_path: Path) -
             await engine.written()
             assert not files(tmp_path), turns
             await asked
+
+
+async def test_a_lease_that_is_given_back_while_it_is_written_leaves_nothing(tmp_path: Path) -> None:
+    """At whatever point; its answer says what became of it."""
+    told = set()
+    async with vault(tmp_path) as engine:
+        for turns in range(40):
+            parent = request([3 + turns] * 9, params(), retain=LASTING)
+            asked = asyncio.ensure_future(ask(engine, parent))
+            await until(lambda name=parent.id: any(entry.id == name for entry in engine.records("t")))  # type: ignore[misc]
+            for _ in range(turns):
+                await asyncio.sleep(0.0002)
+            engine.set_ttl("t", parent.id, None)
+            answer = await asked
+            told |= {None if answer.retained is None else answer.retained.durable_reason}
+            assert engine.record("t", parent.id).grade == "warm"
+            await engine.written()
+            assert not files(tmp_path) and not files(tmp_path, "blocks"), turns
+    assert told <= {None, "the lease ended while it was written"}
+
+
+async def test_who_waits_for_a_disk_hears_of_the_end_of_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer whose lease is being written is whole, and goes out as it is."""
+    go_on = threading.Event()
+    engine, _ = make_engine(SETUP)
+    await engine.open_files(Shelf(tmp_path), 20.0)
+    stored, _ = await a_lease(engine, 9)
+    engine.retention.leases.let_stored_go()
+    engine.scheduler.cache.forget_warm()
+    monkeypatch.setattr(Shelf, "read", lambda *args: go_on.wait(5))
+    monkeypatch.setattr("bequest.engine.vault.shelf.os.fsync", lambda descriptor: go_on.wait(5))
+    parent = request([3] * 9, params(), retain=LASTING)
+    answer = asyncio.ensure_future(ask(engine, parent))
+    await until(lambda: engine.retention.get("t", parent.id) is not None and engine.num_open == 0)
+    reading = asyncio.ensure_future(engine.reach("t", stored.id, 0))
+    await asyncio.sleep(0.02)
+    assert not answer.done() and not reading.done()
+    await engine.stop()
+    told = (await asyncio.wait_for(answer, 1)).retained
+    assert told is not None and told.durable is False and "ended" in str(told.durable_reason)
+    await asyncio.wait_for(reading, 1)
+    with pytest.raises(EngineDraining):
+        await engine.written()
+    await asyncio.wait_for(engine.reach("t", stored.id, 0), 1)
+    with pytest.raises(EngineDraining):
+        await ask(engine, child_of(engine, stored.id, [7]))
+    go_on.set()
+    await until(lambda: _is_free(tmp_path))
+
+
+async def test_a_lease_is_read_from_the_device_from_the_end_of_its_request_on(tmp_path: Path) -> None:
+    """Who falls asleep just then waits for it."""
+    async with vault(tmp_path) as engine:
+        deliver, waits = engine._vault.deliver, []
+
+        def delivered(*told: object) -> None:
+            deliver(*told)  # type: ignore[arg-type]
+            try:
+                engine._vault.settled().send(None)
+            except StopIteration:
+                waits.append(False)
+            else:
+                waits.append(True)
+
+        engine._vault.deliver = delivered  # type: ignore[method-assign]
+        await a_lease(engine)
+        assert waits[-1]
 
 
 async def test_a_drain_writes_what_is_leased(tmp_path: Path) -> None:

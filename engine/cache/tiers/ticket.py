@@ -46,5 +46,12 @@ def done() -> Ticket:
     return _DONE
 
 
+def failed(error: BaseException) -> Ticket:
+    """A ticket for bytes that do not come."""
+    ticket = Ticket()
+    ticket.settle(error)
+    return ticket
+
+
 _DONE = Ticket()
 _DONE.settle()
