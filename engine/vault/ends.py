@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from bequest.engine.state.record import Record
 from bequest.engine.types import Delta, Retained
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
+    record: Record
     waiting: asyncio.Task[None]
     tell: Callable[[str | None], None]  # why the lease is not in files; None: it is
 
@@ -26,7 +28,12 @@ class HeldBack:
         self._ends: dict[str, _End] = {}
 
     def add(
-        self, delta: Delta, retained: Retained, storing: asyncio.Task[str | None], send: Callable[[Delta], None]
+        self,
+        record: Record,
+        delta: Delta,
+        retained: Retained,
+        storing: asyncio.Task[str | None],
+        send: Callable[[Delta], None],
     ) -> None:
         """`send` gets `delta`, with the result of `storing`."""
 
@@ -39,12 +46,14 @@ class HeldBack:
             done, _ = await asyncio.wait({storing}, timeout=self._wait)
             tell(storing.result() if done else f"it takes longer than {self._wait:g} s; it may still come true")
 
-        self._ends[delta.request_id] = _End(asyncio.ensure_future(finish()), tell)
+        self._ends[delta.request_id] = _End(record, asyncio.ensure_future(finish()), tell)
 
-    def drop(self, request_id: str) -> None:
-        """Nobody waits for it any more. Unknown ones are fine."""
-        if (end := self._ends.pop(request_id, None)) is not None:
-            end.waiting.cancel()
+    def drop(self, request_id: str) -> Record | None:
+        """Nobody waits for it any more: the record of the request. None: it is not held back."""
+        if (end := self._ends.pop(request_id, None)) is None:
+            return None
+        end.waiting.cancel()
+        return end.record
 
     def waiting(self) -> set[asyncio.Task[None]]:
         return {end.waiting for end in self._ends.values()}

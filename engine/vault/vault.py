@@ -218,11 +218,14 @@ class Vault:
                 self._keep_warm(record)
         else:
             # The task is there at once: who asks whether anybody reads from the device must hear of it.
-            self._held_back.add(delta, delta.retained, self._store_soon(record), send)
+            self._held_back.add(record, delta, delta.retained, self._store_soon(record), send)
 
     def abort(self, request_id: str) -> None:
-        """Nobody waits for the end of its answer any more."""
-        self._held_back.drop(request_id)
+        """Nobody waits for the end of its answer any more, nor hears of its lease; another may have its name."""
+        record = self._held_back.drop(request_id)
+        if record is not None and not record.gone:
+            self._retention.set_ttl(record, None, self._clock())
+            self._retention.free_name(record)
 
     async def flush(self, end: float) -> None:
         """Writes what is leased and fits, before the process ends; until `end`, on the clock."""
@@ -405,7 +408,8 @@ class Vault:
             return failed(self._closed)
         if key not in self._reading:
             self._reading[key] = Ticket()
-            task = asyncio.ensure_future(self._read(key))
+            assert holder.stored is not None
+            task = asyncio.ensure_future(self._read(key, holder.stored))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return self._reading[key]
@@ -446,21 +450,22 @@ class Vault:
         present = sum(row != NO_BLOCK for row in rows)
         return kept.table is not None or (record.encoder is None and self._desk.num_left(kept) >= present)
 
-    async def _read(self, key: _Key) -> None:
+    async def _read(self, key: _Key, manifest: Manifest) -> None:
+        """The lease may end meanwhile."""
         holder, choice = key
-        manifest = holder.stored
-        assert manifest is not None
         error: Exception | None = None
         try:
-            self._load(key, await self._reader.choice(manifest, choice))
+            content = await self._reader.choice(manifest, choice)
+            if holder.stored is not None:  # else nobody wants it any more
+                self._load(key, content)
         except (OSError, BrokenBlocks) as failed:
             error = failed
         ticket = self._reading.pop(key)
         if error is not None and isinstance(holder, WarmEntry):
             log.warning("what %s left in files is lost: %s", holder.id, error)
             self._warm.drop(holder)
-        elif error is not None and isinstance(holder, Record) and not holder.gone:
-            self._lose(holder, error)
+        elif error is not None and isinstance(holder, Record) and holder.stored is not None and not holder.gone:
+            self._lose(holder, error)  # else its files went with its lease
         ticket.settle(error)
 
     def _lose(self, record: Record, error: Exception) -> None:

@@ -293,6 +293,55 @@ async def test_who_waits_for_a_disk_hears_of_the_end_of_the_engine(
     await until(lambda: _is_free(tmp_path))
 
 
+async def test_who_leaves_before_the_disk_has_spoken_has_no_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has heard of it, and whoever asks again has the same name for it."""
+    go_on = threading.Event()
+    async with vault(tmp_path) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr("bequest.engine.vault.shelf.os.fsync", lambda descriptor: go_on.wait(5))
+            parent = request([3] * 9, params(), retain=LASTING, name="mine")
+            answer = asyncio.ensure_future(ask(engine, parent))
+            await until(lambda: engine.retention.get("t", parent.id) is not None and engine.num_open == 0)
+            answer.cancel()
+            await asyncio.wait({answer})
+            assert engine.record("t", parent.id).grade == "warm" and engine.load().retention_charged == 0
+            again = request([3] * 9, params(), name="mine")
+            await ask(engine, again)
+            assert engine.parent("t", "mine").id == again.id
+            go_on.set()
+            await engine.written()
+        await until(lambda: not files(tmp_path) and not files(tmp_path, "blocks"))
+        assert engine.retention.books.used == 0
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_lease_that_ends_while_it_is_read(tmp_path: Path, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for ever, and its tokens are not lost with its files."""
+    go_on, read = threading.Event(), Shelf.read
+
+    def slowly(*told: object) -> None:
+        go_on.wait(5)
+        read(*told)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Shelf, "read", slowly)
+    async with vault(tmp_path) as engine:
+        parent, _ = await a_lease(engine)
+        engine.retention.leases.let_stored_go()
+        engine.scheduler.cache.forget_warm()
+        reading = asyncio.ensure_future(engine.reach("t", parent.id, 0))
+        await asyncio.sleep(0.05 if late else 0)
+        engine.set_ttl("t", parent.id, None)
+        await until(lambda: not files(tmp_path, "blocks"))
+        go_on.set()
+        await asyncio.wait_for(reading, 5)
+        child = child_of(engine, parent.id, [7])
+        answer = await ask(engine, child)
+        assert answer.token_ids[0] == expected_tokens(child.prompt_token_ids, 6)
+        assert answer.inheritance is not None and answer.inheritance.source == "recompute"
+
+
 async def test_a_lease_is_read_from_the_device_from_the_end_of_its_request_on(tmp_path: Path) -> None:
     """Who falls asleep just then waits for it."""
     async with vault(tmp_path) as engine:
