@@ -38,12 +38,20 @@ RULES: dict[str, dict[str, Any]] = {
     "bart": {"forced_bos_token_id": 0, "forced_eos_token_id": 2},
     "bart-scaled-relu-untied": {"forced_bos_token_id": None, "forced_eos_token_id": None},
     "mbart": {"forced_bos_token_id": 77, "forced_eos_token_id": 2},
+    "mbart-apart-untied": {"forced_bos_token_id": 77, "forced_eos_token_id": 2},
     "whisper": {"suppress_tokens": [3, 5, 90], "begin_suppress_tokens": [7, 2]},
     "t5": {},
     "t5-gated-untied": {},
     "mt5-untied": {},
 }
-DEFAULT_PROMPTS = {"bart": [2, 0], "bart-scaled-relu-untied": [2, 0], "mbart": [2, 77], "whisper": [2], "t5": [0]}
+DEFAULT_PROMPTS = {
+    "bart": [2, 0],
+    "bart-scaled-relu-untied": [2, 0],
+    "mbart": [2, 77],
+    "mbart-apart-untied": [2, 77],
+    "whisper": [2],
+    "t5": [0],
+}
 
 Item = list[int] | torch.Tensor
 
