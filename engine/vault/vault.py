@@ -246,7 +246,8 @@ class Vault:
         if before is None or wall is None:
             return
         record.stored = replace(before, expires_at=wall)
-        self._writer.submit(self._publish_quietly, record.stored)
+        with suppress(RuntimeError):  # at the end of the process: `written` tells whoever asks for more
+            self._writer.submit(self._publish_quietly, record.stored)
 
     async def written(self) -> None:
         """Returns when files say what was decided before, or the disk is too slow for the end of an answer, too. Raises

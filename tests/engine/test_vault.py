@@ -286,6 +286,9 @@ async def test_who_waits_for_a_disk_hears_of_the_end_of_the_engine(
     await asyncio.wait_for(reading, 1)
     with pytest.raises(EngineDraining):
         await engine.written()
+    assert engine.set_ttl("t", stored.id, 900).grade == "stored"
+    with pytest.raises(EngineDraining):
+        await engine.written()
     await asyncio.wait_for(engine.reach("t", stored.id, 0), 1)
     with pytest.raises(EngineDraining):
         await ask(engine, child_of(engine, stored.id, [7]))
