@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,11 +16,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # here, where its failure can be caught
-    except BrokenPipeError:  # whoever read the output has enough of it, as `| head` has
+    except BrokenPipeError:
+        if not _is_unread():
+            raise  # it was another pipe, to a process of a command's own say
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the interpreter, which flushes once more
         sys.exit(128 + signal.SIGPIPE)
     except KeyboardInterrupt:  # while a command's libraries are read, or at a question of its own
         sys.exit(128 + signal.SIGINT)
+
+
+def _is_unread() -> bool:
+    """Whether whoever read the output has enough of it, as `| head` has."""
+    poll = select.poll()
+    for descriptor in (1, 2):
+        poll.register(descriptor, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def _run(arguments: Sequence[str]) -> None:

@@ -98,6 +98,17 @@ def test_a_reader_who_has_enough_is_no_error() -> None:
     assert (listed.returncode, listed.stderr) == (128 + signal.SIGPIPE, b"")
 
 
+def test_another_pipe_that_broke_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One to a process that a command started says nothing about who reads the output."""
+
+    def broken(arguments: Sequence[str]) -> None:
+        raise BrokenPipeError("a rank is gone")
+
+    monkeypatch.setattr("bequest.__main__._run", broken)
+    with pytest.raises(BrokenPipeError, match="a rank is gone"):
+        main(["serve"])
+
+
 def test_what_the_terminal_has_no_letters_for_is_shown_all_the_same() -> None:
     listed = _listed(stdout=subprocess.PIPE)
     assert (listed.returncode, listed.stderr) == (0, b"") and b"(embedded)" in listed.stdout
