@@ -87,16 +87,16 @@ async def response_prompt(
 
 async def _resolved(context: Context, tenant: str, items: list[Item]) -> list[Item]:
     """With items that stored responses said in place of references to them."""
-    turns = {
-        item["id"]: _turn_of(context, tenant, item["id"], number)
-        for number, item in enumerate(items)
-        if item["type"] == REFERENCE
-    }
+    turns: dict[str, Turn] = {}  # by id, each once
+    for number, item in enumerate(items):
+        if item["type"] == REFERENCE:
+            turn = _turn_of(context, tenant, item["id"], number)
+            turns[turn.id] = turn
     if not turns:
         return items
 
     def work() -> list[Item]:
-        said = {item_id: turn.item(item_id) for item_id, turn in turns.items()}
+        said = {item_id: item for turn in turns.values() for item_id, item in turn.said_items().items()}
         return [said[item["id"]] if item["type"] == REFERENCE else item for item in items]
 
     return await off_loop(context, sum(len(turn.items) for turn in turns.values()), work)

@@ -40,10 +40,10 @@ class Turn:
         own: list[dict[str, Any]] = orjson.loads(self.items)
         return earlier + own[: self.num_input]
 
-    def item(self, item_id: str) -> dict[str, Any]:
-        """One that it said."""
+    def said_items(self) -> dict[str, dict[str, Any]]:
+        """The output's, by their ids. All at once: the input, which may be long, is read with them."""
         own: list[dict[str, Any]] = orjson.loads(self.items)
-        return own[self.num_input + self.said.index(item_id)]
+        return dict(zip(self.said, own[self.num_input :], strict=True))
 
     def all_items(self) -> list[dict[str, Any]]:
         turns: list[Turn] = []
@@ -194,9 +194,13 @@ class ResponseStore:
         return shelf.get(reference)
 
     def turn_of(self, tenant: str, item_id: str) -> Turn | None:
-        """The turn of a stored response, or of one that such a response goes on from, that said an item."""
+        """The turn of a stored response, or of one that such a response goes on from, that said an item. The response
+        is used by that as by its own id."""
         shelf = self._shelves.get(tenant)
-        return None if shelf is None else shelf.turns.get(item_id)
+        turn = None if shelf is None else shelf.turns.get(item_id)
+        if turn is not None:
+            self.get(tenant, turn.id)
+        return turn
 
     def delete(self, tenant: str, reference: str) -> StoredResponse | None:
         response = self.get(tenant, reference)

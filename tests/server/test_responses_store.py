@@ -44,6 +44,16 @@ def test_the_least_recently_used_leaves_first() -> None:
     assert all(store.get("t", f"resp_{number}") for number in (0, 2, 3))
 
 
+def test_who_refers_to_an_item_uses_its_response() -> None:
+    """As clients do that keep ids of items alone."""
+    store = ResponseStore(2, LARGE)
+    for number in range(2):
+        store.put(response(number))
+    assert store.turn_of("t", "out0") is not None
+    store.put(response(2))
+    assert store.turn_of("t", "out0") is not None and store.turn_of("t", "out1") is None
+
+
 def test_nothing_is_kept_where_nothing_may_be() -> None:
     for store in (ResponseStore(0, LARGE), ResponseStore(10, 0)):
         store.put(response(1))
@@ -103,7 +113,7 @@ def test_what_was_said_is_found_while_its_turn_is_held() -> None:
     child = response(2, first)
     for entry in (first, child, again):
         store.put(entry)
-    assert (turn := store.turn_of("t", "out2")) is child.turn and turn.item("out2") == {"id": "out2"}
+    assert (turn := store.turn_of("t", "out2")) is child.turn and turn.said_items() == {"out2": {"id": "out2"}}
     assert store.turn_of("t", "out1") is again.turn and store.turn_of("t", "in1") is None
     assert store.turn_of("other", "out1") is None
     store.put(response(3))
