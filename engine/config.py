@@ -68,7 +68,7 @@ ToolCallParser = Literal[
 ]
 
 
-_ORIGIN = r"\*|null|[a-z][a-z0-9+.-]*://[^/\sA-Z]+"
+_ORIGIN = r"\*|null|file://|[a-z][a-z0-9+.-]*://[^/\sA-Z]+"  # file://: of apps in a web view, such as Cordova's
 _HOST = r"[^\s,/@?#]+"  # neither a list nor a URL
 REPLICA_TAG = r"[a-z0-9]{1,16}"
 ADAPTER_NAME = r"[\x21-\x3c\x3e-\x7e]{1,128}"  # printable ASCII but for "="

@@ -125,6 +125,7 @@ def test_wrong_command_lines(capsys: pytest.CaptureFixture[str]) -> None:
         said = capsys.readouterr().err
         assert ended.value.code == 2 and message in said and said.count("\n") <= 2, "the message is not buried"
     origins = ["*", "null", "https://app.example", "http://localhost:3000", "http://[::1]:80", "chrome-extension://ab"]
+    origins.append("file://")  # as the web view of an app says
     assert parse(["serve", *(f"--allowed-origins={origin}" for origin in origins)])[1].allowed_origins == origins
     with pytest.raises(SystemExit):
         parse([])
