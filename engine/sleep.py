@@ -109,7 +109,8 @@ class Sleep:
     # --- falling asleep, waking ----------------------------------------------------------------------------------
 
     async def fall(self, *, wakes_itself: bool) -> int:
-        """Bytes of memory that are given back. Raises EngineBusy if a request is open."""
+        """Bytes of memory that are given back. Raises EngineBusy if a request is open, or if the host has no room for
+        what leases hold: it then stays awake."""
         return await self._whole(self._fall(wakes_itself))
 
     async def wake(self) -> None:
@@ -145,10 +146,14 @@ class Sleep:
                 self._check_idle()  # somebody may have come meanwhile
                 began, kept = time.perf_counter(), self._keep()
                 given_back = await self._device.errand(lambda runner: _sleepy(runner).sleep(kept))
-            except BaseException:
+            except BaseException as error:
                 self.mode = "awake"
                 self._on_awake()
+                if isinstance(error, MemoryError):
+                    log.error("the engine cannot sleep: %s", error)
+                    raise EngineBusy(f"The host has no room for what leases hold: {error}.", reason="no_room") from None
                 raise
+            self._scheduler.rows.forget_closed()  # with its runner; one that stays has yet to hear of them
             self.mode, self._wakes_itself = "asleep", wakes_itself
             self.busy()
             log.info("asleep: %.2f GB given back in %.2f s", given_back / 1e9, time.perf_counter() - began)
@@ -186,7 +191,6 @@ class Sleep:
         while retention.leases.let_stored_go():
             pass
         cache.forget_warm()
-        self._scheduler.rows.forget_closed()
         out, into = cache.take_swaps()
         pairs = [np.asarray(moves, np.int32).reshape(-1, 2) for moves in (out, into, [])]
         return KeptMemory(
@@ -204,8 +208,9 @@ class Sleep:
     async def _fall_quietly(self) -> None:
         try:
             await self.fall(wakes_itself=True)
-        except EngineError:
-            return  # whoever came is served, and the time begins anew behind it; or the engine ended
+        except EngineError:  # whoever came is served; or there was no room for leases, or the engine ended
+            if self._is_idle():
+                self.idle()
 
     async def _wake_quietly(self) -> None:
         try:

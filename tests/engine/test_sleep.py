@@ -191,6 +191,29 @@ async def test_who_sends_it_to_sleep_waits_for_those_who_woke_it() -> None:
         engine.forget("t", parent.id)
 
 
+async def test_who_finds_no_room_for_leases_stays_awake_and_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases run out while nobody asks for anything."""
+    async with running(replace(SETUP, idle_sleep=0.02)) as (engine, runner):
+        tried = threading.Event()
+
+        def fail(*told: object) -> int:
+            tried.set()
+            raise MemoryError("6 GB are needed")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(runner, "sleep", fail)
+            parent = request([3] * 9, params(), retain=Retain(600))
+            await ask(engine, parent)
+            with pytest.raises(EngineBusy, match="no room for what leases hold: 6 GB are needed"):
+                await engine.sleep(wakes_itself=True)
+            await until(tried.is_set)
+            await check_child(engine, parent.id)
+            tried.clear()
+            await until(tried.is_set)
+        await until(lambda: runner.asleep)
+        engine.forget("t", parent.id)
+
+
 def slow(runner: PagedFakeRunner, name: str, seconds: float) -> threading.Event:
     """What the device does takes its time from now on. The event: it has begun."""
     work, began = getattr(runner, name), threading.Event()
