@@ -70,12 +70,15 @@ class StoredResponse:
     pieces: array[int]  # characters and log-probabilities of each text delta, alternating: how it was streamed
     images: tuple[Image, ...] = ()  # of the prompt
     adapter: str | None = None  # its name: what is stored is text, and goes on under another load of it
+    # Bytes, measured once: a text that is not ASCII grows when somebody encodes it, and what was counted when it came
+    # must be what is taken off when it goes.
+    size: int = field(init=False)
 
-    @property
-    def size(self) -> int:
+    def __post_init__(self) -> None:
         numbers = self.token_ids.itemsize * len(self.token_ids) + self.pieces.itemsize * len(self.pieces)
         pixels = sum(image.content.nbytes for image in self.images)
-        return len(self.body) + sys.getsizeof(self.prompt_text) + numbers + pixels + _ENTRY_BYTES
+        size = len(self.body) + sys.getsizeof(self.prompt_text) + numbers + pixels + _ENTRY_BYTES
+        object.__setattr__(self, "size", size)
 
 
 class Archive(Protocol):

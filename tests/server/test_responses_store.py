@@ -122,6 +122,19 @@ def test_what_was_said_is_found_while_its_turn_is_held() -> None:
     assert store.turn_of("t", "out4") is not None
 
 
+def test_what_is_counted_is_taken_off_though_a_text_grows() -> None:
+    """Python keeps the UTF-8 of a text that somebody wrote as JSON."""
+    store = ResponseStore(10, LARGE)
+    text = "".join(["wör", "ld"])
+    store.put(replace(response(1), prompt_text=text))
+    size = store.size
+    orjson.dumps(text)
+    assert store.size == size
+    store.put(response(2))
+    store.delete("t", "resp_1")
+    assert store.size == held_bytes([entry for entry in [store.get("t", "resp_2")] if entry is not None])
+
+
 def test_long_conversations_do_not_recurse() -> None:
     store = ResponseStore(10, LARGE)
     last = response(0)
