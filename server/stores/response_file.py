@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 import orjson
 
-from bequest.server.stores.response_rows import COLUMNS, Row, delete, take
+from bequest.server.stores.response_rows import COLUMNS, WRITE, Row, delete, has_row, take
 from bequest.server.stores.responses import StoredResponse, Turn
 
 _log = logging.getLogger("bequest.server")
@@ -180,7 +180,20 @@ def _insert(database: sqlite3.Connection, response: StoredResponse, model: str) 
     parent = None if turn.parent is None else turn.parent.id
     row = (response.tenant, response.id, parent, turn.items, turn.num_input, response.body)
     values = (*row, msgspec.msgpack.encode(rest))
-    database.execute("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+    _insert_missing(database, response.tenant, turn.parent)
+    database.execute(WRITE, values)
+
+
+def _insert_missing(database: sqlite3.Connection, tenant: str, turn: Turn | None) -> None:
+    """The turns before a response that are not there: dropped while it ran, or not written because the disk was slow.
+    Without them its conversation would not be whole."""
+    missing: list[Turn] = []
+    while turn is not None and not has_row(database, tenant, turn.id):
+        missing.append(turn)
+        turn = turn.parent
+    for turn in reversed(missing):
+        parent = None if turn.parent is None else turn.parent.id
+        database.execute(WRITE, (tenant, turn.id, parent, turn.items, turn.num_input, None, None))
 
 
 def _responses(database: sqlite3.Connection, model: str) -> list[StoredResponse]:

@@ -16,6 +16,11 @@ from bequest.engine.vault.neighbours import locked
 
 Row = tuple[str, str, str | None, bytes, int, bytes | None, bytes | None]  # of the table in response_file.py
 COLUMNS = "tenant, id, parent, items, num_input, body, rest"
+# A turn that becomes a response keeps its place: rows are read in their order, and its children come behind it.
+WRITE = """
+INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (tenant, id) DO UPDATE SET body = excluded.body, rest = excluded.rest
+"""
 _BUSY_SECONDS = 5.0
 
 
@@ -39,6 +44,12 @@ def delete(database: sqlite3.Connection, tenant: str, response_id: str | None) -
             return
         database.execute("DELETE FROM responses WHERE tenant = ? AND id = ?", key)
         response_id = parent
+
+
+def has_row(database: sqlite3.Connection, tenant: str, response_id: str) -> bool:
+    """Of a response, or of a turn that others go on from."""
+    found = database.execute("SELECT 1 FROM responses WHERE tenant = ? AND id = ?", (tenant, response_id))
+    return found.fetchone() is not None
 
 
 def take(own: Path, database: sqlite3.Connection, tenant: str, response_id: str) -> list[Row]:
@@ -78,7 +89,7 @@ def _move(theirs: sqlite3.Connection, ours: sqlite3.Connection, tenant: str, res
     ours.execute("BEGIN")
     try:
         ours.executemany("INSERT OR IGNORE INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", turns)
-        ours.execute("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", rows[-1])
+        ours.execute(WRITE, rows[-1])
     except sqlite3.Error:
         ours.execute("ROLLBACK")
         raise

@@ -54,6 +54,23 @@ async def test_a_conversation_goes_on_elsewhere(start: Starter, tmp_path: Path) 
         assert (answer.status, answer.headers["X-Bequest-Replica"]) == (421, "r2")
 
 
+async def test_a_parent_that_moves_after_its_child(start: Starter, tmp_path: Path) -> None:
+    """Its turn came with the child, and both are there after a restart."""
+    one = await begin(start, tmp_path / "r1", "one", "two")
+    first = await say(one, "hello")
+    second = await say(one, "more", previous_response_id=first["id"])
+    await one.stop()
+    two = await begin(start, tmp_path / "r2")
+    for told in (second, first):
+        answer, _ = await two.get(f"{PATH}/{told['id']}")
+        assert answer.status == 200
+    await two.stop()
+    again = await begin(start, tmp_path / "r2")
+    for told in (second, first):
+        answer, shown = await again.get(f"{PATH}/{told['id']}")
+        assert answer.status == 200 and shown["id"] == told["id"]
+
+
 async def test_one_of_a_server_that_runs_is_its_own(start: Starter, tmp_path: Path) -> None:
     one, two = await begin(start, tmp_path / "r1", "one"), await begin(start, tmp_path / "r2", "two")
     first = await say(one, "hello")

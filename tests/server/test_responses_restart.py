@@ -83,6 +83,32 @@ async def test_what_was_deleted_stays_deleted_but_not_its_words_in_others(start:
         assert database.execute("SELECT count(*) FROM responses").fetchone() == (0,)
 
 
+async def test_a_parent_that_goes_while_its_child_runs(start: Starter, tmp_path: Path) -> None:
+    """What the child goes on from is in the file with it, and leaves with it."""
+    front = await begin(start, tmp_path, "one", "two", "three")
+    first = await say(front, "a")
+    second = await say(front, "b", previous_response_id=first["id"])
+    front.engine.held = True
+    third = await say(front, "c", previous_response_id=second["id"], background=True)
+    for gone in (second, first):
+        async with front.http.delete(f"{front.url}{PATH}/{gone['id']}") as answer:
+            assert answer.status == 200
+    while front.engine.advance():
+        pass
+    await front.stop()
+    front = await begin(start, tmp_path, "four")
+    assert (await front.get(f"{PATH}/{third['id']}"))[1]["status"] == "completed"
+    for gone in (first, second):
+        assert (await front.get(f"{PATH}/{gone['id']}"))[0].status == 404
+    _, items = await front.get(f"{PATH}/{third['id']}/input_items?order=asc")
+    assert [item["content"][0]["text"] for item in items["data"]] == ["a", "one", "b", "two", "c"]
+    async with front.http.delete(f"{front.url}{PATH}/{third['id']}") as answer:
+        assert answer.status == 200
+    await front.stop()
+    with sqlite3.connect(tmp_path / "responses.sqlite") as database:
+        assert database.execute("SELECT count(*) FROM responses").fetchone() == (0,)
+
+
 async def test_store_false_and_others_tenants(start: Starter, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(KEYS + '\n[[keys]]\nname = "other"\nkey = "o"\n')
@@ -146,10 +172,9 @@ async def test_the_adapter_of_a_response_is_brought_back(tmp_path: Path) -> None
     assert found.adapter == "legal"
 
 
-async def test_a_conversation_that_is_not_whole_is_not_brought_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A disk that is too slow: what does not fit into the queue is in memory alone, and so are its children."""
+async def test_a_disk_that_is_too_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not fit into the queue is in memory alone; a child that fits brings its words. A conversation that is
+    not whole is not brought back."""
     file = ResponseFile(tmp_path / "r", "m")
     await file.load()
     parent = response(1)
@@ -161,7 +186,14 @@ async def test_a_conversation_that_is_not_whole_is_not_brought_back(
     await until(lambda: file._num_waiting == 0)
     await file.close()
     file = ResponseFile(tmp_path / "r", "m")
-    assert [found.id for found in await file.load()] == ["resp_3"]
+    found = await file.load()
+    assert [one.id for one in found] == ["resp_2", "resp_3"]
+    assert found[0].turn.all_items() == response(2, parent).turn.all_items()
+    await file.close()
+    with sqlite3.connect(tmp_path / "r") as database:
+        database.execute("DELETE FROM responses WHERE id = 'resp_1'")
+    file = ResponseFile(tmp_path / "r", "m")
+    assert [one.id for one in await file.load()] == ["resp_3"]
     await file.close()
 
 
