@@ -64,8 +64,7 @@ async def create(http: web.Request) -> web.Response:
         output_id=new_id("file-", disk.files.tag),
         error_id=new_id("file-", disk.files.tag),
     )
-    await disk.batches.save(batch)
-    http.app[BATCH_RUNNER].add(batch)
+    await http.app[BATCH_RUNNER].add(batch)
     return json_response(shown(batch), fields.ignored_header(ignored))
 
 
@@ -85,11 +84,13 @@ async def cancel(http: web.Request) -> web.Response:
     if batch.ended or batch.status == "finalizing":
         message = f"The batch '{batch.id}' is {batch.status} and cannot be cancelled any more."
         raise ApiError(409, "batch_ended", message)
-    if batch.status != "cancelling":
-        batch.enter("cancelling", disk.files.clock())
-        await disk.batches.save(batch)
-        http.app[BATCH_RUNNER].look()
-    return json_response(shown(batch))
+    if batch.status == "cancelling":
+        return json_response(shown(batch))
+    batch.enter("cancelling", disk.files.clock())
+    told = shown(batch)  # it may have ended when that is on the disk
+    await disk.batches.save(batch)
+    http.app[BATCH_RUNNER].look()
+    return json_response(told)
 
 
 def _found(http: web.Request) -> Batch:

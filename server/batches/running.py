@@ -70,8 +70,12 @@ class BatchRunner:
 
     # --- called by handlers
 
-    def add(self, batch: Batch) -> None:
-        """REQUIRES: it is on the disk"""
+    async def add(self, batch: Batch) -> None:
+        """It is on the disk when this returns. It runs even if the caller leaves meanwhile: it may be there."""
+        await asyncio.shield(asyncio.ensure_future(self._add(batch)))
+
+    async def _add(self, batch: Batch) -> None:
+        await self._disk.batches.create(batch)
         self._new.append(batch)
         self._wake.set()
 
@@ -213,7 +217,7 @@ class BatchRunner:
 
     def _lines(self, batch: Batch) -> Lines:
         config = self._context.config
-        path = self._disk.files.path_of(self._disk.files.find(batch.tenant, batch.input_file_id))
+        path = self._disk.files.path_of(self._disk.files.input_of(batch.tenant, batch.input_file_id))
         return checked_lines(path, batch.endpoint, LineLimits(config.max_batch_lines, int(config.max_body_mb * 2**20)))
 
     async def _refuse(self, running: Running, errors: list[dict[str, Any]]) -> None:

@@ -110,12 +110,23 @@ class BatchStore:
                 details={"limit": MOST_OPEN},
             )
 
+    async def create(self, batch: Batch) -> None:
+        """It is on the disk when this returns. It counts and reads its file at once, whoever else comes meanwhile."""
+        self._batches[batch.id] = batch
+        try:
+            await self.save(batch)
+        except OSError:
+            del self._batches[batch.id]
+            raise
+
     async def save(self, batch: Batch) -> None:
-        """It is on the disk when this returns."""
+        """It is on the disk when this returns, and soon after if the caller leaves."""
+        await asyncio.shield(asyncio.ensure_future(self._save(batch)))
+
+    async def _save(self, batch: Batch) -> None:
         async with self._saving:
             data, path = msgspec.json.encode(batch), self._path(batch)
             await self._files.off_loop(lambda: write_durably(path, data))
-            self._batches[batch.id] = batch
 
     def answers(self, batch: Batch) -> LineLog:
         return LineLog(self._folder / f"{batch.id}.answers")

@@ -111,6 +111,11 @@ class FileStore:
             raise ApiError(404, "file_not_found", message, param=param, absent=file_id)
         return found
 
+    def input_of(self, tenant: str, file_id: str) -> StoredFile:
+        """What a batch reads. It may have expired since the batch was made, but stays until the batch has ended."""
+        found = self._files.get(file_id)
+        return self.find(tenant, file_id) if found is None or found.tenant != tenant else found
+
     def knows(self, file_id: str) -> bool:
         """Whoever's it is."""
         return file_id in self._files
@@ -140,8 +145,11 @@ class FileStore:
         self._files[file.id] = file
 
     async def delete(self, file: StoredFile) -> None:
-        if self._files.pop(file.id, None) is None:
-            return
+        """It is not there from now on, and its room is free when this returns, or soon after if the caller leaves."""
+        if self._files.pop(file.id, None) is not None:
+            await asyncio.shield(asyncio.ensure_future(self._delete(file)))
+
+    async def _delete(self, file: StoredFile) -> None:
         await self.off_loop(lambda: self._remove(file))
         self.budget.add(file.tenant, -file.num_bytes)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,9 @@ from openai.types import Batch
 
 from bequest.engine.types import ChoiceDelta, Delta, Request, Usage
 from bequest.server.batches.answering import PRIORITY
-from bequest.server.stores.disk import LineLog
+from bequest.server.stores import batches
+from bequest.server.stores.disk import LineLog, write_durably
+from bequest.server.stores.files import StoredFile
 from tests.server.conftest import Starter
 from tests.server.front import Front
 from tests.server.test_keys import bearer, key_file
@@ -425,6 +428,79 @@ async def test_expired_files_leave(front: Front, tmp_path: Path) -> None:
     assert front.app_disk.files.expired()
 
 
+async def test_a_client_that_leaves_while_its_batch_is_written(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch may be on the disk, and runs. No two threads write it, though it changes at once."""
+    client = front.client()
+    file = await client.files.create(file=jsonl([line("a")]), purpose="batch")
+    writing, at_once = [], []
+
+    def slow(path: Path, data: bytes) -> None:
+        writing.append(path)
+        at_once.append(writing.count(path))
+        time.sleep(0.05)
+        write_durably(path, data)
+        writing.remove(path)
+
+    monkeypatch.setattr(batches, "write_durably", slow)
+    body = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
+    raw = await front.connect(body, "/v1/batches")
+    await front.until(lambda: bool(writing))
+    await raw.close()
+    await front.settle()
+    tenant = front.app_disk.files._files[file.id].tenant
+    await front.until(lambda: bool(front.app_disk.batches.of(tenant)))
+    [made] = front.app_disk.batches.of(tenant)
+    await front.until(lambda: made.ended)
+    assert made.status == "completed"
+    for _ in range(3):
+        left = asyncio.create_task(front.app_disk.batches.save(made))
+        await front.until(lambda: bool(writing))
+        left.cancel()
+        await front.app_disk.batches.save(made)
+    assert set(at_once) == {1}
+
+
+async def test_files_are_not_deleted_under_a_batch_that_begins(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = front.client()
+    file = await client.files.create(file=jsonl([line("a")]), purpose="batch")
+    monkeypatch.setattr(batches, "MOST_OPEN", 1)
+    writing = threading.Event()
+
+    def slow(path: Path, data: bytes) -> None:
+        writing.set()
+        time.sleep(0.05)
+        write_durably(path, data)
+
+    monkeypatch.setattr(batches, "write_durably", slow)
+    options: dict[str, Any] = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
+    making = asyncio.create_task(client.batches.create(**options))
+    await front.until(writing.is_set)
+    with pytest.raises(openai.ConflictError):
+        await client.files.delete(file.id)
+    with pytest.raises(openai.RateLimitError):
+        await client.batches.create(**options)
+    assert (await ended(client, await making)).status == "completed"
+
+
+async def test_a_client_that_leaves_while_its_file_is_deleted(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its room is free."""
+    file = await front.client().files.create(file=jsonl([line("a")]), purpose="batch")
+    files = front.app_disk.files
+    remove = files._remove
+    removing = threading.Event()
+
+    def slow(gone: StoredFile) -> None:
+        removing.set()
+        time.sleep(0.05)
+        remove(gone)
+
+    monkeypatch.setattr(files, "_remove", slow)
+    deleting = asyncio.create_task(front.http.delete(f"{front.url}/v1/files/{file.id}"))
+    await front.until(removing.is_set)
+    deleting.cancel()
+    await front.until(lambda: files.budget.used_bytes == 0)
+
+
 # --- restarts ----------------------------------------------------------------------------------------------------
 
 
@@ -456,6 +532,30 @@ async def test_a_batch_goes_on_after_a_restart(start: Starter, tmp_path: Path) -
     assert done.usage and done.usage.total_tokens == 40
     assert len(second.engine.submitted) == 2, "what was answered is not run again"
     assert (await output(client, done.output_file_id)).keys() == {str(i) for i in range(10)}
+
+
+async def test_a_batch_whose_file_expires_goes_on_after_a_restart(start: Starter, tmp_path: Path) -> None:
+    first = await start(files_dir=str(tmp_path), batch_concurrency=1)
+    first.engine.script, first.engine.held = slow_words, True
+    client = first.client()
+    file = await client.files.create(
+        file=jsonl([line("a"), line("b")]), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+    )
+    batch = await client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    await first.until(lambda: len(first.engine.runs) == 1)
+    first.engine.advance()
+    await first.until(lambda: len(first.engine.submitted) == 2)
+    await first.stop()
+    about = tmp_path / "files" / f"{file.id}.json"
+    about.write_text(json.dumps({**json.loads(about.read_bytes()), "expires_at": 1}))
+    second = await start(files_dir=str(tmp_path))
+    second.engine.script = slow_words
+    client = second.client()
+    done = await ended(client, batch)
+    assert done.status == "completed" and done.request_counts and done.request_counts.completed == 2
+    assert (await output(client, done.output_file_id)).keys() == {"a", "b"}
+    with pytest.raises(openai.NotFoundError):
+        await client.files.retrieve(file.id)
 
 
 async def test_a_torn_line_is_cut_off(tmp_path: Path) -> None:
