@@ -91,7 +91,7 @@ class _Sink:
         else:
             response = document.failed(answer.head, items, error.message)
         self.log.add(self._format.failed(error))
-        self._making.store(response, orjson.dumps(response))
+        self._making.store(response, orjson.dumps(response), error.body())
         self._end()
 
     def _end(self) -> None:

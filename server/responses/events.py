@@ -82,10 +82,10 @@ class EventWriter:
         """`body` is the response as JSON."""
         return [self._event(f"response.{response['status']}", response=orjson.Fragment(body))]
 
-    def failure(self, response: dict[str, Any], error: ApiError) -> list[bytes]:
+    def failure(self, response: dict[str, Any], error: bytes) -> list[bytes]:
         """Clients look for the one or the other: most do not take `response.failed` for an error."""
-        shown = {"code": error.code, "message": error.message, "param": error.param}
-        nested = orjson.loads(error.body())["error"]
+        nested = orjson.loads(error)["error"]
+        shown = {name: nested[name] for name in ("code", "message", "param")}
         return [self._event("response.failed", response=response), self._event("error", **shown, error=nested)]
 
     @property
@@ -147,16 +147,16 @@ class ResponseFormat(ChunkFormat):
         # A stream that has said nothing but that it is alive begins as any other.
         opening = [] if self._opened else self._writer.opening(answer.head)
         response = document.failed(answer.head, answer.items("incomplete"), error.message)
-        return b"".join([*opening, *self._writer.failure(response, error)])
+        return b"".join([*opening, *self._writer.failure(response, error.body())])
 
 
 def failed_at_once(head: dict[str, Any], error: ApiError) -> bytes:
     """The events of a response of which there is nothing to tell but that it failed."""
     writer = EventWriter()
-    return b"".join([*writer.opening(head), *writer.failure(document.failed(head, [], error.message), error)])
+    return b"".join([*writer.opening(head), *writer.failure(document.failed(head, [], error.message), error.body())])
 
 
-def replay(body: bytes, pieces: Sequence[int]) -> list[bytes]:
+def replay(body: bytes, pieces: Sequence[int], failure: bytes) -> list[bytes]:
     """The events of a finished response once more, each at the place of its number."""
     response = orjson.loads(body)
     writer = EventWriter()
@@ -175,16 +175,17 @@ def replay(body: bytes, pieces: Sequence[int]) -> list[bytes]:
         if not has_failed or item is not items[-1]:  # nobody was told the end of what a failure cut
             events += writer.end(item)
     if has_failed:
-        why = _why(response)
-        return events + writer.failure(document.failed(response, items, why.message), why)
+        error = failure or _failure(response)
+        message = orjson.loads(error)["error"]["message"]
+        return events + writer.failure(document.failed(response, items, message), error)
     return events + writer.closing(response, body)
 
 
-def _why(response: dict[str, Any]) -> ApiError:
-    """What ended a response before its end, once more."""
+def _failure(response: dict[str, Any]) -> bytes:
+    """What ended a response before its end, where a file of an earlier version does not say it."""
     if response["status"] == "cancelled":
-        return cancelled(response["id"])
-    return ApiError(500, "internal_error", response["error"]["message"])
+        return cancelled(response["id"]).body()
+    return ApiError(500, "internal_error", response["error"]["message"]).body()
 
 
 def cancelled(response_id: str) -> ApiError:

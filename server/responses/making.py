@@ -65,12 +65,12 @@ class Making:
         self.store(response, body)
         return response, body
 
-    def store(self, response: dict[str, Any], body: bytes) -> None:
+    def store(self, response: dict[str, Any], body: bytes, failure: bytes = b"") -> None:
         """Unless the client does not want that, or somebody deleted it meanwhile."""
         if self.request.terms.keep_record and self.running.keep:
-            self.context.stored.put(self._stored(response, body))
+            self.context.stored.put(self._stored(response, body, failure))
 
-    def _stored(self, response: dict[str, Any], body: bytes) -> StoredResponse:
+    def _stored(self, response: dict[str, Any], body: bytes, failure: bytes) -> StoredResponse:
         request, prompt, parent = self.request, self.prompt, self.prompt.parent
         items = orjson.dumps([*prompt.items, *map(without_logprobs, response["output"])])
         return StoredResponse(
@@ -92,4 +92,5 @@ class Making:
             adapter=None if request.adapter is None else request.adapter.name,
             pieces=self.answer.pieces,
             images=request.images,
+            failure=failure,
         )

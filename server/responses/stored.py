@@ -42,7 +42,7 @@ async def retrieve(http: web.Request) -> web.StreamResponse:
         found = _stored(http)
     if not streamed:
         return json_response(orjson.Fragment(found.body))
-    told = replay(found.body, found.pieces)
+    told = replay(found.body, found.pieces, found.failure)
     _check_told(after, len(told), "in all")
     return web.Response(body=b"".join(told[after + 1 :]), headers=HEADERS)
 

@@ -46,6 +46,7 @@ class _Rest(msgspec.Struct):
     pieces: bytes
     model: str
     adapter: str | None = None
+    failure: bytes = b""
 
 
 class ResponseFile:
@@ -176,6 +177,7 @@ def _insert(database: sqlite3.Connection, response: StoredResponse, model: str) 
         pieces=response.pieces.tobytes(),
         model=model,
         adapter=response.adapter,
+        failure=response.failure,
     )
     parent = None if turn.parent is None else turn.parent.id
     row = (response.tenant, response.id, parent, turn.items, turn.num_input, response.body)
@@ -233,4 +235,5 @@ def _stored(response_id: str, tenant: str, body: bytes, turn: Turn, kept: _Rest,
         cache_salt=kept.cache_salt,
         adapter=kept.adapter,
         pieces=pieces,
+        failure=kept.failure,
     )

@@ -70,6 +70,7 @@ class StoredResponse:
     pieces: array[int]  # characters and log-probabilities of each text delta, alternating: how it was streamed
     images: tuple[Image, ...] = ()  # of the prompt
     adapter: str | None = None  # its name: what is stored is text, and goes on under another load of it
+    failure: bytes = b""  # the error that it ended with, as its stream told it; empty: it did not fail
     # Bytes, measured once: a text that is not ASCII grows when somebody encodes it, and what was counted when it came
     # must be what is taken off when it goes.
     size: int = field(init=False)
@@ -77,7 +78,7 @@ class StoredResponse:
     def __post_init__(self) -> None:
         numbers = self.token_ids.itemsize * len(self.token_ids) + self.pieces.itemsize * len(self.pieces)
         pixels = sum(image.content.nbytes for image in self.images)
-        size = len(self.body) + sys.getsizeof(self.prompt_text) + numbers + pixels + _ENTRY_BYTES
+        size = len(self.body) + len(self.failure) + sys.getsizeof(self.prompt_text) + numbers + pixels + _ENTRY_BYTES
         object.__setattr__(self, "size", size)
 
 

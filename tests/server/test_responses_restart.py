@@ -172,6 +172,15 @@ async def test_the_adapter_of_a_response_is_brought_back(tmp_path: Path) -> None
     assert found.adapter == "legal"
 
 
+async def test_the_failure_of_a_response_is_brought_back(tmp_path: Path) -> None:
+    file = ResponseFile(tmp_path / "r", "m")
+    await file.load()
+    file.put(replace(response(4), failure=b"why"))
+    await file.close()
+    [found] = await ResponseFile(tmp_path / "r", "m").load()
+    assert found.failure == b"why"
+
+
 async def test_a_disk_that_is_too_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What does not fit into the queue is in memory alone; a child that fits brings its words. A conversation that is
     not whole is not brought back."""
