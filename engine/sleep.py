@@ -151,7 +151,8 @@ class Sleep:
                 self._on_awake()
                 if isinstance(error, MemoryError):
                     log.error("the engine cannot sleep: %s", error)
-                    raise EngineBusy(f"The host has no room for what leases hold: {error}.", reason="no_room") from None
+                    message = f"The host has no room for what leases hold: {error}."
+                    raise EngineBusy(message, reason="no_room_to_sleep") from None
                 raise
             self._scheduler.rows.forget_closed()  # with its runner; one that stays has yet to hear of them
             self.mode, self._wakes_itself = "asleep", wakes_itself

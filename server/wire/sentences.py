@@ -168,6 +168,8 @@ SENTENCES = {
     "asleep": "The server sleeps until its operator wakes it (POST /wake_up).",
     "cannot_wake": "The server sleeps and cannot wake now: its memory is in use elsewhere. Try again later.",
     "requests_open": "Requests are open; the server can sleep when they have ended.",
+    "no_room_to_sleep": "The server stays awake: the host has no room for what leases hold. Release leases, or try "
+    "again when some have expired.",
     "cannot_sleep": "This server cannot sleep: its model sees images, its GPU holds adapters, or it was started with "
     "--allow-prompt-embeds or --record.",
     "dead": "The engine has failed and this server is restarting.",
