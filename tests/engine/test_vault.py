@@ -219,6 +219,17 @@ async def test_a_lease_that_ends_meanwhile_serves_those_who_were_let_in(tmp_path
         await until(lambda: not files(tmp_path))
 
 
+async def while_written(engine: AsyncEngine) -> AsyncIterator[tuple[int, Request, asyncio.Future[Answer]]]:
+    """Requests for leases in files that have ended, each a little longer ago, and who waits for their answers."""
+    for turns in range(40):
+        parent = request([3 + turns] * 9, params(), retain=LASTING)
+        asked = asyncio.ensure_future(ask(engine, parent))
+        await until(lambda name=parent.id: any(entry.id == name for entry in engine.records("t")))  # type: ignore[misc]
+        for _ in range(turns):
+            await asyncio.sleep(0.0002)
+        yield turns, parent, asked
+
+
 async def test_who_waits_for_files_finds_them_as_they_shall_be(tmp_path: Path) -> None:
     """Also a lease that is forgotten while it is written, at whatever point."""
     async with vault(tmp_path) as engine:
@@ -231,12 +242,7 @@ async def test_who_waits_for_files_finds_them_as_they_shall_be(tmp_path: Path) -
         engine.forget("t", kept.id)
         await engine.written()
         assert not files(tmp_path) and not files(tmp_path, "blocks")
-        for turns in range(40):
-            parent = request([3 + turns] * 9, params(), retain=LASTING)
-            asked = asyncio.ensure_future(ask(engine, parent))
-            await until(lambda name=parent.id: any(entry.id == name for entry in engine.records("t")))  # type: ignore[misc]
-            for _ in range(turns):
-                await asyncio.sleep(0.0002)
+        async for turns, parent, asked in while_written(engine):
             engine.forget("t", parent.id)
             await engine.written()
             assert not files(tmp_path), turns
@@ -247,12 +253,7 @@ async def test_a_lease_that_is_given_back_while_it_is_written_leaves_nothing(tmp
     """At whatever point; its answer says what became of it."""
     told = set()
     async with vault(tmp_path) as engine:
-        for turns in range(40):
-            parent = request([3 + turns] * 9, params(), retain=LASTING)
-            asked = asyncio.ensure_future(ask(engine, parent))
-            await until(lambda name=parent.id: any(entry.id == name for entry in engine.records("t")))  # type: ignore[misc]
-            for _ in range(turns):
-                await asyncio.sleep(0.0002)
+        async for turns, parent, asked in while_written(engine):
             engine.set_ttl("t", parent.id, None)
             answer = await asked
             told |= {None if answer.retained is None else answer.retained.durable_reason}

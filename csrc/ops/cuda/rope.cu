@@ -169,8 +169,8 @@ bool turns_whole(const QkvParams& p) {
 template <class T, class C, int W, int E>
 void launch_turns(const QkvParams& p, Stream stream) {
   constexpr int kHeads = 2;
-  const int64_t parts = p.head_dim / (2 * W),
-                most = kTurnThreads / parts;  // threads of a head, heads at once
+  const int64_t parts = p.head_dim / (2 * W);  // threads of a head
+  const int64_t most = kTurnThreads / parts;   // heads at once
   const int64_t num_heads = p.q_heads + (p.kv_cache ? 2 : 1) * p.k_heads;
   const int64_t blocks = ceil_div(num_heads, most * kHeads), heads = ceil_div(num_heads, blocks * kHeads);
   // Whole warps add squares up.
@@ -181,7 +181,7 @@ void launch_turns(const QkvParams& p, Stream stream) {
   launch(turn_kernel<T, C, W, E, kHeads>, shape, stream, p);
 }
 
-// Whether there was a kernel for it: norms are of heads that whole lanes have all of.
+// Whether there was a kernel for it. Those with a norm are for heads of 64 and 128, in bfloat16 of 256, too.
 template <class T, class C>
 bool try_turns(const QkvParams& p, Stream stream) {
   constexpr int kWide = kVectorWidth<T>;
