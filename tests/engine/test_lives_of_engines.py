@@ -37,6 +37,7 @@ class Site:
         self.path, self.setup = path, setup
         self.up = asyncio.Event()
         self.promised: set[str] = set()  # leases that outlive the engine
+        self.changed: set[str] = set()  # those that somebody ended, or made short, maybe before their promise was read
         self.engine: AsyncEngine
 
     async def start(self) -> None:
@@ -156,7 +157,7 @@ class Lives:
                 self.seen[delta.inheritance.source] += 1
             retained, retain = delta.retained, asked.terms.retain
             if retained is not None and retained.durable and retain is not None and retain.ttl == 600:
-                site.promised.add(asked.id)
+                site.promised |= {asked.id} - site.changed
             if leaves and not delta.finished:
                 break
             assert not delta.finished or tokens == expected
@@ -164,11 +165,13 @@ class Lives:
 
     async def _meddle(self, site: Site) -> None:
         name, ttl = self._someone(), self.draw.choice([None, 0.05, 600])
-        if self.draw.random() < 0.5:
+        forgets = self.draw.random() < 0.5
+        if forgets or ttl != 600:
+            site.changed.add(name)
             site.promised.discard(name)
+        if forgets:
             site.engine.forget("t", name)
         else:
-            site.promised -= set() if ttl == 600 else {name}
             site.engine.set_ttl("t", name, ttl)
 
     async def _travel(self, site: Site) -> None:
