@@ -6,6 +6,7 @@ Event-loop thread.
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -29,6 +30,8 @@ from bequest.engine.types.estate import Estate
 from bequest.engine.vault.no_vault import NoVault
 from bequest.engine.vault.shelving import Shelving
 from bequest.engine.vault.vault import Vault
+
+log = logging.getLogger("bequest.engine")
 
 
 class Keeper(ABC):
@@ -166,6 +169,18 @@ class Keeper(ABC):
         """Raises EngineAsleep if the memory is not there."""
         await self._sleep.wake()
 
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    async def _write_leases(self, end: float) -> None:
+        """What is leased goes to files until `end`, on the clock. An engine that sleeps wakes for what only it has."""
+        if not self._sleep.awake and self._vault.unwritten():
+            try:
+                await asyncio.wait_for(self._sleep.wake(), max(0.0, end - self._clock()))
+            except (EngineError, TimeoutError) as error:
+                log.warning("leases that are not in files end with this process: %s", error or "waking takes too long")
+                return
+        await self._vault.flush(end)
+
     # --- the engine's --------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -187,9 +202,11 @@ def _parent_of(record: Record, reference: str) -> Parent:
             f"The request '{reference}' ended before anything was computed.",
             reason="parent_failed",
             reference=reference,
+            adapter=record.adapter_name,
         )
     if record.lost:
-        raise ParentLost(f"The lease '{reference}' is lost.", reason="parent_lost", id=record.id)
+        message = f"The lease '{reference}' is lost."
+        raise ParentLost(message, reason="parent_lost", id=record.id, adapter=record.adapter_name)
     return record.as_parent()
 
 

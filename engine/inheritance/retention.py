@@ -90,7 +90,7 @@ class Retention:
         self._found: dict[tuple[str, str], Record] = {}  # by (tenant, id) and (tenant, name)
         self._others: OrderedDict[Record, None] = OrderedDict()  # without a lease, least recently used first
         self._tallies = Tallies(pool)
-        self._gone: OrderedDict[tuple[str, str], float] = OrderedDict()  # → when, in seconds since 1970
+        self._gone: OrderedDict[tuple[str, str], tuple[float, str | None]] = OrderedDict()  # → when, of which adapter
 
     # --- finding -------------------------------------------------------------------------------------------------
 
@@ -101,13 +101,14 @@ class Retention:
         record = self.get(tenant, reference)
         if record is not None:
             return record
-        expired_at = self._gone.get((tenant, reference))
-        if expired_at is not None:
+        if (gone := self._gone.get((tenant, reference))) is not None:
+            expired_at, adapter = gone
             raise ParentExpired(
                 f"The request '{reference}' is not retained any more.",
                 reason="parent_expired",
                 details={"expired_at": int(expired_at)},
                 reference=reference,
+                adapter=adapter,
             )
         if self.is_torn(tenant, reference):
             raise ParentLost(f"The lease '{reference}' is lost.", reason="parent_lost", id=reference)
@@ -449,7 +450,7 @@ class Retention:
     def _remember_gone(self, record: Record) -> None:
         for reference in record.identity.references:
             if self._found.get((record.tenant, reference)) is record:
-                self._gone[record.tenant, reference] = self.wall()
+                self._gone[record.tenant, reference] = self.wall(), record.adapter_name
         while len(self._gone) > _MOST_GONE:
             self._gone.popitem(last=False)
 

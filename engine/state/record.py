@@ -263,6 +263,10 @@ class Record:
         return self.identity.encoder
 
     @property
+    def adapter_name(self) -> str | None:
+        return None if self.identity.adapter is None else self.identity.adapter.name
+
+    @property
     def leased(self) -> bool:
         return self.lease.expires_at is not None
 
@@ -389,7 +393,7 @@ class Record:
             children=self.children,
             choices=tuple(replace(held.as_entry(pool), index=i) for i, held in enumerate(self.holdings())),
             groups=tuple(self._groups(pool, layout)),
-            adapter=None if self.identity.adapter is None else self.identity.adapter.name,
+            adapter=self.adapter_name,
         )
 
     def _groups(self, pool: BlockPool, layout: BlockLayout) -> Iterator[GroupEntry]:

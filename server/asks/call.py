@@ -120,13 +120,15 @@ def _parent_of(body: msgspec.Struct) -> str | None:
 
 
 def _model_of_parent(context: Context, tenant: str, body: msgspec.Struct) -> str | None:
-    """A request that names no model has its parent's adapter. Whether there is a parent is another's question."""
+    """A request that names no model has its parent's adapter, also one that falls back because that parent is gone.
+    Whether there is a parent is another's question."""
     reference = _parent_of(body)
     if reference is None:
         return None
     try:
         adapter = context.engine.parent(tenant, reference).adapter
-    except EngineError:
+    except EngineError as error:
         stored = context.stored.get(tenant, reference)
-        return None if stored is None else stored.adapter
+        known = error.facts.get("adapter") if stored is None else stored.adapter
+        return known if isinstance(known, str) else None
     return None if adapter is None else adapter.name

@@ -142,6 +142,10 @@ async def test_children_have_the_adapter_of_their_parent(
         for name in ("a2", ""):
             with pytest.raises(ContinuationMismatch):
                 await ask(engine, asked(engine, name, rest, prompt=tokens, lineage=lineage))
+        engine.retention.expire_record(engine.retention.find("t", parent.id))
+        with pytest.raises(ParentExpired) as told:
+            engine.parent("t", parent.id)
+        assert told.value.facts["adapter"] == "a1", "whoever falls back asks for the same one"
     finally:
         await closed(engine)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,15 @@ import openai
 import pytest
 
 from bequest.engine.config import ServerConfig
-from bequest.engine.errors import ContinuationMismatch, ModelError, ParentNotFound
+from bequest.engine.errors import (
+    ContinuationMismatch,
+    EngineError,
+    ModelError,
+    ParentExpired,
+    ParentFailed,
+    ParentLost,
+    ParentNotFound,
+)
 from bequest.engine.types.adapter import AdapterRef
 from bequest.engine.watching.observation import AdapterLoad, EngineLoad
 from tests.server.conftest import Starter
@@ -103,6 +112,29 @@ async def test_a_child_has_its_parents_adapter(front: Front) -> None:
         assert answer.status == 200, content
         assert content["model"] == ("fake/model" if adapter is None else adapter.name)
         assert front.engine.submitted[-1].adapter == adapter
+
+
+@pytest.mark.parametrize("gone", [ParentExpired, ParentFailed, ParentLost])
+async def test_a_fallback_has_the_adapter_of_a_parent_that_is_gone(
+    front: Front, monkeypatch: pytest.MonkeyPatch, gone: type[EngineError]
+) -> None:
+    """And one whose adapter is gone with it does not get the model's own answer."""
+    monkeypatch.setattr(front.engine, "parent", raises(gone("gone", reason="parent_expired", adapter="legal")))
+    body = {"continuation_of": "gone", "prompt": "d", "continuation_fallback": "abcd", "max_tokens": 1}
+    answer, content = await front.post(COMPLETIONS, body)
+    assert (answer.status, content["model"]) == (200, "legal"), content
+    assert front.engine.submitted[-1].adapter == LEGAL
+    del front.engine.adapters.loaded["legal"]
+    answer, content = await front.post(COMPLETIONS, body)
+    assert (answer.status, content["error"]["code"]) == (404, "model_not_found") and "'legal'" in str(content)
+    assert (await front.post(COMPLETIONS, body | {"model": "fake/model"}))[0].status == 200
+
+
+def raises(error: EngineError) -> Callable[..., None]:
+    def raising(*_: object) -> None:
+        raise error
+
+    return raising
 
 
 async def test_a_parent_that_is_found_in_a_store_brings_its_adapter(
