@@ -234,8 +234,7 @@ class AsyncEngine(Keeper):
             await asyncio.wait_for(self._idle.wait(), timeout)
         except TimeoutError:
             return False
-        if self._sleep.awake:  # else it is in files what was to be
-            await self._vault.flush(end)
+        await self._write_leases(end)
         return True
 
     async def stop(self, grace: float = 10.0) -> None:

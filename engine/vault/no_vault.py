@@ -25,6 +25,9 @@ class NoVault:
 
     def close(self) -> None: ...
 
+    def unwritten(self) -> list[Record]:
+        return []
+
     async def flush(self, end: float) -> None: ...
 
     async def settled(self) -> None: ...

@@ -229,11 +229,14 @@ class Vault:
 
     async def flush(self, end: float) -> None:
         """Writes what is leased and fits, before the process ends; until `end`, on the clock."""
-        for record in self._retention.leases.holders():
-            if record.leased and record.stored is None:
-                self._store_soon(record)
+        for record in self.unwritten():
+            self._store_soon(record)
         while (waiting := {*self._storing.values(), *self._held_back.waiting()}) and self._clock() < end:
             await asyncio.wait(waiting, timeout=end - self._clock())
+
+    def unwritten(self) -> list[Record]:
+        """What is leased and in memory alone."""
+        return [record for record in self._retention.leases.holders() if record.leased and record.stored is None]
 
     async def settled(self) -> None:
         """Returns when no lease is read from the device."""

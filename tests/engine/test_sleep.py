@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,11 +14,14 @@ from bequest.engine.engine import AsyncEngine
 from bequest.engine.errors import EngineAsleep, EngineBusy, EngineDraining
 from bequest.engine.types import Retain
 from bequest.engine.types.recurrent import StateSizes
+from bequest.engine.vault.shelf import Shelf
 from tests.engine.harness import Setup, ask, ask_all, make_engine, request, running, until
 from tests.engine.paged_fake import PagedFakeRunner, expected_tokens
 from tests.engine.test_estates import child_of, params
+from tests.engine.test_vault import end_leases
 
 SETUP = Setup(num_blocks=60, num_host_blocks=40, num_lease_blocks=30)
+FILED = replace(SETUP, num_file_blocks=200)
 SETUPS = {
     "decoder": SETUP,
     "windows": replace(SETUP, num_blocks=200, num_lease_blocks=90, windows=(0, 6, 6), state_interval=48),
@@ -124,6 +128,39 @@ async def test_a_sleeping_engine_ends() -> None:
         assert isinstance(runner, PagedFakeRunner)
         await engine.sleep(wakes_itself=True)
         assert await engine.drain(1)
+
+
+@pytest.mark.parametrize("mode", ["falling", "asleep", "waking"])
+async def test_a_drain_wakes_for_leases_that_only_memory_has(tmp_path: Path, mode: str) -> None:
+    parent = request([3] * 9, params(), retain=Retain(600))
+    async with running(FILED) as (engine, runner):
+        await engine.open_files(Shelf(tmp_path), 20.0)
+        await ask(engine, parent)
+        slow(runner, "sleep", 0.02)
+        slow(runner, "wake", 0.02)
+        change: asyncio.Future[object] = asyncio.ensure_future(engine.sleep(wakes_itself=False))
+        if mode != "falling":
+            await change
+        if mode == "waking":
+            change = asyncio.ensure_future(engine.wake())
+        await until(lambda: engine._sleep.mode == mode)
+        assert await engine.drain(10)
+        await change
+        end_leases(engine)
+    async with running(FILED) as (engine, _):
+        await engine.open_files(Shelf(tmp_path, 10.0), 20.0)
+        assert engine.record("t", parent.id).grade == "stored"
+
+
+async def test_a_drain_ends_where_nobody_can_be_woken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with running(FILED) as (engine, runner):
+        await engine.open_files(Shelf(tmp_path), 20.0)
+        await ask(engine, request([3] * 9, params(), retain=Retain(600)))
+        await engine.sleep(wakes_itself=False)
+        runner.cannot_wake = True
+        assert await engine.drain(10)
+        assert "leases that are not in files end with this process: The engine cannot wake" in caplog.text
+        end_leases(engine)
 
 
 async def test_nobody_falls_asleep_while_an_estate_is_on_its_way() -> None:

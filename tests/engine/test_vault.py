@@ -50,9 +50,14 @@ async def vault(path: Path, setup: Setup = SETUP, wait: float = 20.0) -> AsyncIt
             yield engine
             assert await engine.drain(20)
         finally:
-            for record in engine.retention.leases.holders():  # what memory holds of them goes with the process
-                engine.retention.leases.end(record)
+            end_leases(engine)
     await until(lambda: _is_free(path))
+
+
+def end_leases(engine: AsyncEngine) -> None:
+    """What memory holds of them goes with the process."""
+    for record in engine.retention.leases.holders():
+        engine.retention.leases.end(record)
 
 
 def _is_free(path: Path) -> bool:
