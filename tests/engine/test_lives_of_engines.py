@@ -135,7 +135,7 @@ class Lives:
         retain = Retain(draw.choice([0.05, 600]), durable=draw.random() < 0.6) if draw.random() < 0.6 else None
         asked = request(prompt, params, lineage=lineage, retain=retain)
         asked = with_states(draw, asked) if draw.random() < 0.2 else asked
-        await self._answered(site, asked, self._inherited(engine, asked))
+        await self._answered(site, engine, asked)
 
     def _inherited(self, engine: AsyncEngine, asked: Request) -> int:
         """What its parent's lease promises it."""
@@ -145,11 +145,12 @@ class Lives:
             return 0
         return min(lineage.at, parent.kept[0].computed, len(asked.prompt_token_ids) - 1)
 
-    async def _answered(self, site: Site, asked: Request, inherited: int) -> None:
-        leaves, tokens = self.draw.random() < 0.1, list[int]()
+    async def _answered(self, site: Site, engine: AsyncEngine, asked: Request) -> None:
+        """By this engine: the next one on its files may not have them yet."""
+        leaves, tokens, inherited = self.draw.random() < 0.1, list[int](), self._inherited(engine, asked)
         expected = expected_tokens(asked.prompt_token_ids, asked.params.max_tokens, eos=EOS)
         self.known.append(asked.id)
-        async for delta in site.engine.generate(asked):
+        async for delta in engine.generate(asked):
             tokens += [token for choice in delta.choices for token in choice.token_ids]
             if delta.inheritance is not None and inherited:
                 assert delta.inheritance.inherited_tokens >= inherited
@@ -177,6 +178,7 @@ class Lives:
     async def _travel(self, site: Site) -> None:
         name, other = self._someone(), self.draw.choice(self.sites)
         estate = await site.engine.export_estate("t", name)
+        await other.up.wait()
         await other.engine.import_estate("t", from_bytes(to_bytes(estate)), 600)
         self.seen["travelled"] += 1
 
