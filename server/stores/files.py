@@ -150,7 +150,11 @@ class FileStore:
             await asyncio.shield(asyncio.ensure_future(self._delete(file)))
 
     async def _delete(self, file: StoredFile) -> None:
-        await self.off_loop(lambda: self._remove(file))
+        try:
+            await self.off_loop(lambda: self._remove(file))
+        except OSError:  # it takes its room still, and can be deleted again
+            self._files = dict(sorted([*self._files.items(), (file.id, file)], key=lambda item: _age(item[1])))
+            raise
         self.budget.add(file.tenant, -file.num_bytes)
 
     def expired(self) -> list[StoredFile]:
@@ -177,13 +181,18 @@ class FileStore:
                 found.append(file)
             else:
                 _log.warning("the content of %s is gone", path)
-        for file in sorted(found, key=lambda file: (file.created_at, file.id)):
+        for file in sorted(found, key=_age):
             self._files[file.id] = file
             self.budget.add(file.tenant, file.num_bytes)
         known = {self.path_of(file) for file in found}
         for path in self._folder.glob("file-*"):
             if path not in known and not path.name.endswith(_ABOUT):
                 path.unlink()  # an upload that did not come to its end
+
+
+def _age(file: StoredFile) -> tuple[int, str]:
+    """Oldest first."""
+    return file.created_at, file.id
 
 
 class Incoming:

@@ -177,9 +177,12 @@ class ResponseStore:
             self._keep(response)
 
     def restore(self, responses: Sequence[StoredResponse]) -> None:
-        """Those that the archive has, oldest first."""
+        """Those that the archive has, oldest first. One that would need all the room goes, and no other for it."""
         for response in responses:
-            self._keep(response)
+            if self._alone(response) <= self._most_bytes:
+                self._keep(response)
+            else:
+                self._archive.drop(response)
 
     def _keep(self, response: StoredResponse) -> None:
         self._shelves.setdefault(response.tenant, _Shelf()).put(response)

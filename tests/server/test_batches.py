@@ -501,6 +501,25 @@ async def test_a_client_that_leaves_while_its_file_is_deleted(front: Front, monk
     await front.until(lambda: files.budget.used_bytes == 0)
 
 
+async def test_a_file_that_the_disk_does_not_let_go_is_still_there(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, files = front.client(), front.app_disk.files
+    first, second = [await client.files.create(file=jsonl([line("a")]), purpose="batch") for _ in range(2)]
+
+    def broken(gone: StoredFile) -> None:
+        raise OSError("the disk is read-only")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "_remove", broken)
+        with pytest.raises(openai.InternalServerError):
+            await client.with_options(max_retries=0).files.delete(first.id)
+    assert {file.id async for file in client.files.list()} == {first.id, second.id}
+    for file in (first, second):
+        assert (await client.files.delete(file.id)).deleted
+    assert files.budget.used_bytes == 0
+
+
 # --- restarts ----------------------------------------------------------------------------------------------------
 
 

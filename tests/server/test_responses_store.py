@@ -76,6 +76,8 @@ def test_one_that_needs_all_the_room_leaves_the_others_alone() -> None:
     before = store.size
     store.put(response(2, chars=30_000))
     assert store.get("t", "resp_2") is None and store.get("t", "resp_1") is not None and store.size == before
+    store.restore([response(2, chars=30_000)])
+    assert store.get("t", "resp_2") is None and store.get("t", "resp_1") is not None and store.size == before
 
 
 def test_tenants_and_names() -> None:
