@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from codecs import BOM_UTF8
 from collections.abc import Iterator
@@ -71,8 +72,8 @@ class WrongLines(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LineLimits:
-    lines: int
-    line_bytes: int
+    lines: int = sys.maxsize
+    line_bytes: int = sys.maxsize
 
 
 def checked_lines(path: Path, endpoint: str, limits: LineLimits) -> Lines:

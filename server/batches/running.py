@@ -216,9 +216,12 @@ class BatchRunner:
             self._wake.set()
 
     def _lines(self, batch: Batch) -> Lines:
-        config = self._context.config
+        """One that was taken goes on, whatever this server would take."""
+        config, limits = self._context.config, LineLimits()
+        if batch.status == "validating":
+            limits = LineLimits(config.max_batch_lines, int(config.max_body_mb * 2**20))
         path = self._disk.files.path_of(self._disk.files.input_of(batch.tenant, batch.input_file_id))
-        return checked_lines(path, batch.endpoint, LineLimits(config.max_batch_lines, int(config.max_body_mb * 2**20)))
+        return checked_lines(path, batch.endpoint, limits)
 
     async def _refuse(self, running: Running, errors: list[dict[str, Any]]) -> None:
         """Nothing of it can run."""

@@ -543,7 +543,7 @@ async def test_a_batch_goes_on_after_a_restart(start: Starter, tmp_path: Path) -
     await first.until(lambda: len(first.engine.runs) == 2)
     await first.stop()
     assert not first.engine.runs, "lines that ran were given up"
-    second = await start(files_dir=str(tmp_path))
+    second = await start(files_dir=str(tmp_path), max_batch_lines=9)
     second.engine.script = slow_words
     client = second.strict()
     done = await ended(client, batch)
