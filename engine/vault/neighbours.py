@@ -51,9 +51,10 @@ class NeighbourShelf(Shelf):
         for _ in range(_TRIES):
             with suppress(_Moved):
                 for place in self._neighbours():
-                    for name in _names_in(place / "leases"):
-                        if mark in manifests.marks_in(name):
-                            return self._take(place, name, reference, keep)
+                    with _reachable(place):
+                        for name in _names_in(place / "leases"):
+                            if mark in manifests.marks_in(name):
+                                return self._take(place, name, reference, keep)
                 return None
         return None
 
@@ -67,7 +68,7 @@ class NeighbourShelf(Shelf):
 
     def _neighbours(self) -> list[Path]:
         beside = self._path_of_own.parent.iterdir()
-        return sorted(path for path in beside if path.name != self._path_of_own.name and (path / "leases").is_dir())
+        return sorted(path for path in beside if path.name != self._path_of_own.name)
 
     def _take(self, place: Path, name: str, reference: str, keep: Keep) -> Found | None:
         with locked(place) as is_free:
@@ -122,6 +123,15 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def _names_in(folder: Path) -> list[str]:
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, NotADirectoryError):
         return os.listdir(folder)
     return []
+
+
+@contextmanager
+def _reachable(place: Path) -> Iterator[None]:
+    """What cannot be read keeps nobody from what others left: a file system has folders of its own at its top."""
+    try:
+        yield
+    except OSError as error:
+        log.warning("the leases in %s were not looked at: %s", place, error.strerror)

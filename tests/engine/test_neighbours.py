@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -77,6 +78,16 @@ async def test_what_nobody_has_is_not_found(tmp_path: Path) -> None:
             with pytest.raises(ParentNotFound):
                 engine.parent(tenant, reference)
     assert len(files(tmp_path / "r1")) == 1
+
+
+async def test_a_folder_that_cannot_be_used_hides_no_other(tmp_path: Path) -> None:
+    """It may be anybody's: the top of a file system has such folders."""
+    parent = await left(tmp_path / "r1")
+    shutil.copytree(tmp_path / "r1" / "leases", tmp_path / "r0" / "leases")
+    (tmp_path / "r0" / "taking").mkdir()
+    async with server(tmp_path / "r2") as engine:
+        await engine.seek("t", parent)
+        await check_child(engine, parent, "file")
 
 
 async def test_several_ask_at_once(tmp_path: Path) -> None:
