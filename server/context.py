@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
 from bequest.engine.config import ServerConfig
+from bequest.engine.errors import EngineError, ParentLost
 from bequest.engine.text.foreign_template import TemplateRenderer
 from bequest.engine.types.adapter import AdapterRef
 from bequest.server.access.admission import Admission
@@ -27,7 +29,7 @@ from bequest.server.stores.images import ImageStore, RecentContents
 from bequest.server.stores.leases import LeaseTimes
 from bequest.server.stores.response_file import ResponseFile
 from bequest.server.stores.response_rows import RunsElsewhere
-from bequest.server.stores.responses import ResponseStore, RunningResponses
+from bequest.server.stores.responses import ResponseStore, RunningResponse, RunningResponses, StoredResponse
 from bequest.server.stores.room import Room
 from bequest.server.stores.speech import Speech
 from bequest.server.wire.errors import ApiError
@@ -71,17 +73,32 @@ class Context:
         limits = self.engine.extraction_limits
         return min(limits.max_request_bytes, limits.max_bytes)
 
+    def holds(self, tenant: str, reference: str) -> bool:
+        """Whether there is a response here, or something to continue from."""
+        if self._response(tenant, reference) is not None:
+            return True
+        with suppress(EngineError):
+            self.engine.parent(tenant, reference)
+            return True
+        return False
+
     async def seek_response(self, tenant: str, reference: str) -> None:
-        """One that another server has left is stored here from now on. Raises 421 where that server runs."""
-        known = self.stored.get(tenant, reference) or self.running.get(tenant, reference)
-        if known is not None or self.archive is None:
+        """One that another server has left is stored here from now on, and its lease with it: parted, neither server
+        could go on from both. Raises 421 where a server that runs has the response, or has its lease already."""
+        if self._response(tenant, reference) is not None or self.archive is None:
             return
         try:
+            await self.archive.check(tenant, reference)
+            with suppress(ParentLost):  # who continues from it will hear
+                await self.engine.seek(tenant, reference)
             found = await self.archive.seek(tenant, reference)
         except RunsElsewhere as error:
             raise misdirected(reference, error.owner) from None
         if found is not None:
             self.stored.restore([found])
+
+    def _response(self, tenant: str, reference: str) -> StoredResponse | RunningResponse | None:
+        return self.stored.get(tenant, reference) or self.running.get(tenant, reference)
 
     def served_name(self, model: str | None, caller: Caller) -> str:
         """The name to answer with; raises 404 for a model that is not here, or not for the caller."""

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import msgspec
 from aiohttp import web
 
-from bequest.engine.errors import EngineError, ParentLost
+from bequest.engine.errors import EngineError, ParentElsewhere, ParentLost
 from bequest.engine.types.adapter import AdapterRef
 from bequest.server.access.key_file import KeyLimits
 from bequest.server.access.keys import Caller
@@ -80,25 +80,29 @@ class HttpCall(Call[AnyBody], frozen=True):
         parent = _parent_of(self.body)
         if parent is None or not is_name(parent) or replicas.tag_of(parent) == self.context.config.replica_tag:
             return {}
-        return {replicas.HOLDS_HEADER: parent}
+        # A fallback was computed because it is not here.
+        return {replicas.HOLDS_HEADER: parent} if self.context.holds(self.tenant, parent) else {}
 
 
 async def begin(http: web.Request, kind: type[_Body], prefix: str) -> HttpCall[_Body]:
     """Reads a JSON body; `prefix` is that of its answers' ids."""
     context = http.app[CONTEXT]
     body, ignored = await read_body(http, context, kind)
-    await _seek(context, http[CALLER].tenant, body)
+    await seek(context, http[CALLER].tenant, body)
     return call_of(http, body, ignored, prefix)
 
 
-async def _seek(context: Context, tenant: str, body: msgspec.Struct) -> None:
+async def seek(context: Context, tenant: str, body: msgspec.Struct) -> None:
     """What another server has left is here from now on, if the request needs it. Raises 421 where that one runs."""
     if (parent := _parent_of(body)) is None:
         return
-    with suppress(ParentLost):  # who continues from it will hear
+    if getattr(body, "previous_response_id", None) is None:
+        with suppress(ParentLost):  # who continues from it will hear
+            await context.engine.seek(tenant, parent)
+        return
+    await context.seek_response(tenant, parent)
+    with suppress(ParentLost, ParentElsewhere):  # its items are here, of which all can be computed
         await context.engine.seek(tenant, parent)
-    if getattr(body, "previous_response_id", None) is not None:
-        await context.seek_response(tenant, parent)
 
 
 def call_of(http: web.Request, body: _Body, ignored: list[str], prefix: str) -> HttpCall[_Body]:
@@ -107,11 +111,16 @@ def call_of(http: web.Request, body: _Body, ignored: list[str], prefix: str) -> 
     replicas.check_parent_header(http.headers, _parent_of(body))
     answer_id = http[ANSWER_ID] = new_id(prefix, context.config.replica_tag)
     context.metrics.spending.open(answer_id)
+    served = served_model(context, http[CALLER], body)
+    return HttpCall(context, body, answer_id, served, http[CALLER], http[ARRIVED], http, tuple(ignored))
+
+
+def served_model(context: Context, caller: Caller, body: msgspec.Struct) -> str:
+    """The name to answer with; raises 404 for a model that is not here, or not for the caller."""
     model: str | None = getattr(body, "model", None)
     if model is None:
-        model = _model_of_parent(context, http[CALLER].tenant, body)
-    served = context.served_name(model, http[CALLER])
-    return HttpCall(context, body, answer_id, served, http[CALLER], http[ARRIVED], http, tuple(ignored))
+        model = _model_of_parent(context, caller.tenant, body)
+    return context.served_name(model, caller)
 
 
 def _parent_of(body: msgspec.Struct) -> str | None:

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 import orjson
 
-from bequest.server.stores.response_rows import COLUMNS, WRITE, Row, delete, has_row, take
+from bequest.server.stores.response_rows import COLUMNS, WRITE, Row, check, delete, has_row, take
 from bequest.server.stores.responses import StoredResponse, Turn
 
 _log = logging.getLogger("bequest.server")
@@ -64,6 +64,11 @@ class ResponseFile:
     async def load(self) -> list[StoredResponse]:
         """Those of earlier processes, oldest first."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._open)
+
+    async def check(self, tenant: str, response_id: str) -> None:
+        """Raises RunsElsewhere where a server has it that runs."""
+        if self._has_neighbours:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._check, tenant, response_id)
 
     async def seek(self, tenant: str, response_id: str) -> StoredResponse | None:
         """One that a server left which has ended: it is in this file from now on. Raises RunsElsewhere."""
@@ -126,6 +131,10 @@ class ResponseFile:
         database.execute("PRAGMA secure_delete=ON")
         database.executescript(_TABLE)
         return _responses(database, self._model)
+
+    def _check(self, tenant: str, response_id: str) -> None:
+        with suppress(OSError):  # who seeks it will log that
+            check(self._path, tenant, response_id)
 
     def _take(self, tenant: str, response_id: str) -> StoredResponse | None:
         if self._database is None:

@@ -7,12 +7,15 @@ they are its own, and it is the one to ask. Every call waits for the disk.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from bequest.engine.vault.neighbours import locked
+
+_log = logging.getLogger("bequest.server")
 
 Row = tuple[str, str, str | None, bytes, int, bytes | None, bytes | None]  # of the table in response_file.py
 COLUMNS = "tenant, id, parent, items, num_input, body, rest"
@@ -54,23 +57,49 @@ def has_row(database: sqlite3.Connection, tenant: str, response_id: str) -> bool
 
 def take(own: Path, database: sqlite3.Connection, tenant: str, response_id: str) -> list[Row]:
     """Moves a response from a file beside `own` into `database`; its rows, oldest first; none: nobody has it. Raises
-    RunsElsewhere, sqlite3.Error or OSError."""
-    for path in _beside(own):
-        with closing(sqlite3.connect(path, isolation_level=None, timeout=_BUSY_SECONDS)) as theirs:
-            if not _has(theirs, tenant, response_id):
-                continue
-            with locked(path.parent) as is_free:
-                if not is_free:
-                    raise RunsElsewhere(path.parent.name)
+    RunsElsewhere or OSError."""
+    for folder in _beside(own):
+        with _readable(folder), _owned(folder / own.name, tenant, response_id) as theirs:
+            if theirs is not None:
                 return _move(theirs, database, tenant, response_id)
     return []
 
 
-def _beside(own: Path) -> Iterator[Path]:
-    for folder in sorted(own.parent.parent.iterdir()):
-        path = folder / own.name
-        if folder.name != own.parent.name and path.is_file():
-            yield path
+def check(own: Path, tenant: str, response_id: str) -> None:
+    """Raises RunsElsewhere where a server has it that runs, or OSError."""
+    for folder in _beside(own):
+        with _readable(folder), _owned(folder / own.name, tenant, response_id):
+            pass
+
+
+def _beside(own: Path) -> list[Path]:
+    return sorted(folder for folder in own.parent.parent.iterdir() if folder.name != own.parent.name)
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """One that cannot be read is nobody else's fault: the others are looked at all the same."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        _log.warning("the responses in %s were not looked at: %s", folder, error)
+
+
+@contextmanager
+def _owned(path: Path, tenant: str, response_id: str) -> Iterator[sqlite3.Connection | None]:
+    """A server's file that has the response; None: it has not. Nobody begins to use it until the block ends. Raises
+    RunsElsewhere, sqlite3.Error or OSError."""
+    if not path.is_file():
+        yield None
+        return
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=_BUSY_SECONDS)) as theirs:
+        if not _has(theirs, tenant, response_id):
+            yield None
+            return
+        with locked(path.parent) as is_free:
+            if not is_free:
+                raise RunsElsewhere(path.parent.name)
+            yield theirs
 
 
 def _has(database: sqlite3.Connection, tenant: str, response_id: str) -> bool:

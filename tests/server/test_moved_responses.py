@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from bequest.engine.errors import ParentElsewhere
 from tests.server.conftest import LEASES, Starter
 from tests.server.fakes import FakeEngine
 from tests.server.front import Front
@@ -108,3 +112,61 @@ async def test_without_neighbours_nobody_looks(start: Starter, tmp_path: Path) -
     two: Front = await start(FakeEngine(), leases=replace(LEASES, directory=str(tmp_path / "r2")))
     answer, _ = await two.get(f"{PATH}/{first['id']}")
     assert answer.status == 404
+
+
+async def test_a_file_that_cannot_be_read_hides_no_other(
+    start: Starter, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor does one of a server that was killed before it had written anything."""
+    one = await begin(start, tmp_path / "r2", "one")
+    first = await say(one, "hello")
+    await one.stop()
+    for tag, held in (("r0", b"no database" * 100), ("r1", b"")):
+        await asyncio.to_thread((tmp_path / tag).mkdir)
+        await asyncio.to_thread((tmp_path / tag / "responses.sqlite").write_bytes, held)
+    three = await begin(start, tmp_path / "r3", "two")
+    with caplog.at_level(logging.WARNING):
+        await say(three, "more", previous_response_id=first["id"])
+    assert f"{tmp_path / 'r0'} were not looked at" in caplog.text
+
+
+class Sought(FakeEngine):
+    """What was sought; some of it is a lease of another server that runs."""
+
+    def __init__(self, elsewhere: str | None = None) -> None:
+        super().__init__(saying("one", "two"))
+        self.elsewhere = elsewhere
+        self.sought: list[str] = []
+
+    async def seek(self, tenant: str, reference: str) -> None:
+        self.sought.append(reference)
+        if self.elsewhere is not None:
+            details = {"replica": self.elsewhere}
+            raise ParentElsewhere("it runs", reason="parent_elsewhere", details=details, reference=reference)
+
+
+async def test_a_response_and_its_lease_stay_together(start: Starter, tmp_path: Path) -> None:
+    """Where one of them is, the other one goes, whoever asks for which."""
+    one = await begin(start, tmp_path / "r1", "one")
+    first = await say(one, "hello")
+    await one.stop()
+    await asyncio.to_thread((tmp_path / "r2").mkdir)
+    leases = replace(LEASES, directory=str(tmp_path / "r2"), has_neighbours=True)
+    two: Front = await start(Sought("r3"), leases=leases, replica_tag="r2")
+    for _ in range(2):
+        answer, _ = await two.get(f"{PATH}/{first['id']}")
+        assert (answer.status, answer.headers["X-Bequest-Replica"]) == (421, "r3"), "its lease has gone there before"
+    two.engine.elsewhere, two.engine.sought = None, []
+    answer, _ = await two.get(f"{PATH}/{first['id']}")
+    assert answer.status == 200 and two.engine.sought == [first["id"]]
+
+
+async def test_a_response_whose_lease_has_gone_is_continued(start: Starter, tmp_path: Path) -> None:
+    """Its server was away, another one took the lease alone. That one would send every turn back."""
+    await asyncio.to_thread((tmp_path / "r1").mkdir)
+    leases = replace(LEASES, directory=str(tmp_path / "r1"), has_neighbours=True)
+    home: Front = await start(Sought(), leases=leases, replica_tag="r1")
+    first = await say(home, "hello")
+    home.engine.elsewhere = "r2"
+    await say(home, "more", previous_response_id=first["id"])
+    assert first["id"] in home.engine.sought and "hello" in prompt_text(home.engine.submitted[-1])
