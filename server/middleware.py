@@ -23,7 +23,7 @@ from bequest.server.transport.sending import ReaderStopped
 from bequest.server.wire.errors import ApiError, from_engine, internal
 from bequest.server.wire.names import new_id
 from bequest.server.wire.reading import shorten
-from bequest.server.wire.replicas import REPLICA_HEADER, is_owner_gone, misdirected, over_rate, owner_elsewhere
+from bequest.server.wire.replicas import REPLICA_HEADER, is_owner_gone, over_rate, redirected
 
 _log = logging.getLogger("bequest.server")
 
@@ -95,7 +95,7 @@ async def _admitted(request: web.Request, handler: Handler) -> web.StreamRespons
 
 async def _failed(request: web.Request, error: ApiError) -> web.StreamResponse:
     """The error as the answer, or as the end of a stream that has begun with comments."""
-    error = _redirected(request, error)
+    error = redirected(error, request.app[CONTEXT].config.replica_tag, is_owner_gone(request.headers))
     if BEGUN in request:
         return await request[BEGUN].fail(request, error)
     note_error(request, error)
@@ -103,16 +103,6 @@ async def _failed(request: web.Request, error: ApiError) -> web.StreamResponse:
     if error.status in (408, 413):
         response.force_close()  # what is left of the body is not worth reading
     return response
-
-
-def _redirected(request: web.Request, error: ApiError) -> ApiError:
-    """What is not here may be with the server that made its id, or with one whose files have it: then it says so."""
-    own = request.app[CONTEXT].config.replica_tag
-    if error.status == 421:
-        error.headers[REPLICA_HEADER] = str(error.details["replica"])
-        return error
-    owner = owner_elsewhere(error.absent, own, is_owner_gone(request.headers))
-    return error if error.absent is None or owner is None else misdirected(error.absent, owner)
 
 
 async def common_headers(request: web.Request, response: web.StreamResponse) -> None:

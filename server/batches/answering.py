@@ -13,7 +13,7 @@ import orjson
 
 from bequest.engine.errors import EngineError
 from bequest.server.access.keys import Caller
-from bequest.server.asks.call import Call
+from bequest.server.asks.call import Call, seek, served_model
 from bequest.server.batches.lines import Line
 from bequest.server.context import Context
 from bequest.server.generation.chat import whole_chat
@@ -25,6 +25,7 @@ from bequest.server.transport.work import INLINE_BYTES, worked_for
 from bequest.server.wire.bodies import ChatBody, CompletionBody, EmbeddingsBody, ResponseBody, SampledBody
 from bequest.server.wire.errors import ApiError, from_engine, internal, unsupported
 from bequest.server.wire.names import new_id
+from bequest.server.wire.replicas import redirected
 
 _log = logging.getLogger("bequest.server")
 
@@ -67,9 +68,10 @@ async def outcome_of(context: Context, caller: Caller, endpoint: Endpoint, line:
             call, ignored = await _call(context, caller, endpoint, line, answer_id)
             return _answered(line, 200, answer_id, await endpoint.whole(call), ignored)
         except ApiError as error:
-            return _refused(line, answer_id, error)
+            return _refused(line, answer_id, redirected(error, context.config.replica_tag, owner_gone=False))
         except EngineError as error:
-            return _refused(line, answer_id, from_engine(error))
+            refusal = redirected(from_engine(error), context.config.replica_tag, owner_gone=False)
+            return _refused(line, answer_id, refusal)
         except Exception:
             _log.exception("the line '%s' of a batch failed (%s)", line.custom_id, answer_id)
             return _refused(line, answer_id, internal(answer_id))
@@ -85,7 +87,8 @@ async def _call(
             raise unsupported("stream", "`stream` cannot be used in a batch: answers come whole. Leave it out.")
         body = _without_record(body)
     limits = replace(caller.limits, lowest_priority=max(PRIORITY, caller.limits.lowest_priority))
-    served = context.served_name(body.model, caller)
+    await seek(context, caller.tenant, body)
+    served = served_model(context, caller, body)
     return Call(context, body, answer_id, served, replace(caller, limits=limits), time.monotonic()), ignored
 
 

@@ -17,18 +17,19 @@ from bequest.server.answers.thought_tokens import ThoughtTokens
 from bequest.server.responses import document
 from bequest.server.responses.items import Item, output_call, output_message, output_reasoning
 from bequest.server.wire.names import new_id
+from bequest.server.wire.replicas import tag_of
 
 Kind = Literal["message", "reasoning", "call"]
 _PREFIXES: dict[Kind, str] = {"message": "msg_", "reasoning": "rs_", "call": "fc_"}
 
 
 class _Growing:
-    """An item. A call has a name."""
+    """An item. A call has a name. Its id says which server has it, as that of its response does."""
 
-    def __init__(self, kind: Kind, name: str = "") -> None:
+    def __init__(self, kind: Kind, tag: str | None, name: str = "") -> None:
         self.kind = kind
         self._name = name
-        self._id = new_id(_PREFIXES[kind])
+        self._id = new_id(_PREFIXES[kind], tag)
         self._call_id = new_id("call_")
         self.text: list[str] = []
         self.logprobs: list[dict[str, Any]] = []
@@ -68,6 +69,7 @@ class Answer:
         `thoughts` counts tokens of the thoughts that the reader finds.
         """
         self.head = head
+        self._tag = tag_of(head["id"])
         self._report = report
         self._reader = reader
         self._thoughts = thoughts
@@ -85,7 +87,7 @@ class Answer:
 
     def open_message(self) -> list[Change]:
         """The message that a stream begins with, if it cannot begin with anything else."""
-        return [] if self._reader is not None or self._items else [self._begin_item(_Growing("message"))]
+        return [] if self._reader is not None or self._items else [self._begin_item(_Growing("message", self._tag))]
 
     def take(self, choice: ChoiceDelta) -> list[Change]:
         """What there is to show now."""
@@ -97,11 +99,11 @@ class Answer:
         changes: list[Change] = []
         for event in self._events(choice):
             if isinstance(event, CallBegun):
-                changes.append(self._begin_item(_Growing("call", event.name)))
+                changes.append(self._begin_item(_Growing("call", self._tag, event.name)))
                 continue
             kind: Kind = "message" if isinstance(event, Content) else "reasoning"
             if not isinstance(event, CallArguments) and self._last_kind != kind:
-                changes.append(self._begin_item(_Growing(kind)))
+                changes.append(self._begin_item(_Growing(kind, self._tag)))
             changes.append(self._grow(event.text))
         if self._reader is not None and self._thoughts is not None:
             self._thoughts.take(choice, self._reader)
@@ -111,7 +113,7 @@ class Answer:
 
     def _end(self) -> list[Change]:
         """An answer that ended without a word is an empty message."""
-        changes = [] if self._items else [self._begin_item(_Growing("message"))]
+        changes = [] if self._items else [self._begin_item(_Growing("message", self._tag))]
         if self._last_kind == "message":  # its end token has no text
             self._items[-1].logprobs += self._unsent
         return changes

@@ -111,6 +111,7 @@ def _turn_of(context: Context, tenant: str, item_id: str, number: int) -> Turn:
             f"Item with id '{shorten(item_id, 100)}' not found: no response that is stored has it in its `output`. It "
             "was never stored (`store: false`), was deleted or has made room for others. Send the item itself.",
             param=f"input[{number}].id",
+            absent=item_id,
         )
     return turn
 

@@ -63,6 +63,15 @@ def misdirected(reference: str, owner: str) -> ApiError:
     )
 
 
+def redirected(error: ApiError, own: str | None, owner_gone: bool) -> ApiError:
+    """What is not here may be with the server that made its id, or with one whose files have it: then it says so."""
+    if error.status == 421:
+        error.headers[REPLICA_HEADER] = str(error.details["replica"])
+        return error
+    owner = owner_elsewhere(error.absent, own, owner_gone)
+    return error if error.absent is None or owner is None else misdirected(error.absent, owner)
+
+
 def check_parent_header(headers: Mapping[str, str], parent: str | None) -> None:
     """A router believed it: it must not say anything else than the body."""
     named = headers.get(PARENT_HEADER)

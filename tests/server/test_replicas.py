@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,10 @@ import pytest
 from bequest.engine.config import ServerConfig
 from bequest.server.wire.names import new_id, part_id
 from bequest.server.wire.replicas import tag_of
-from tests.server.conftest import Starter
+from tests.server.conftest import LEASES, Starter
+from tests.server.front import Front
+from tests.server.test_batches import created, ended, jsonl, line, output
+from tests.server.test_moved_responses import begin, say
 
 FOREIGN = "cmpl-r2-" + "0" * 32
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
@@ -81,6 +86,7 @@ async def test_the_name_of_a_request_is_in_a_header(start: Starter) -> None:
         ("/v1/hidden_states", {"continuation_of": FOREIGN}),
         ("/v1/responses", {"previous_response_id": FOREIGN, "input": "x"}),
         ("/v1/responses/input_tokens", {"previous_response_id": FOREIGN, "input": "x"}),
+        ("/v1/responses", {"input": [{"type": "item_reference", "id": FOREIGN}]}),
         ("/v1/batches", {"input_file_id": FOREIGN, "endpoint": "/v1/completions", "completion_window": "24h"}),
     ],
 )
@@ -96,6 +102,47 @@ async def test_a_parent_of_another_replica_is_misdirected(
     assert error["code"] == "misdirected_request" and error["details"] == {"replica": "r2"}
     assert f"'{FOREIGN}' belongs to the replica 'r2'" in error["message"]
     assert not front.engine.submitted
+
+
+async def test_a_line_of_a_batch_says_who_has_its_parent(start: Starter, tmp_path: Path) -> None:
+    """It said that there never was one."""
+    front = await start(replica_tag="r1", files_dir=str(tmp_path))
+    data = jsonl([line("1", {"continuation_of": FOREIGN, "prompt": "x"}, "/v1/completions")])
+    client = front.client()
+    batch = await ended(client, await created(client, data, "/v1/completions"))
+    told = (await output(client, batch.error_file_id))["1"]["response"]
+    assert (told["status_code"], told["body"]["error"]["details"]) == (421, {"replica": "r2"})
+
+
+async def test_a_line_of_a_batch_finds_what_a_server_left(start: Starter, tmp_path: Path) -> None:
+    """As any request does."""
+    one = await begin(start, tmp_path / "r1", "one")
+    first = await say(one, "hello")
+    await one.stop()
+    await asyncio.to_thread((tmp_path / "r2").mkdir)
+    leases = replace(LEASES, directory=str(tmp_path / "r2"), has_neighbours=True)
+    two: Front = await start(leases=leases, replica_tag="r2", files_dir=str(tmp_path / "files"))
+    data = jsonl([line("1", {"input": "more", "previous_response_id": first["id"]}, "/v1/responses")])
+    client = two.client()
+    batch = await ended(client, await created(client, data, "/v1/responses"))
+    assert batch.request_counts is not None and batch.request_counts.completed == 1
+
+
+async def test_an_item_says_who_has_it(start: Starter) -> None:
+    front = await start(replica_tag="r1")
+    _, told = await front.post("/v1/responses", {"input": "x"})
+    assert tag_of(told["output"][0]["id"]) == "r1"
+
+
+async def test_who_falls_back_does_not_hold_the_parent(start: Starter) -> None:
+    """A router would believe it, and send all that come for the parent here."""
+    front = await start(replica_tag="r1")
+    body = {"continuation_of": "mars", "prompt": "x"}
+    answer, content = await front.post("/v1/completions", {**body, "continuation_fallback": "whole"})
+    assert answer.status == 200 and "X-Bequest-Holds" not in answer.headers, content
+    await front.post("/v1/completions", {"prompt": "x", "request_id": "mars"})
+    answer, _ = await front.post("/v1/completions", body)
+    assert answer.headers["X-Bequest-Holds"] == "mars"
 
 
 @pytest.mark.parametrize(
