@@ -11,7 +11,8 @@ Who gets a request, the first of these that says something:
    cluster/controller.py sets its weight.
 
 The parent is in the path, in a header, or in the body as far as it fits into the buffer. A 421 names the replica that
-should have been asked: the client is sent there by a 307, which repeats method and body.
+should have been asked: the client is sent there by a 307, which repeats method and body. If that one does not run,
+another replica takes the parent over, falls back, or says that it is gone, as if the id had said whose it is.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ _WRAP = 2**31 - 1
 _MINUTE, _HOUR = 60_000_000 // _TICK, 3_600_000_000 // _TICK
 _PREFIX = 256  # bytes of a prompt that are hashed
 FULL_WEIGHT = 10  # of a replica without leases, on the ring of hashes
-QUERY = "bequest-replica"  # names a replica, as a cookie too
+_OURS = "bequest-"  # how all names begin that a query has for the router alone
+QUERY = f"{_OURS}replica"  # names a replica, as a cookie too
+_SENT = f"{_OURS}owner"  # who has the parent: of a request that the router has sent on, because a replica said so
+_AGAIN = f"{_OURS}again"  # it was sent on twice
 # Fields of bodies that name something that one replica has, in the order in which they count.
 _REFERENCES = ("continuation_of", "previous_response_id", "input_file_id")
 _PROMPTS = ("messages[0].content", "prompt", "input")
@@ -219,8 +223,9 @@ def _parent() -> list[str]:
 
 
 def _replica_named(routing: Routing) -> list[str]:
-    """What the request says itself. The query is the router's own, and does not reach a replica. A cookie may be older
-    than the replicas; a name in the request itself must be one of them."""
+    """What the request says itself. The query is the router's own: it does not reach a replica, and does not come
+    twice where the client is sent on. A cookie may be older than the replicas; a name in the request itself must be one
+    of them."""
     named = (f"url_param({QUERY})", f"req.hdr({REPLICA_HEADER})")
     return [
         *(f"    http-request set-var(txn.named) {one} if {{ {one} -m found }}" for one in named),
@@ -228,17 +233,21 @@ def _replica_named(routing: Routing) -> list[str]:
         f"    http-request set-var(txn.asked) req.cook({QUERY}) if {{ req.cook({QUERY}) -m found }}",
         "    http-request set-var(txn.asked) var(txn.named) if { var(txn.named) -m found }",
         f"    http-request set-var(txn.chosen) url_param({QUERY}) if {{ path / }} {{ url_param({QUERY}) -m found }}",
+        f"    http-request set-var(txn.sent) url_param({_SENT}) if {{ url_param({_SENT}) -m found }}",
+        f"    http-request set-var(txn.again) url_param({_AGAIN}) if {{ url_param({_AGAIN}) -m found }}",
+        f"    http-request set-query %[query,regsub(&?{_OURS}[a-z]*=[a-z0-9]*,,g)] if {{ query -m reg (^|&){_OURS} }}",
         "    http-request set-var(txn.uri) pathq",
-        f"    http-request set-query %[query,regsub(&?{QUERY}=[a-z0-9]*,)] if {{ url_param({QUERY}) -m found }}",
     ]
 
 
 def _owner(routing: Routing) -> list[str]:
-    """The replica that has the parent, if anything says so; and whether it runs."""
+    """The replica that has the parent, if anything says so; and whether it runs. A replica that was asked knows better
+    than an id, and has read the whole body."""
     tags = " ".join(backend.tag for backend in routing.backends) or "-- -"
     tagged = f"{{ var(txn.parent) -m reg ^{TAGGED_ID}$ }}"
     lines = [
         f"    http-request set-var(txn.to) var(txn.parent),regsub(_,-),field(2,-) if {tagged}",
+        "    http-request set-var(txn.to) var(txn.sent) if { var(txn.sent) -m found }",
         "    acl learned var(txn.key),in_table(replicas)",
         f"    http-request set-header {OWNER_HEADER} gone if {{ var(txn.to) -m found }} "
         f"!{{ var(txn.to) -m str {tags} }}",
@@ -318,17 +327,22 @@ def _learn() -> list[str]:
 
 
 def _redirect() -> list[str]:
-    """Once: whom the request named itself is not named again. If that one has just ended, another one gets the request
-    and sends it to the owner, in vain."""
-    replica = f"{QUERY}=%[res.hdr({REPLICA_HEADER})]"
-    asked = "{ var(txn.asked) -m found }"
-    another = "!{ srv_name,strcmp(txn.asked) eq 0 }"
+    """To the owner, and once more if that one knows of another: what it had was taken over while it was away. Whom the
+    request named itself is not named again. If the owner has just ended, another one gets the request and sends it to
+    the owner, in vain."""
+    asked, sent, again = (f"{{ var(txn.{name}) -m found }}" for name in ("asked", "sent", "again"))
+    to = f"{_SENT}=%[res.hdr({REPLICA_HEADER})]"
     redirects = [
-        f'    http-response redirect code 307 location "%[var(txn.uri)]{sign}{replica}" '
-        f"if {{ status 421 }} !{asked} {condition}{{ var(txn.uri) -m sub ? }}"
-        for sign, condition in (("&", ""), ("?", "!"))
+        f'    http-response redirect code 307 location "%[var(txn.uri)]{sign}{to}{more}" '
+        f"if {{ status 421 }} !{asked} {condition} {query}{{ var(txn.uri) -m sub ? }}"
+        for more, condition in (("", f"!{sent}"), (f"&{_AGAIN}=1", f"{sent} !{again}"))
+        for sign, query in (("&", ""), ("?", "!"))
     ]
-    return [ask_once_more(f"{{ status 421 }} {asked} {another}"), *redirects]
+    another = [
+        ask_once_more(f"{{ status 421 }} {{ var(txn.{name}) -m found }} !{{ srv_name,strcmp(txn.{name}) eq 0 }}")
+        for name in ("asked", "sent")
+    ]
+    return [*another, *redirects]
 
 
 def _replicas(routing: Routing) -> str:
@@ -343,6 +357,7 @@ def _replicas(routing: Routing) -> str:
         "on-error fastinter",
         f"    stick-table type string len 300 size {_NAMES} expire 24h srvkey name peers routers",
         "    use-server %[var(txn.asked)] if { var(txn.asked) -m found }",
+        "    use-server %[var(txn.sent)] if { var(txn.sent) -m found }",
         "    use-server %[var(txn.to)] if { var(txn.to) -m found } !{ var(txn.key),in_table(replicas) }",
         "    stick match var(txn.key) table replicas if { var(txn.parent) -m found }",
         *_learn(),

@@ -63,6 +63,15 @@ def test_what_knows_all_replicas_has_their_metrics() -> None:
     assert "scrape each" in configuration(routing())
 
 
+def test_a_request_is_sent_on_twice_at_most() -> None:
+    """To the owner, and to whom that one names: what it had was taken over. Not if the request named somebody."""
+    redirects = [line for line in lines(configuration(routing()), "backend replicas") if "redirect" in line]
+    assert len(redirects) == 4 and all("{ status 421 } !{ var(txn.asked) -m found }" in line for line in redirects)
+    assert all("bequest-owner=%[res.hdr(X-Bequest-Replica)]" in line for line in redirects)
+    assert [line for line in redirects if "bequest-again=1" in line] == redirects[2:]
+    assert all("{ var(txn.sent) -m found } !{ var(txn.again) -m found }" in line for line in redirects[2:])
+
+
 def test_bodies_are_read_as_json_where_they_say_something() -> None:
     """64 KiB cost a third of a millisecond each time."""
     reading = [line for line in lines(configuration(routing()), "frontend api") if "json_query" in line]

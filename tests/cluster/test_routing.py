@@ -84,6 +84,26 @@ def test_a_long_body_is_sent_on_by_the_answer(routed: Routed) -> None:
     assert on(named) == "r2" and not named.history, "with the header nobody is asked in vain"
 
 
+def test_whom_a_replica_names_is_asked(routed: Routed) -> None:
+    """It knows better than what was learned; and what the router writes into a query does not reach anybody."""
+    assert on(ask(routed, {"request_id": "moved"}, {"X-Bequest-Replica": "r1"})) == "r1"
+    name = f"{routed.url}/v1/continuations/moved"
+    for query in ("?bequest-owner=r2", "?a=1&bequest-owner=r2&bequest-again=1"):
+        answer = requests.get(name + query, timeout=5)
+        assert (answer.status_code, answer.headers["X-Bequest-Replica"]) == (404, "r2")
+    files = requests.get(f"{routed.url}/v1/files?limit=1&bequest-owner=r2&order=asc&bequest-again=1", timeout=5)
+    assert on(files) == "r2" and "X-Bequest-Ignored" not in files.headers
+    assert on(requests.get(name, timeout=5)) == "r1"
+
+
+def test_an_item_is_found_by_its_id(routed: Routed) -> None:
+    told = requests.post(f"{routed.url}/v1/responses", json={"input": "x"}, headers={"X-Bequest-Replica": "r3"})
+    items = [{"type": "item_reference", "id": told.json()["output"][0]["id"]}, {"role": "user", "content": "more"}]
+    for _ in range(4):
+        body = {"input": items, "max_output_tokens": 1}
+        assert on(requests.post(f"{routed.url}/v1/responses", json=body, timeout=20)) == "r3"
+
+
 def test_the_official_client_follows(routed: Routed) -> None:
     parent = ask(routed, {}, {"X-Bequest-Replica": "r3"}).json()["id"]
     with openai.OpenAI(base_url=f"{routed.url}/v1", api_key="any", max_retries=0) as client:
@@ -242,6 +262,10 @@ def test_a_dead_owner_is_said(routed: Routed) -> None:
     assert (lost.status_code, lost.json()["error"]["code"]) == (404, "continuation_parent_not_found")
     whole = ask(routed, {"continuation_of": parent, "continuation_fallback": "all of it"})
     assert whole.ok, "it brings what can be computed instead"
+    for number in range(4):  # the router does not read as far as the parent
+        long = {"prompt": f"{number}", "user": LONG, "continuation_of": parent}
+        assert ask(routed, {**long, "continuation_fallback": "all of it"}).ok
+        assert ask(routed, long).json()["error"]["code"] == "continuation_parent_not_found"
 
 
 def test_tenants_have_names_of_their_own(tmp_path: Path) -> None:
