@@ -47,8 +47,12 @@ _SENT = f"{_OURS}owner"  # who has the parent: of a request that the router has 
 _AGAIN = f"{_OURS}again"  # it was sent on twice
 # Fields of bodies that name something that one replica has, in the order in which they count.
 _REFERENCES = ("continuation_of", "previous_response_id", "input_file_id")
-_PROMPTS = ("messages[0].content", "prompt", "input")
-_SECOND = "$.messages[1].content"
+_PROMPTS = ("prompt", "input")
+_TALKS = ("/chat/completions", "/v1/messages", "/api/chat")  # ends of paths whose bodies have messages
+_LIST = r'"(prompt|input)"\s*:\s*\['
+_TOKENS = r'"{0}"\s*:\s*\[[\s\[]*[0-9]'
+_LIST_OF = r'req.body,regsub(^[\s\S]*?"{0}"[^[]*,),field(1,])'  # up to where the first one ends
+_UNDECIDED = "METH_POST !{ var(txn.parent) -m found } !{ var(txn.asked) -m found }"
 _OBJECTS = "continuations|responses|files|batches"
 
 
@@ -164,11 +168,11 @@ def _frontend(routing: Routing) -> str:
 
 
 def _who(routing: Routing) -> list[str]:
-    """The tenant, from the digest of the key."""
+    """The tenant, from the digest of the key, which is where replicas look for it (server/access/auth.py)."""
     lines = [
-        "    http-request set-var(txn.digest) req.hdr(x-api-key),sha2(256),hex",
-        "    http-request set-var(txn.digest) req.hdr(authorization),word(2,' '),sha2(256),hex "
-        "if { req.hdr(authorization) -m found }",
+        "    http-request set-var(txn.digest) req.fhdr(x-api-key,1),sha2(256),hex",
+        "    http-request set-var(txn.digest) req.fhdr(authorization,1),word(2,' '),sha2(256),hex "
+        "if { req.fhdr(authorization,1) -m reg -i '^bearer +[^ ]' }",
         f"    http-request set-var(txn.holder) var(txn.digest),map_str({routing.tenants},-)",
         "    http-request set-var(txn.tenant) str(-)",
         "    http-request set-var(txn.tenant) var(txn.holder),word(1,' ') if { var(txn.holder) -m found }",
@@ -263,19 +267,38 @@ def _owner(routing: Routing) -> list[str]:
 def _prefix() -> list[str]:
     """How the prompt begins: conversations that begin alike meet where their cache is. The second message belongs to
     it: a system prompt that everybody sends is in every cache, and would send everybody to one replica. Nobody looks
-    where something else decides."""
-    undecided = "METH_POST !{ var(txn.parent) -m found } !{ var(txn.asked) -m found }"
+    where something else decides, nor for what the endpoint does not take: a look that finds nothing reads all."""
     lines = [
-        f"    http-request set-var(txn.prompt) req.body,json_query('$.{name}'),bytes(0,{_PREFIX}) if {undecided} "
-        "!{ var(txn.prompt) -m found }"
+        f"    acl talks path_end {' '.join(_TALKS)}",
+        f"    http-request set-var(txn.listed) bool(true) if {_UNDECIDED} !talks {{ req.body -m reg '{_LIST}' }}",
+    ]
+    listed = "!talks { var(txn.listed) -m bool }"
+    # One token alone says nothing: a list of them is taken as it is written.
+    lines += [
+        f"    http-request set-var(txn.prompt) '{_LIST_OF.format(name)},bytes(0,{_PREFIX})' "
+        f"if {_UNDECIDED} {listed} !{{ var(txn.prompt) -m found }} {{ req.body -m reg '{_TOKENS.format(name)}' }}"
         for name in _PROMPTS
     ]
+    lines += ["    http-request unset-var(txn.listed) if { var(txn.prompt) -m found }"]
+    lines += _begins("prompt", "", "!talks !{ var(txn.listed) -m found }", _PROMPTS)
+    for variable, number, behind in (("prompt", 0, ""), ("second", 1, "{ var(txn.prompt) -m found }")):
+        message = (f"messages[{number}].content", f"messages[{number}].content[0].text")
+        item = (f"input[{number}].content", f"input[{number}].content[0].text")
+        text = () if number else ("prompt[0]", "input[0]")
+        lines += _begins(variable, behind, "talks", message) + _begins(variable, behind, listed, (*text, *item))
     return [
         *lines,
-        f"    http-request set-var(txn.second) req.body,json_query('{_SECOND}'),bytes(0,{_PREFIX}) if {undecided} "
-        "{ var(txn.prompt) -m found }",
         "    http-request set-var(txn.prefix) var(txn.tenant),concat(/,txn.prompt),concat(/,txn.second) "
         "if { var(txn.prompt) -m found }",
+    ]
+
+
+def _begins(variable: str, behind: str, where: str, fields: Sequence[str]) -> list[str]:
+    """The first of the fields that is a text."""
+    return [
+        f"    http-request set-var(txn.{variable}) req.body,json_query('$.{field}'),bytes(0,{_PREFIX}) "
+        f"if {_UNDECIDED} {where} {behind}{' ' if behind else ''}!{{ var(txn.{variable}) -m found }}"
+        for field in fields
     ]
 
 

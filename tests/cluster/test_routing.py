@@ -188,6 +188,39 @@ def test_conversations_with_one_system_prompt_spread(routed: Routed) -> None:
     assert [says(number, "and then?") for number in range(18)] == first
 
 
+def parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        ("/v1/chat/completions", lambda one, two: {"messages": [user(parts(one)), user(parts(two))]}),
+        ("/v1/chat/completions", lambda one, two: {"messages": [user(one), user(parts(two))]}),
+        ("/v1/messages", lambda one, two: {"system": "s", "messages": [user(parts(one)), user(two)]}),
+        ("/v1/responses", lambda one, two: {"input": [user(one), user(parts(two))]}),
+        ("/v1/completions", lambda one, two: {"stop": ["x"], "prompt": [*f"{one} {two}".encode()]}),
+        ("/v1/completions", lambda one, two: {"prompt": [f"{one} {two}"]}),
+    ],
+)
+def test_prompts_of_any_form_meet_and_spread(routed: Routed, path: str, body: Any) -> None:
+    """Parts, items, lists and tokens; and the second message counts as it does in text."""
+
+    def says(number: int, end: str) -> str:
+        most = "max_output_tokens" if path.endswith("responses") else "max_tokens"
+        asked = {**body("the same system prompt", f"{number} is my question"), most: 1, "user": end}
+        return on(requests.post(f"{routed.url}{path}", json=asked, timeout=20))
+
+    first = [says(number, "one") for number in range(12)]
+    assert len({*first}) > 1
+    again = [says(number, "two") for number in range(12)]
+    assert sum(one == two for one, two in zip(first, again, strict=True)) >= 9, "unless a replica is busy"
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
 def test_responses_files_and_batches_are_found_by_their_ids(routed: Routed) -> None:
     headers = {"X-Bequest-Replica": "r2"}
     made = requests.post(f"{routed.url}/v1/responses", json={"input": "x", "max_output_tokens": 2}, headers=headers)
@@ -283,6 +316,8 @@ def test_tenants_have_names_of_their_own(tmp_path: Path) -> None:
             assert on(ask(routed, {"request_id": "mars"}, headers)) == tag
         for key, tag in (("sk-a-two", "r1"), ("sk-b", "r2")):
             assert on(ask(routed, {"continuation_of": "mars"}, {"x-api-key": key})) == tag
+            both = {"x-api-key": key, "Authorization": "Basic eDp5"}  # of a proxy before it
+            assert on(ask(routed, {"continuation_of": "mars"}, both)) == tag
         assert ask(routed, {}, {"Authorization": "Bearer nobody's"}).status_code == 401
     assert not any("sk-" in file.read_text() for file in (tmp_path / "router").iterdir() if file.is_file())
 
