@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from bequest.server.access.keys import KeyRing
 from bequest.server.process.options import parse
 
 _LOOK = 0.5  # seconds
+_PEERS = 50  # above the router's port
+_LAST_PORT = 65535 - _PEERS
 _OURS = ("--replica-tag", "--estate-dir", "--estate-peers", "--host", "--port", "--drain-timeout")
 
 
@@ -118,21 +121,35 @@ def backend_of(text: str) -> Backend:
     """`r1=host:8000`. Raises ValueError."""
     tag, _, address = text.partition("=")
     host, _, port = address.rpartition(":")
-    if not re.fullmatch(REPLICA_TAG, tag) or not host or not port.isdigit():
+    if not re.fullmatch(REPLICA_TAG, tag) or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"--replica must be TAG=HOST:PORT, such as r1=127.0.0.1:8101, not {text}")
     return Backend(tag, host.strip("[]"), int(port))
+
+
+def _backends(texts: Sequence[str]) -> list[Backend]:
+    """Raises ValueError."""
+    backends = [backend_of(text) for text in texts]
+    for tag, count in Counter(backend.tag for backend in backends).items():
+        if count > 1:
+            raise ValueError(f"--replica {tag} is there {count} times: each replica needs a tag of its own")
+    return backends
 
 
 def _configure(given: argparse.Namespace) -> int:
     """For replicas that systemd, compose or Kubernetes run."""
     folder, seen = Path(given.folder), given.seen_as or os.path.abspath(given.folder)
+    if not re.fullmatch(r"[\w./:@+~-]+", seen):
+        raise ValueError(f"haproxy reads no path such as '{seen}': choose one of letters, digits and . _ - / alone")
+    if not 0 < given.port <= _LAST_PORT:
+        raise ValueError(f"--port must be from 1 to {_LAST_PORT}: routers speak to each other at it + {_PEERS}")
     routing = Routing(
         host=given.host,
         port=given.port,
-        backends=[backend_of(text) for text in given.replica],
+        backends=_backends(given.replica),
         admin_socket="/tmp/bequest-router.sock",
         tenants=os.path.join(seen, "tenants.map"),
-        peers={"router1": f"127.0.0.1:{given.port + 50}"},
+        peers={"router1": f"127.0.0.1:{given.port + _PEERS}"},
+        open_host=not is_loopback(given.host),
     )
     (folder / "haproxy.cfg").write_text(configuration(routing))
     (folder / "tenants.map").write_text(tenants_map(_holders(KeyRing([], given.api_key_file))))

@@ -78,6 +78,7 @@ def test_bodies_are_read_as_json_where_they_say_something() -> None:
     parents, prompts = reading[:3], reading[3:]
     assert all("if { var(txn.refers) -m bool } !{ var(txn.parent) -m found }" in line for line in parents)
     assert all("!{ var(txn.parent) -m found } !{ var(txn.asked) -m found }" in line for line in prompts)
+    assert all((" talks " in line) == ("messages[" in line) for line in prompts), "each endpoint has its own fields"
 
 
 def test_https() -> None:
@@ -123,7 +124,30 @@ def test_configure_writes_both_files(tmp_path: Path) -> None:
     assert tenants.endswith(" acme\n") and "sk-secret" not in text + tenants
 
 
-@pytest.mark.parametrize("text", ["r1", "r1=host", "R1=host:1", "r1=:1", "r1=host:x"])
+@pytest.mark.parametrize("host, opened", [("0.0.0.0", True), ("127.0.0.1", False), ("localhost", False)])
+def test_configured_for_others_it_is_called_by_any_name(tmp_path: Path, host: str, opened: bool) -> None:
+    """Replicas on 127.0.0.1 would refuse the name that clients of another machine call the router by."""
+    assert main(["configure", "--replica", "r1=127.0.0.1:8101", "--folder", str(tmp_path), "--host", host]) == 0
+    assert ("set-header Host localhost" in (tmp_path / "haproxy.cfg").read_text()) == opened
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (["--replica", "r1=host:8102"], "--replica r1 is there 2 times"),
+        (["--port", "65486"], "--port must be from 1 to 65485"),
+        (["--port", "0"], "--port must be from 1 to 65485"),
+        (["--seen-as", "/my folder"], "haproxy reads no path such as '/my folder'"),
+    ],
+)
+def test_configure_writes_nothing_that_haproxy_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    assert main(["configure", "--replica", "r1=host:8101", "--folder", str(tmp_path), *flags]) == 1
+    assert said in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ["r1", "r1=host", "R1=host:1", "r1=:1", "r1=host:x", "r1=host:0", "r1=host:65536"])
 def test_configure_says_what_a_replica_is(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["configure", "--replica", text, "--folder", str(tmp_path)]) == 1
     assert "--replica must be TAG=HOST:PORT" in capsys.readouterr().err
