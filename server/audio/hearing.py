@@ -100,6 +100,7 @@ class Ear:
     ) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.finished = False
+        self.cut = False  # by the request's deadline: more was said
         self._tokens = tokens
         self._text_of = text_of
         self._voice = voice
@@ -119,6 +120,7 @@ class Ear:
         for choice in delta.choices:
             self._judge(choice.logprobs or ())
             self._token_ids += choice.token_ids
+            self.cut |= choice.stop_reason == "deadline"
             if self._voice is not None:
                 self._voice.take(choice.token_ids)
         if self._voice is not None:

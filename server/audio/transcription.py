@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import structs
 
 from bequest.engine.audio import HOP, SAMPLE_RATE, Samples
-from bequest.engine.errors import EngineError
+from bequest.engine.errors import DeadlineExceeded, EngineError
 from bequest.engine.text.whisper_segments import TimedTokens, WindowSegments, split_window
 from bequest.engine.text.whisper_tokens import Task
 from bequest.engine.types import Lineage, OutputMode, SamplingParams, Terms
@@ -34,6 +34,7 @@ from bequest.server.audio.subtitles import Segment, TokenUsage, Transcript
 from bequest.server.audio.word_times import Listener, spoken_words
 from bequest.server.interfaces import EngineLike, TokenizerLike
 from bequest.server.stores.speech import Speech
+from bequest.server.wire.errors import ApiError
 
 _TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _INAUDIBLE = 1e-4  # 80 dB below the loudest sample there can be: nobody is asked what was said
@@ -72,17 +73,31 @@ class Transcriber:
         self._order = order
         self._listener = listener
         self._num_asks = 0
+        self._place = 0  # samples that were heard
         self._usage = TokenUsage()
         self._words = Listener(engine, speech) if order.words else None
         self._kept: list[str] = []  # records of windows whose words are not timed yet
 
     async def run(self, samples: Samples) -> Transcript:
+        """All of it, or an error: nobody could tell from a part of a transcript that it is one."""
+        try:
+            return await self._transcribe(samples)
+        except (ApiError, EngineError) as error:
+            if error.code != DeadlineExceeded.code:
+                raise
+            heard, whole = (round(count / SAMPLE_RATE) for count in (self._place, len(samples)))
+            said = f"`timeout` passed when {heard} of {whole} seconds had been heard: allow more, or send less audio."
+            raise ApiError(504, error.code, said, param="timeout") from error
+        finally:
+            self._forget()
+
+    async def _transcribe(self, samples: Samples) -> Transcript:
         window = self._speech.window
         # Where one window holds all and nobody asks for times, the model is not asked for them either.
         timed = self._order.timestamps or len(samples) > window
         language = self._order.language
         segments: list[Segment] = []
-        place = 0
+        self._place = place = 0
         while place == 0 or len(samples) - place >= _SHORTEST:
             part = samples[place : place + window]
             if np.abs(part).max() < _INAUDIBLE:
@@ -101,7 +116,7 @@ class Transcriber:
                     for segment, piece in zip(found, cut.segments, strict=True)
                 ]
             segments += [segment for segment in found if segment.text.strip()]
-            place += max(HOP, round(cut.advance * SAMPLE_RATE))
+            self._place = place = place + max(HOP, round(cut.advance * SAMPLE_RATE))
         return Transcript(language or "en", len(samples) / SAMPLE_RATE, tuple(segments), self._usage)
 
     # --- one window ----------------------------------------------------------------------------------------------
@@ -160,6 +175,8 @@ class Transcriber:
             self._kept.append(ask.id)
         with Job(self._engine, ask.requests, [ear]):
             await ear.done
+        if ear.cut:
+            raise DeadlineExceeded("The deadline passed in the middle of a window.")
         self._usage += TokenUsage(window.length, len(prompt), ear.num_sampled)
         return ear.heard(temperature)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import soundfile
 
-from bequest.engine.types import ChoiceDelta, Delta, OutputMode, Request, TokenLogprob, Usage
+from bequest.engine.types import ChoiceDelta, Delta, FinishReason, OutputMode, Request, TokenLogprob, Usage
 from bequest.engine.types.encoder import EncoderInfo
 from bequest.engine.types.listening import Alignment
 from tests.server.fakes import ByteTokenizer, FakeEngine
@@ -38,9 +38,10 @@ class WhisperTokenizer(ByteTokenizer):
 
 
 class Window:
-    """What the model says of one window: text, and seconds for timestamps. `at` gives it by temperature."""
+    """What the model says of one window: text, and seconds for timestamps. `at` gives it by temperature. `cut`: the
+    deadline comes before it has said all."""
 
-    def __init__(self, *said: str | float, no_speech: float = 0.0, logprob: float = -0.1) -> None:
+    def __init__(self, *said: str | float, no_speech: float = 0.0, logprob: float = -0.1, cut: bool = False) -> None:
         self.token_ids = [
             token_id
             for part in said
@@ -48,6 +49,7 @@ class Window:
         ]
         self.no_speech = no_speech
         self.logprob = logprob
+        self.cut = cut
 
 
 def whisper_engine(*windows: Window, multilingual: bool = False, script: Callable[..., Iterator[Delta]] | None = None):
@@ -64,17 +66,17 @@ def whisper_engine(*windows: Window, multilingual: bool = False, script: Callabl
         window = left.pop(0)
         ids = request.prompt_token_ids
         silence = ((NO_SPEECH, float(np.log(max(window.no_speech, 1e-9)))), (7, -9.0))
-        said = [*window.token_ids, END]
+        said = window.token_ids if window.cut else [*window.token_ids, END]
         if request.params.rules.timestamps is not None and said[0] < TIMES:
             said.insert(0, TIMES)
         if ids[-1] == START:
             assert request.params.logprobs == 20 and request.params.prompt_logprobs is None
-            yield from _deltas(request, said, window.logprob, None, silence)
+            yield from _deltas(request, said, window.logprob, None, silence, cut=window.cut)
             return
         assert request.params.prompt_logprobs == 20
         behind = ids.index(START) + 1
         prompt = [TokenLogprob(i, -1.0, 1, silence if place == behind else ()) for place, i in enumerate(ids)]
-        yield from _deltas(request, said, window.logprob, (None, *prompt[1:]))
+        yield from _deltas(request, said, window.logprob, (None, *prompt[1:]), cut=window.cut)
 
     engine = FakeEngine(script or play)
     encoder = EncoderInfo(
@@ -101,6 +103,7 @@ def _deltas(
     logprob: float,
     prompt: tuple[TokenLogprob | None, ...] | None,
     first_top: tuple[tuple[int, float], ...] = (),
+    cut: bool = False,
 ) -> Iterator[Delta]:
     usage = Usage(len(request.prompt_token_ids), len(token_ids), 0)
     groups = [list(token_ids)] if request.output is OutputMode.FINAL else [[token_id] for token_id in token_ids]
@@ -110,7 +113,9 @@ def _deltas(
         if request.params.logprobs is not None:
             tops = [first_top if step == place == 0 else () for place in range(len(group))]
             logprobs = tuple(TokenLogprob(i, logprob, 1, top) for i, top in zip(group, tops, strict=True))
-        choice = ChoiceDelta(0, "", tuple(group), logprobs, finish_reason="stop" if last else None)
+        reason: FinishReason | None = ("length" if cut else "stop") if last else None
+        stop = "deadline" if last and cut else None
+        choice = ChoiceDelta(0, "", tuple(group), logprobs, finish_reason=reason, stop_reason=stop)
         yield Delta(
             request.id,
             (choice,),

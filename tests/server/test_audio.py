@@ -510,6 +510,39 @@ async def test_a_deadline(start: Starter) -> None:
     assert caught.value.status_code == 504
 
 
+@pytest.mark.parametrize(
+    "seconds, heard, windows",
+    [(2, 0, [Window(" One", cut=True)]), (35, 30, [Window(0.0, " One.", 30.0), Window(" t", cut=True)])],
+)
+async def test_a_part_is_no_transcript(hear: Any, seconds: int, heard: int, windows: list[Window]) -> None:
+    """Nobody could tell it from a whole one. A stream has shown its text, and says why there is no more."""
+    front: Front = await hear(*windows, *windows)
+    create, file = front.client().audio.transcriptions.create, ("a.wav", sound(seconds))
+    with pytest.raises(openai.APIStatusError, match=f"when {heard} of {seconds} seconds") as caught:
+        await create(model=MODEL, file=file)
+    assert (caught.value.status_code, caught.value.code, caught.value.param) == (504, "deadline_exceeded", "timeout")
+    told = ""
+    with pytest.raises(openai.APIError, match=f"when {heard} of {seconds} seconds"):
+        async for event in await create(model=MODEL, file=file, stream=True):
+            told += event.delta
+    assert told.startswith("One")
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_times_of_words_leave_no_record(hear: Any, leaves: bool) -> None:
+    """Nor where the client leaves before they are told, or where the time is up."""
+    front: Front = await hear(Window(0.0, " One", cut=not leaves))
+    front.engine.held = leaves
+    form = aiohttp.FormData({"response_format": "verbose_json", "timestamp_granularities[]": "word"})
+    form.add_field("file", SPEECH[1], filename="a.wav")
+    sent = asyncio.ensure_future(front.http.post(f"{front.url}/v1/audio/transcriptions", data=form))
+    await front.until(lambda: front.engine.submitted)
+    if leaves:
+        sent.cancel()
+    await asyncio.wait({sent})
+    await front.until(lambda: not front.engine.record_names("anonymous") and not front.engine.num_open)
+
+
 async def test_half_a_form_is_not_waited_for(hear: Any) -> None:
     front = await hear(client_timeout=0.2)
     reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
