@@ -16,11 +16,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # here, where its failure can be caught
-    except BrokenPipeError:
-        if not _is_unread():
-            raise  # it was another pipe, to a process of a command's own say
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) and _is_unread():
+            code = 128 + signal.SIGPIPE
+        elif _is_unwritten():
+            print(f"bequest: standard output cannot be written: {error.strerror}", file=sys.stderr)
+            code = 1
+        else:
+            raise  # it was another file or pipe, to a process of a command's own say
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the interpreter, which flushes once more
-        sys.exit(128 + signal.SIGPIPE)
+        sys.exit(code)
     except KeyboardInterrupt:  # while a command's libraries are read, or at a question of its own
         sys.exit(128 + signal.SIGINT)
 
@@ -31,6 +36,15 @@ def _is_unread() -> bool:
     for descriptor in (1, 2):
         poll.register(descriptor, 0)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+def _is_unwritten() -> bool:
+    """Whether output cannot be written, as to a disk that is full: not even an end of the line."""
+    try:
+        print(flush=True)
+    except OSError:
+        return True
+    return False
 
 
 def _run(arguments: Sequence[str]) -> None:

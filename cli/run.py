@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ _EPILOG = """\
   bequest run model.gguf --json-schema schema.json "Invent a person" < notes.txt
   bequest run http://127.0.0.1:8000 "Say hello"       a server that runs already
 
-What comes on standard input stands behind the prompt."""
+What comes on standard input, until it ends, stands behind the prompt."""
+_PATIENCE = 2.0  # seconds, after which somebody may wonder what is waited for
 _ELSEWHERE = {
     "--model": "name the model without a flag: bequest run MODEL PROMPT",
     "-m": "name the model without a flag: bequest run MODEL PROMPT",
@@ -67,8 +69,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _body(given: argparse.Namespace) -> dict[str, Any]:
-    piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
-    prompt = "\n\n".join(part for part in (given.prompt or "", piped.rstrip("\n")) if part)
+    prompt = "\n\n".join(part for part in (given.prompt or "", _piped().rstrip("\n")) if part)
     if not prompt:
         raise Failure('there is no prompt: give one behind the model, as in bequest run MODEL "Say hello"')
     messages = [{"role": "system", "content": given.system}] if given.system else []
@@ -80,6 +81,25 @@ def _body(given: argparse.Namespace) -> dict[str, Any]:
         schema = _schema(given.json_schema)
         body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     return body
+
+
+def _piped() -> str:
+    """Standard input, where it is no terminal. A pipe that nobody will write to, as a program leaves one open that
+    started this one, looks like one whose text takes its time: what is waited for is said, and nothing is left out."""
+    if sys.stdin is None or sys.stdin.isatty():
+        return ""
+    waits = threading.Timer(_PATIENCE, _say_what_is_awaited)
+    waits.daemon = True
+    waits.start()
+    try:
+        return sys.stdin.read()
+    finally:
+        waits.cancel()
+
+
+def _say_what_is_awaited() -> None:
+    said = "waiting for the end of standard input, which belongs to the prompt; </dev/null gives it none"
+    print(f"bequest run: {said}", file=sys.stderr, flush=True)
 
 
 def _schema(given: str) -> Any:

@@ -74,11 +74,12 @@ REPLICA_TAG = r"[a-z0-9]{1,16}"
 ADAPTER_NAME = r"[\x21-\x3c\x3e-\x7e]{1,128}"  # printable ASCII but for "="
 
 
-def option(default: Any, help: str) -> Any:
-    """A field with a line of help."""
+def option(default: Any, help: str, value: str | None = None) -> Any:
+    """A field with a line of help. `value` says in a usage what it takes, where the last word of its name does not."""
+    metadata = {"help": help, "value": value}
     if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata={"help": help})
-    return field(default=default, metadata={"help": help})
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def check_finite(config: EngineConfig | ServerConfig) -> None:
@@ -179,7 +180,7 @@ class EngineConfig:
         "ended are taken over when they are asked for",
     )
     estate_store: str | None = option(
-        None, "a store for leases that servers share, instead: mooncake://MASTER:PORT, see docs/estates.md"
+        None, "a store for leases that servers share, instead: mooncake://MASTER:PORT, see docs/estates.md", "URL"
     )
     estate_gb: float = option(10.0, "how much they may take there, in GiB")
     warm_estates: bool = option(
@@ -218,13 +219,16 @@ class EngineConfig:
         "request), suffix (there, or in the tenant's records), draft or eagle3 (what --draft-model says), mtp (what "
         "the head of the model's own checkpoint says); NAME:K with K tokens at most; auto: by the draft model where "
         "there is one, else ngram on a CPU",
+        "NAME[:K]",
     )
     draft_model: str | None = option(
         None,
         "a smaller model with the same tokens, or a head of EAGLE-3, which drafts for this one; named as --model is",
     )
     lora: list[str] = option(
-        [], "a LoRA adapter as NAME=PATH, a directory that PEFT has saved; requests name it as `model`; may be repeated"
+        [],
+        "a LoRA adapter as NAME=PATH, a directory that PEFT has saved; requests name it as `model`; may be repeated",
+        "NAME=PATH",
     )
     max_loras: int = option(64, "most adapters that are loaded at once")
     max_lora_rank: int = option(64, "largest rank of an adapter")
@@ -239,8 +243,9 @@ class EngineConfig:
         None,
         "file for everything that passes the device, to be run again by `python -m bequest.engine.replay`: for "
         "reports of bugs; if it is there, the next is FILE.1. It holds the prompts and answers of all users",
+        "FILE",
     )
-    chat_template: str | None = option(None, "file with a Jinja chat template, in place of the model's own")
+    chat_template: str | None = option(None, "file with a Jinja chat template, in place of the model's own", "FILE")
     generation_config: Literal["auto", "none"] = option(
         "auto", "what a request leaves open; auto: as the model's generation_config.json samples; none: as OpenAI does"
     )
@@ -377,15 +382,19 @@ class ServerConfig:
         [], "names the API answers to, one or several, the first in its answers; default: the model's own"
     )
     ssl_certfile: str | None = option(
-        None, "PEM file with a certificate and its chain: serve HTTPS. Read again when it changes, and on SIGHUP"
+        None,
+        "PEM file with a certificate and its chain: serve HTTPS. Read again when it changes, and on SIGHUP",
+        "FILE",
     )
-    ssl_keyfile: str | None = option(None, "PEM file with its private key; default: in the certificate's file")
+    ssl_keyfile: str | None = option(None, "PEM file with its private key; default: in the certificate's file", "FILE")
     api_key: list[str] = option([], "a key that clients must send; may be repeated")
     api_key_file: str | None = option(None, "TOML file of keys, their tenants and limits; SIGHUP reads it again")
     allow_lora_loading: str | None = option(
-        None, "folder from below which operators may load adapters while the server runs (POST /v1/load_lora_adapter)"
+        None,
+        "folder from below which operators may load adapters while the server runs (POST /v1/load_lora_adapter)",
+        "DIR",
     )
-    allowed_origins: list[str] = option([], "origin that browsers may call from (CORS); may be repeated")
+    allowed_origins: list[str] = option([], "origin that browsers may call from (CORS); may be repeated", "ORIGIN")
     max_body_mb: float = option(32, "largest request body in MiB")
     max_body_values: int = option(1_500_000, "most values in a JSON body, of which token ids are most")
     max_body_parts: int = option(100_000, "most strings, names, lists and objects among them")
@@ -399,7 +408,9 @@ class ServerConfig:
     images_mb: float = option(256, "memory in MiB for images that may come again")
     image_dir: str | None = option(None, "directory whose files requests may name as file: URLs; default: none")
     allow_image_hosts: list[str] = option(
-        [], "host that images are fetched from, *.name for all below one, * for any; may be repeated; default: none"
+        [],
+        "host that images are fetched from, *.name for all below one, * for any; may be repeated; default: none",
+        "HOST",
     )
     max_catalogue_mb: float = option(1024, "largest upload of a catalogue in MiB")
     max_estate_mb: float = option(4096, "largest estate that is taken in, in MiB")

@@ -189,6 +189,28 @@ def test_run_reads_prompt_standard_input_and_schema(
     assert run.main([server.url, *flags, "Summarise:"]) == 0 and contents(server.bodies[1])[1] == "Summarise:"
 
 
+def test_run_says_what_it_waits_for(
+    server: Echo, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever starts it from a program leaves a pipe open, and cannot see that its end is awaited."""
+    told, say = threading.Event(), run._say_what_is_awaited
+    monkeypatch.setattr(run, "_PATIENCE", 0.01)
+    monkeypatch.setattr(run, "_say_what_is_awaited", lambda: (say(), told.set()))
+    reads, writes = os.pipe()
+    with open(reads) as pipe, open(writes, "w") as late:
+
+        def writer() -> None:
+            told.wait(10)
+            late.write("the text")
+            late.close()
+
+        monkeypatch.setattr("sys.stdin", pipe)
+        threading.Thread(target=writer).start()
+        assert run.main([server.url, "hi"]) == 0
+    shown = capsys.readouterr()
+    assert "waiting for the end of standard input" in shown.err and shown.out == "you said hi\n\nthe text\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

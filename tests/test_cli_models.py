@@ -98,6 +98,16 @@ def test_a_reader_who_has_enough_is_no_error() -> None:
     assert (listed.returncode, listed.stderr) == (128 + signal.SIGPIPE, b"")
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_disk_that_is_full_is_one_line(unbuffered: str) -> None:
+    program = "from bequest.__main__ import main; main(['--version'])"
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, env=environment)
+    said = b"bequest: standard output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
 def test_another_pipe_that_broke_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """One to a process that a command started says nothing about who reads the output."""
 

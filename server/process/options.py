@@ -67,6 +67,7 @@ class Option:
     kind: type  # int, float, str or bool
     choices: tuple[str, ...] | None
     repeatable: bool
+    value: str | None  # what a usage says of it
 
     @property
     def flag(self) -> str:
@@ -88,7 +89,7 @@ def _option(field: dataclasses.Field[Any], hint: Any) -> Option:
     elif typing.get_origin(hint) is Literal:
         choices, hint = typing.get_args(hint), str
     default = field.default_factory() if callable(field.default_factory) else field.default
-    return Option(field.name, field.metadata["help"], default, hint, choices, repeatable)
+    return Option(field.name, field.metadata["help"], default, hint, choices, repeatable, field.metadata["value"])
 
 
 def parse(arguments: Sequence[str] | None = None) -> tuple[EngineConfig, ServerConfig]:
@@ -163,7 +164,7 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
     elif option.choices:
         group.add_argument(option.flag, dest=option.name, choices=option.choices, help=_help(option))
     else:
-        metavar = {int: "N", float: "X", str: option.name.rpartition("_")[2].upper()}[option.kind]
+        metavar = option.value or {int: "N", float: "X", str: option.name.rpartition("_")[2].upper()}[option.kind]
         more: dict[str, Any] = {"action": "append" if option.repeatable else "store"}
         if option.name in _SEVERAL:
             more = {"action": _Several, "nargs": "+"}

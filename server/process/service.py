@@ -128,7 +128,8 @@ def main(arguments: Sequence[str]) -> int:
         "bequest install-service",
         description="Writes bequest.service for systemd; all other flags are those of `bequest serve`.",
     )
-    parser.add_argument("--directory", default="/etc/systemd/system", help="where units live (default: %(default)s)")
+    where = "/etc/systemd/system"
+    parser.add_argument("--directory", metavar="DIR", default=where, help="where units live (default: %(default)s)")
     parser.add_argument("--socket", action="store_true", help="write bequest.socket too: systemd opens the port")
     parser.add_argument("--print", action="store_true", help="print the units instead")
     given, flags = parser.parse_known_args(arguments)

@@ -46,6 +46,8 @@ def chat_sources(context: Context, body: EmbeddingsBody) -> list[ChatSource] | N
         if body.input not in (None, "", []):  # the official client insists on sending one
             raise invalid("`input` and `messages` exclude each other: send one of them.", "input")
         return [_chat(body, body.messages, "messages")]
+    if body.input is None:
+        raise missing("input", "`input` is missing: send texts, token ids or objects, or a conversation as `messages`.")
     given = [body.input] if isinstance(body.input, dict) else body.input
     if not isinstance(given, list) or not any(isinstance(item, dict) for item in given):
         check_not_rendered(body, "input")

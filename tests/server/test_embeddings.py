@@ -95,3 +95,10 @@ async def test_what_renders_messages_needs_some(front: Front, field: str, value:
     answer, content = await front.post(PATH, {"input": ["a", "b"], field: value})
     assert answer.status == 400 and content["error"]["param"] == field
     assert "`messages`" in content["error"]["message"] and front.engine.submitted == []
+
+
+@pytest.mark.parametrize("more", [{}, {"chat_template": "x"}])
+async def test_an_input_that_is_missing(front: Front, more: dict[str, Any]) -> None:
+    answer, content = await front.post(PATH, more)
+    assert answer.status == 400 and content["error"]["param"] == "input"
+    assert "`input` is missing" in content["error"]["message"] and "`messages`" in content["error"]["message"]

@@ -46,6 +46,8 @@ def test_every_field_has_a_flag_and_help(capsys: pytest.CaptureFixture[str]) -> 
     shown = capsys.readouterr().out
     for option in (*options_of(EngineConfig), *options_of(ServerConfig)):
         assert option.name == "model" or option.flag in shown
+    for usage in ("--lora NAME=PATH", "--record FILE", "--allowed-origins ORIGIN", "--speculative NAME[:K]"):
+        assert f"{usage}\n" in shown or f"{usage} " in shown
     names = [f.name for config in (EngineConfig, ServerConfig) for f in dataclasses.fields(config)]
     assert len(names) == len(set(names)), "one name, one meaning"
 
