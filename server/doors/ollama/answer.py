@@ -138,8 +138,10 @@ class Answer:
             "prompt_eval_count": usage.prompt_tokens,
             "eval_count": usage.completion_tokens,
         }
-        if not self._is_chat and not self._call.body.raw:
-            ended["context"] = [*self._ask.prompts[0].token_ids, *self._kept_ids()]
+        prompt = self._ask.prompts[0]
+        # Tokens alone do not lead back to an image, nor to what an encoder has read.
+        if not self._is_chat and not self._call.body.raw and not prompt.images and prompt.encoder is None:
+            ended["context"] = [*prompt.token_ids, *self._kept_ids()]
         return ended
 
     def _kept_ids(self) -> list[int]:

@@ -17,6 +17,7 @@ from bequest.server.asks.prompts import TextSource, encode_behind, plain_prompts
 from bequest.server.asks.reading import Reading
 from bequest.server.asks.sampling import Sampling, check_logprobs, chosen_by
 from bequest.server.asks.terms import AskTerms, passing_terms
+from bequest.server.context import Context
 from bequest.server.doors.ollama.body import (
     GeneratingBody,
     OllamaChatBody,
@@ -106,10 +107,11 @@ async def _generate_prompt(call: HttpCall[OllamaGenerateBody], reading: Reading)
     content: str | list[dict[str, Any]] = body.prompt or ""
     if body.images:
         content = with_images(body.prompt, body.images, "images", context.images is not None)
-    plain = context.text.chat_template is None or context.engine.info.encoder is not None
-    if body.raw or body.suffix or plain:
+    if body.raw or body.suffix:
         [prompt] = await plain_prompts(context, TextSource(given=body.prompt or "", after=body.suffix or ""))
         return prompt
+    if context.text.chat_template is None or context.engine.info.encoder is not None:
+        return await _untold_prompt(context, body)
     messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
     if body.system:
         messages.insert(0, {"role": "system", "content": body.system})
@@ -119,6 +121,20 @@ async def _generate_prompt(call: HttpCall[OllamaGenerateBody], reading: Reading)
     rendered = await rendered_chat(context, source)
     prompt = Prompt(rendered.token_ids, origin=rendered.conversation, images=rendered.images)
     return check_not_empty(prompt, "prompt")
+
+
+async def _untold_prompt(context: Context, body: OllamaGenerateBody) -> Prompt:
+    """Of a model that knows no questions and answers: the prompt as it is, behind what came before."""
+    encoder = context.engine.info.encoder
+    why = "this model has no chat template" if encoder is None else "an encoder reads the prompt as it is"
+    for name in ("images", "system") if encoder is None else ("images", "system", "context"):
+        if getattr(body, name):
+            raise invalid(f"`{name}` cannot be used here: {why}. Leave it out.", name)
+    if not body.context:
+        [prompt] = await plain_prompts(context, TextSource(given=body.prompt or ""))
+        return prompt
+    before = await suffix_ids(context, body.context, "context")
+    return Prompt((*before, *await suffix_ids(context, body.prompt or "", "prompt", before[-1])), param="prompt")
 
 
 async def _continued(call: HttpCall[OllamaGenerateBody], source: ChatSource, before: list[int]) -> Prompt:
