@@ -77,7 +77,7 @@ class StagedEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def submit(self, request: Request, sink: Sink) -> None:
+    def submit(self, request: Request, sink: Sink, *, goes_on: bool = False) -> None:
         http = CURRENT.get()
         began, submitted = None if http is None else http[ARRIVED], time.monotonic()
 
@@ -88,7 +88,7 @@ class StagedEngine:
             sink(delta)
 
         deliver: Callable[[Delta], None] = first
-        self._engine.submit(request, lambda delta: deliver(delta))
+        self._engine.submit(request, lambda delta: deliver(delta), goes_on=goes_on)
         times = self._engine._groups[request.id].times
 
 

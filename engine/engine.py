@@ -140,12 +140,10 @@ class AsyncEngine(Keeper):
 
     # --- requests ------------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request, sink: Sink) -> None:
-        """Admits a request; `sink` gets its Deltas, the last one finished. or raises EngineError."""
-        if self.state == "draining":
-            raise EngineDraining("The engine takes no new requests.", reason="closed")
-        if self.state == "dead":
-            raise EngineDead("The engine has failed.", reason="dead")
+    def submit(self, request: Request, sink: Sink, *, goes_on: bool = False) -> None:
+        """Admits a request; `sink` gets its Deltas, the last one finished. or raises EngineError. `goes_on`: with a
+        long answer, which began before others were refused."""
+        self._check_open(goes_on)
         self._sleep.disturb()
         if request.id in self._groups:
             raise InternalError(f"request id {request.id} is in use")
@@ -168,6 +166,12 @@ class AsyncEngine(Keeper):
             heapq.heappush(self._deadlines, (request.deadline, request.id))
             self._timer.arm()
         self._pump_soon()
+
+    def _check_open(self, goes_on: bool = False) -> None:
+        if self.state == "draining" and (self._stopped or not goes_on):
+            raise EngineDraining("The engine takes no new requests.", reason="closed")
+        if self.state == "dead":
+            raise EngineDead("The engine has failed.", reason="dead")
 
     def look_ahead(self, image: Image) -> None:
         """A request with this image is about to come. Where the device has nothing to do its tower looks at it now."""
@@ -231,7 +235,7 @@ class AsyncEngine(Keeper):
             self.state = "draining"
         end = self._clock() + timeout
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout)
+            await asyncio.wait_for(self._nothing_open(), timeout)
         except TimeoutError:
             return False
         await self._write_leases(end)

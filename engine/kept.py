@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from bequest.engine.errors import (
     DeadlineExceeded,
@@ -36,6 +37,7 @@ log = logging.getLogger("bequest.engine")
 
 class Keeper(ABC):
     _estates: EstateDesk
+    _idle: asyncio.Event  # no request is open
     _sleep: Sleep
     _stopped: bool
 
@@ -169,7 +171,21 @@ class Keeper(ABC):
         """Raises EngineAsleep if the memory is not there."""
         await self._sleep.wake()
 
+    @asynccontextmanager
+    async def long_answer(self) -> AsyncIterator[None]:
+        """For an answer that takes several requests, one behind the other: until it is whole the engine neither falls
+        asleep nor is drained, and admits those that go on. Raises EngineDraining, EngineDead, EngineAsleep."""
+        self._check_open()
+        async with self._sleep.kept_awake():
+            yield
+
     # --- the end -------------------------------------------------------------------------------------------------
+
+    async def _nothing_open(self) -> None:
+        """Returns when no request is open, and nobody goes on without one."""
+        while not (self._idle.is_set() and self._sleep.released.is_set()):
+            await self._idle.wait()
+            await self._sleep.released.wait()
 
     async def _write_leases(self, end: float) -> None:
         """What is leased goes to files until `end`, on the clock. An engine that sleeps wakes for what only it has."""
@@ -182,6 +198,10 @@ class Keeper(ABC):
         await self._vault.flush(end)
 
     # --- the engine's --------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _check_open(self) -> None:
+        """Raises EngineDraining, EngineDead."""
 
     @abstractmethod
     def _next_due(self) -> float | None:

@@ -50,6 +50,8 @@ class Sleep:
         self._after = after
         self._none_open = is_idle
         self._num_holding = 0  # who need its memory beside requests
+        self.released = asyncio.Event()  # nobody does
+        self.released.set()
         self._settled = settled
         self._on_awake = on_awake
         self._on_stuck = on_stuck
@@ -88,8 +90,9 @@ class Sleep:
 
     @asynccontextmanager
     async def kept_awake(self) -> AsyncIterator[None]:
-        """For who reads or writes its memory without a request: it wakes, and does not fall asleep meanwhile."""
+        """For who needs its memory without a request, or between two: it wakes, and does not fall asleep meanwhile."""
         self._num_holding += 1  # before it wakes: somebody may wait to send it to sleep
+        self.released.clear()
         self.busy()
         try:
             self.disturb()
@@ -98,6 +101,8 @@ class Sleep:
             yield
         finally:
             self._num_holding -= 1
+            if not self._num_holding:
+                self.released.set()
             if self._is_idle():
                 self.idle()
 

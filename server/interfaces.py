@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -57,8 +58,13 @@ class EngineLike(Protocol):
     @property
     def state(self) -> EngineState: ...
 
-    def submit(self, request: Request, sink: Sink) -> None:
-        """Raises an EngineError if the request cannot be taken; otherwise the sink hears of it until its last Delta."""
+    def submit(self, request: Request, sink: Sink, *, goes_on: bool = False) -> None:
+        """Raises an EngineError if the request cannot be taken; otherwise the sink hears of it until its last Delta.
+        `goes_on`: with a long answer."""
+
+    def long_answer(self) -> AbstractAsyncContextManager[None]:
+        """While an answer is made that takes several requests, one behind the other: the engine neither falls asleep
+        nor ends meanwhile, as long as it is given time. Raises EngineDraining, EngineDead, EngineAsleep."""
 
     def look_ahead(self, image: Image) -> None:
         """A request with this image is about to be submitted."""

@@ -6,7 +6,8 @@ Leaving the `with` block of a Job aborts whatever has not finished, whichever wa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -34,15 +35,19 @@ class _EndedSink(Protocol):
 class Job:
     """The engine requests of one HTTP request: submitted together, and aborted where unfinished on leaving."""
 
-    def __init__(self, engine: EngineLike, requests: Sequence[Request], sinks: Sequence[_EndedSink]) -> None:
+    def __init__(
+        self, engine: EngineLike, requests: Sequence[Request], sinks: Sequence[_EndedSink], *, goes_on: bool = False
+    ) -> None:
+        """`goes_on`: with a long answer (`long_answer`)."""
         self._engine = engine
+        self._goes_on = goes_on
         self._pairs = list(zip(requests, sinks, strict=True))
         self._submitted: list[tuple[Request, _EndedSink]] = []
 
     def __enter__(self) -> Self:
         try:
             for request, sink in self._pairs:
-                self._engine.submit(request, sink)
+                self._engine.submit(request, sink, goes_on=self._goes_on)
                 self._submitted.append((request, sink))
         except EngineError as error:
             self._abort(failed=True)
@@ -109,7 +114,17 @@ class Collector:
             self._done.set_result(None)
 
 
-async def collect(engine: EngineLike, requests: Sequence[Request]) -> list[Collector]:
+@asynccontextmanager
+async def long_answer(engine: EngineLike) -> AsyncIterator[None]:
+    """For an answer of several Jobs, one behind the other, that go on with it."""
+    try:
+        async with engine.long_answer():
+            yield
+    except EngineError as error:
+        raise from_engine(error) from error
+
+
+async def collect(engine: EngineLike, requests: Sequence[Request], *, goes_on: bool = False) -> list[Collector]:
     """Runs the requests to their end; the first error ends them all. Cancelled when the client goes away.
 
     REQUIRES: OutputMode.FINAL
@@ -117,7 +132,7 @@ async def collect(engine: EngineLike, requests: Sequence[Request]) -> list[Colle
     loop = asyncio.get_running_loop()
     ends: list[asyncio.Future[None]] = [loop.create_future() for _ in requests]
     collectors = [Collector(end) for end in ends]
-    with Job(engine, requests, collectors):
+    with Job(engine, requests, collectors, goes_on=goes_on):
         try:
             await (ends[0] if len(ends) == 1 else asyncio.gather(*ends))
         except BaseException:

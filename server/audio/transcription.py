@@ -23,7 +23,7 @@ from bequest.engine.text.whisper_segments import TimedTokens, WindowSegments, sp
 from bequest.engine.text.whisper_tokens import Task
 from bequest.engine.types import Lineage, OutputMode, SamplingParams, Terms
 from bequest.engine.types.encoder import EncoderInput, TimestampRule, TokenRules
-from bequest.server.answers.running import Job, collect
+from bequest.server.answers.running import Job, collect, long_answer
 from bequest.server.asks.ask import Ask
 from bequest.server.asks.prompt import Prompt
 from bequest.server.asks.sampling import NOTHING_SAMPLED
@@ -81,7 +81,8 @@ class Transcriber:
     async def run(self, samples: Samples) -> Transcript:
         """All of it, or an error: nobody could tell from a part of a transcript that it is one."""
         try:
-            return await self._transcribe(samples)
+            async with long_answer(self._engine):
+                return await self._transcribe(samples)
         except (ApiError, EngineError) as error:
             if error.code != DeadlineExceeded.code:
                 raise
@@ -132,7 +133,7 @@ class Transcriber:
         codes = {token_id: code for code, token_id in tokens.languages.items() if not among or code in among}
         params = SamplingParams(max_tokens=1, temperature=0.0, allowed_token_ids=tuple(codes), ignore_eos=True)
         ask = self._ask(Prompt((tokens.start,), encoder=window), params, OutputMode.FINAL)
-        [result] = await collect(self._engine, ask.requests)
+        [result] = await collect(self._engine, ask.requests, goes_on=True)
         self._usage += TokenUsage(window.length, 1, 1)
         return codes[result.choices[0].token_ids[0]]
 
@@ -173,7 +174,7 @@ class Transcriber:
         if self._words is not None:
             ask = replace(ask, terms=structs.replace(ask.terms, record=Terms()))
             self._kept.append(ask.id)
-        with Job(self._engine, ask.requests, [ear]):
+        with Job(self._engine, ask.requests, [ear], goes_on=True):
             await ear.done
         if ear.cut:
             raise DeadlineExceeded("The deadline passed in the middle of a window.")
@@ -191,7 +192,7 @@ class Transcriber:
             behind = Prompt(ids, encoder=window, lineage=Lineage(self._kept[-1], 0, len(ids)))
             params = NOTHING_SAMPLED.params(behind, self._engine.info)
             ask = self._ask(behind, params, OutputMode.FINAL, words.wish_of_decoder)
-            [result] = await collect(self._engine, ask.requests)
+            [result] = await collect(self._engine, ask.requests, goes_on=True)
             decoded = result.delivery.hidden_states
             assert decoded is not None
             return await words.ends(decoded, heard.encoded, len(prompt), num_samples)

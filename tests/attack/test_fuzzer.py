@@ -16,10 +16,10 @@ from tests.server.fakes import FakeEngine
 class Broken(FakeEngine):
     """Falls over whenever eight or seventeen tokens are asked for."""
 
-    def submit(self, request: Request, sink: Sink) -> None:
+    def submit(self, request: Request, sink: Sink, *, goes_on: bool = False) -> None:
         if request.params.max_tokens in (8, 17):
             raise ZeroDivisionError
-        super().submit(request, sink)
+        super().submit(request, sink, goes_on=goes_on)
 
 
 async def campaign(victim: Victim, requests: int, seed: int, clients: int) -> Campaign:

@@ -191,6 +191,25 @@ async def test_drain_finishes_what_runs_and_refuses_what_comes() -> None:
         assert all(len(a.token_ids[0]) == 300 for a in await open_requests)
 
 
+async def test_drain_waits_for_an_answer_of_several_requests() -> None:
+    async with running(Setup()) as (engine, _):
+        done: asyncio.Future[Delta] = asyncio.get_running_loop().create_future()
+        async with engine.long_answer():
+            await ask(engine, request([20], LONG))
+            draining = asyncio.ensure_future(engine.drain(10))
+            await asyncio.sleep(0.01)
+            for refused in (engine.long_answer().__aenter__, lambda: ask(engine, request([21], LONG))):
+                with pytest.raises(EngineDraining):
+                    await refused()
+            asked = request([22], LONG)
+            engine.submit(asked, lambda delta: done.set_result(delta) if delta.finished else None, goes_on=True)
+            assert (await done).error is None and not draining.done()
+        assert await draining
+        await engine.stop()
+        with pytest.raises(EngineDraining):
+            engine.submit(request([23], LONG), lambda _: None, goes_on=True)
+
+
 async def test_stop_in_the_middle_answers_everybody() -> None:
     async with running(Setup()) as (engine, runner):
         runner.gate = threading.Event()

@@ -183,6 +183,19 @@ async def test_nobody_falls_asleep_while_an_estate_is_on_its_way() -> None:
         engine.forget("t", parent.id)
 
 
+async def test_nobody_falls_asleep_within_an_answer_of_several_requests() -> None:
+    async with running(replace(SETUP, idle_sleep=0.02)) as (engine, runner):
+        await engine.sleep(wakes_itself=True)
+        async with engine.long_answer():
+            for _ in range(2):
+                await ask(engine, request([3] * 30, params()))
+                with pytest.raises(EngineBusy):
+                    await engine.sleep(wakes_itself=False)
+                await asyncio.sleep(0.03)
+                assert not runner.asleep
+        await until(lambda: runner.asleep)
+
+
 @pytest.mark.parametrize("change", ["sleep", "wake"])
 async def test_who_sends_it_to_sleep_or_wakes_it_may_leave_meanwhile(change: str) -> None:
     """The device does not hear of that."""

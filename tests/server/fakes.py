@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -179,7 +180,7 @@ class FakeEngine(FakeRecords):
         self.aborted: list[str] = []
         self.runs: dict[str, Run] = {}
         self.num_steps = 0
-        self.expected_tenants = 0
+        self.expected_tenants = self.long_answers = 0
         self.grace: float | None = None  # once it is stopped
         self.device_works = asyncio.Event()
         self.device_works.set()
@@ -188,8 +189,14 @@ class FakeEngine(FakeRecords):
     def look_ahead(self, image: Image) -> None:
         self.looked_ahead.append(image.first_id)
 
-    def submit(self, request: Request, sink: Sink) -> None:
-        if self.state == "draining":
+    @asynccontextmanager
+    async def long_answer(self) -> AsyncIterator[None]:
+        self.long_answers += 1
+        yield
+        self.long_answers -= 1
+
+    def submit(self, request: Request, sink: Sink, *, goes_on: bool = False) -> None:
+        if self.state == "draining" and not (goes_on and self.long_answers):
             raise EngineDraining("The server is shutting down and takes no new work.")
         if self.refusal is not None:
             raise self.refusal

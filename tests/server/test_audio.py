@@ -151,6 +151,14 @@ async def test_long_audio_in_windows(hear: Any) -> None:
     assert len(keys) == 2
 
 
+async def test_windows_go_on_while_the_server_ends(hear: Any) -> None:
+    front: Front = await hear(*LONG)
+    front.engine.begin = lambda _: setattr(front.engine, "state", "draining")
+    answer = await front.strict().audio.transcriptions.create(model=MODEL, file=("a.wav", sound(36.0)))
+    assert answer.text == LONG_TEXT and len(front.engine.submitted) == 2
+    assert front.engine.long_answers == 0
+
+
 async def test_a_window_always_moves_on(hear: Any) -> None:
     """Whatever the timestamps say: here a pair at 0.00, which would begin the same window for ever."""
     front: Front = await hear(Window(0.0, 0.0, " a"), Window(" b"))

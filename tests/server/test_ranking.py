@@ -145,6 +145,12 @@ async def test_one_that_fails_fails_them_all(judge: Front) -> None:
     assert not judge.engine.runs
 
 
+async def test_documents_are_judged_while_the_server_ends(judge: Front) -> None:
+    judge.engine.begin = lambda _: setattr(judge.engine, "state", "draining")  # type: ignore[method-assign]
+    answer, ranks = await judge.post("/v1/rerank", {"query": "q", "documents": DOCUMENTS})
+    assert answer.status == 200 and len(ranks["results"]) == 3 and judge.engine.long_answers == 0
+
+
 async def test_a_client_that_leaves_stops_the_work(judge: Front) -> None:
     judge.engine.held = True
     task = asyncio.create_task(judge.post("/v1/rerank", {"query": "a", "documents": ["a"] * 100}))

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from bequest.engine.errors import context_exceeded
 from bequest.engine.types import OutputMode, Usage
-from bequest.server.answers.running import collect
+from bequest.server.answers.running import collect, long_answer
 from bequest.server.asks.ask import Ask, params_of
 from bequest.server.asks.chats import ChatSource, rendered_chat
 from bequest.server.asks.lengths import Length
@@ -52,9 +52,10 @@ class Judge:
     async def scores(self, pairs: Sequence[Pair]) -> list[float]:
         """The first pair goes ahead: what its prompt has in common with the others is then computed."""
         answers = await self._answers()
-        first = await self._score(0, pairs[0], answers)
-        async with asyncio.TaskGroup() as group:
-            others = [group.create_task(self._score(i, pair, answers)) for i, pair in enumerate(pairs) if i]
+        async with long_answer(self._context.engine):
+            first = await self._score(0, pairs[0], answers)
+            async with asyncio.TaskGroup() as group:
+                others = [group.create_task(self._score(i, pair, answers)) for i, pair in enumerate(pairs) if i]
         return [first, *(task.result() for task in others)]
 
     async def _score(self, index: int, pair: Pair, answers: tuple[tuple[int, ...], ...]) -> float:
@@ -70,7 +71,7 @@ class Judge:
                 suffixes=answers,
                 output=OutputMode.FINAL,
             )
-            [result] = await collect(self._context.engine, ask.requests)
+            [result] = await collect(self._context.engine, ask.requests, goes_on=True)
         if result.usage is not None:
             self.usages.append(result.usage)
         yes, no = (result.choices[number].cumulative_logprob for number in range(len(_ANSWERS)))
