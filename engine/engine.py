@@ -116,8 +116,8 @@ class AsyncEngine(Keeper):
             scheduler,
             self._device,
             after=idle_sleep,
-            is_idle=lambda: not self._groups and not self._launched,
-            settled=lambda: self._vault.settled(),
+            is_idle=lambda: not self._groups,
+            settled=self._settled,
             on_awake=self._pump_soon,
             on_stuck=self._fail_all,
         )
@@ -246,6 +246,7 @@ class AsyncEngine(Keeper):
         if self.state == "ready":
             self.state = "draining"
         self._stopped = True
+        self._launched.clear()
         stopped = EngineDraining("The engine stopped before the request was finished.", reason="stopped")
         self._fail_all(stopped)
         self._vault.close()

@@ -21,6 +21,7 @@ from bequest.engine.errors import (
 )
 from bequest.engine.estates import EstateDesk
 from bequest.engine.inheritance.retention import Retention
+from bequest.engine.launched import LaunchedSteps
 from bequest.engine.scheduling.scheduler import Scheduler
 from bequest.engine.sleep import Sleep
 from bequest.engine.state.record import Record
@@ -38,6 +39,7 @@ log = logging.getLogger("bequest.engine")
 class Keeper(ABC):
     _estates: EstateDesk
     _idle: asyncio.Event  # no request is open
+    _launched: LaunchedSteps
     _sleep: Sleep
     _stopped: bool
 
@@ -178,6 +180,11 @@ class Keeper(ABC):
         self._check_open()
         async with self._sleep.kept_awake():
             yield
+
+    async def _settled(self) -> None:
+        """Returns when the device is asked for nothing: the last step of requests that have ended is on its way."""
+        await self._launched.all_back()
+        await self._vault.settled()
 
     # --- the end -------------------------------------------------------------------------------------------------
 

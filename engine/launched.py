@@ -5,6 +5,8 @@ They come back in the order of their launches, but for those that yield: others 
 
 from __future__ import annotations
 
+import asyncio
+
 from bequest.engine.state.launch import Launch
 
 
@@ -14,6 +16,7 @@ class LaunchedSteps:
         self._depth = depth
         self._steps: dict[int, Launch] = {}  # by number, in the order of their launches
         self.num_yielding = 0
+        self._all_back = asyncio.Event()
         self._num_computed = 0  # of those that do not yield: the device is done with them
 
     def __len__(self) -> int:
@@ -30,6 +33,7 @@ class LaunchedSteps:
 
     def add(self, launch: Launch) -> None:
         self._steps[launch.plan.step] = launch
+        self._all_back.clear()
         self.num_yielding += launch.plan.yields
 
     def computed(self) -> None:
@@ -40,6 +44,8 @@ class LaunchedSteps:
         """One has come back; whether it was known that the device is done with it. Of those that yield nobody is
         told."""
         launch = self._steps.pop(step)
+        if not self._steps:
+            self._all_back.set()
         if launch.plan.yields:
             self.num_yielding -= 1
             return launch, True
@@ -51,7 +57,13 @@ class LaunchedSteps:
 
     def clear(self) -> None:
         self._steps.clear()
+        self._all_back.set()
         self.num_yielding = self._num_computed = 0
+
+    async def all_back(self) -> None:
+        """Returns when none is at the device, or nobody waits for their results any more."""
+        while self._steps:
+            await self._all_back.wait()
 
     @property
     def _num_ordered(self) -> int:

@@ -43,7 +43,8 @@ class Sleep:
         on_awake: Callable[[], None],
         on_stuck: Callable[[EngineError], None],
     ) -> None:
-        """`after`: seconds without a request, 0: never. `settled`: returns when nobody reads from the device.
+        """`after`: seconds without a request, 0: never. `is_idle`: no request is open. `settled`: returns when nothing
+        is at the device.
         `on_stuck`: ends those who wait for an engine that cannot be woken."""
         self._scheduler = scheduler
         self._device = device

@@ -86,6 +86,19 @@ async def test_who_runs_is_not_disturbed() -> None:
         assert [delta async for delta in stream][-1].finished
 
 
+async def test_who_sends_it_to_sleep_at_an_end_waits_for_the_last_step() -> None:
+    """An end by a token is known when the step behind it has begun."""
+    async with running(SETUP) as (engine, runner):
+        slow(runner, "launch", 0.01)
+        prompt = [3] * 9
+        for _ in range(3):
+            stop = frozenset([expected_tokens(prompt, 6)[2]])
+            answer = await ask(engine, request(prompt, replace(params(20), stop_token_ids=stop)))
+            assert len(answer.token_ids[0]) <= 3
+            await engine.sleep(wakes_itself=True)
+            assert runner.asleep
+
+
 async def test_it_falls_asleep_by_itself_and_wakes_for_a_crowd() -> None:
     async with running(replace(SETUP, idle_sleep=0.05)) as (engine, runner):
         for _ in range(3):
