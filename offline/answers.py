@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,13 @@ from bequest.engine.types.states import StatesArray
 from bequest.server.answers.deltas import reason_with_calls
 from bequest.server.answers.running import Collector
 from bequest.server.asks.ask import Ask
+from bequest.server.asks.images import shown_ids
 from bequest.server.asks.reading import Reading
 from bequest.server.asks.spoken import whole_message
+from bequest.server.context import Context
 from bequest.server.transport.pieces import release
+
+_Llm = TypeVar("_Llm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class Completion:
     """The answer to one prompt or conversation."""
 
     id: str  # to continue from
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]  # with the model's own token for each row of an image
     choices: tuple[Choice, ...]
     usage: Usage
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
@@ -80,6 +84,28 @@ class Completion:
         return list((self.message or {}).get("tool_calls", ()))
 
 
+class OwnCompletion(Completion, Generic[_Llm]):
+    """One that knows whose it is. That is no field of it: an answer can be kept, as JSON or in a pickle, and the model
+    cannot."""
+
+    __slots__ = ("_llm",)
+    _llm: _Llm
+
+    @classmethod
+    def of(cls, answer: Completion, llm: _Llm) -> Self:
+        own = cls(**{entry.name: getattr(answer, entry.name) for entry in fields(Completion)})
+        object.__setattr__(own, "_llm", llm)
+        return own
+
+    @property
+    def _owner(self) -> _Llm:
+        try:
+            return self._llm
+        except AttributeError:
+            message = "a copy of an answer has no model: continue it with `continuation_of=answer`"
+            raise RuntimeError(message) from None
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """What one choice gained in a step of a stream."""
@@ -114,7 +140,8 @@ class States:
 class Growing:
     """Choices of an answer while their deltas come. Tool calls are taken out of the text."""
 
-    def __init__(self, ask: Ask, reading: Reading | None) -> None:
+    def __init__(self, context: Context, ask: Ask, reading: Reading | None) -> None:
+        self._context = context
         self._ask = ask
         self._is_chat = reading is not None
         self._readers: list[AnswerReader | None] = [
@@ -140,9 +167,10 @@ class Growing:
         states = {} if ending.hidden_states is None else {one.index: one for one in ending.hidden_states.choices}
         arrays = {index: one.assemble() for index, one in states.items()}
         release(ending)
+        prompt = self._ask.prompts[0]
         return Completion(
             id=self._ask.requests[0].id,
-            prompt_token_ids=tuple(self._ask.prompts[0].token_ids),
+            prompt_token_ids=tuple(shown_ids(self._context, prompt.token_ids, prompt.images)),
             choices=tuple(self._choice(self._last[index], arrays.get(index)) for index in sorted(self._last)),
             usage=ending.usage,
             prompt_logprobs=opening.prompt_logprobs,
@@ -195,9 +223,9 @@ def _thought(events: Sequence[AnswerEvent]) -> str:
     return "".join(event.text for event in events if isinstance(event, Thought))
 
 
-def completion_of(ask: Ask, result: Collector, reading: Reading | None) -> Completion:
+def completion_of(context: Context, ask: Ask, result: Collector, reading: Reading | None) -> Completion:
     """Of an answer that came whole."""
-    growing = Growing(ask, reading)
+    growing = Growing(context, ask, reading)
     growing.take(result.delivery)
     return growing.completion(result.delivery)
 

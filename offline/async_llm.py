@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Self, Unpack, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from bequest.engine.types import ModelInfo
-from bequest.offline.answers import Completion, Piece, Score, States
+from bequest.offline.answers import Completion, OwnCompletion, Piece, Score, States
 from bequest.offline.configs import configs_of
 from bequest.offline.core import Core
 from bequest.offline.loading import announced
@@ -35,19 +33,17 @@ from bequest.server.audio.subtitles import Transcript
 from bequest.server.interfaces import TokenizerLike
 
 
-@dataclass(frozen=True, slots=True)
-class AsyncCompletion(Completion):
+class AsyncCompletion(OwnCompletion["AsyncLLM"]):
     """The answer to one prompt or conversation, from which others can go on."""
 
-    _llm: AsyncLLM | None = field(default=None, repr=False, compare=False)
+    __slots__ = ()
 
     async def continue_(
         self, more: Prompt | Messages = "", params: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> AsyncCompletion:
         """Goes on behind this answer with `more`: text or tokens, or the next messages of a chat. Nothing that was
         computed for this answer is computed again, as long as the cache has it."""
-        assert self._llm is not None
-        return await self._llm._continue(self, more, params, options)
+        return await self._owner._continue(self, more, params, options)
 
 
 class AsyncLLM:
@@ -277,8 +273,7 @@ class AsyncLLM:
         return await self.core.transcript(audio, {**fields, "response_format": "verbose_json" if timestamps else None})
 
     def _own(self, answer: Completion) -> AsyncCompletion:
-        values = {entry.name: getattr(answer, entry.name) for entry in dataclasses.fields(Completion)}
-        return AsyncCompletion(**values, _llm=self)
+        return AsyncCompletion.of(answer, self)
 
     async def _continue(
         self, parent: Completion, more: Any, params: SamplingParams | None, options: ChatOptions

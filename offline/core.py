@@ -86,7 +86,7 @@ class Core:
         with own_errors():
             streamed = {**request, "stream": True}
             ask, reading = await (self._chat_ask(streamed) if "messages" in request else self._text_ask(streamed))
-            growing, sink = Growing(ask, reading), _Deltas()
+            growing, sink = Growing(self.context, ask, reading), _Deltas()
             async with self._places:
                 with Job(self.context.engine, ask.requests, [sink]):
                     async for delta in sink:
@@ -113,7 +113,7 @@ class Core:
 
     async def _whole(self, ask: Ask, reading: Reading | None) -> Completion:
         [result] = await collect(self.context.engine, ask.requests)
-        return completion_of(ask, result, reading)
+        return completion_of(self.context, ask, result, reading)
 
     # --- numbers -------------------------------------------------------------------------------------------------
 

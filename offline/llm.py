@@ -8,19 +8,17 @@ with LLM() as llm:
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import threading
 import weakref
 from collections.abc import Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from bequest.engine.types import ModelInfo
-from bequest.offline.answers import Completion, Piece, Score, States
+from bequest.offline.answers import Completion, OwnCompletion, Piece, Score, States
 from bequest.offline.async_llm import AsyncCompletion, AsyncLLM, AsyncStream
 from bequest.offline.params import ChatOptions, Options, SamplingParams
 from bequest.offline.requests import Messages, Params, Prompt, Prompts
@@ -30,19 +28,17 @@ from bequest.server.interfaces import TokenizerLike
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class SyncCompletion(Completion):
+class SyncCompletion(OwnCompletion["LLM"]):
     """The answer to one prompt or conversation, from which others can go on."""
 
-    _llm: LLM | None = field(default=None, repr=False, compare=False)
+    __slots__ = ()
 
     def continue_(
         self, more: Prompt | Messages = "", params: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> SyncCompletion:
         """Goes on behind this answer with `more`: text or tokens, or the next messages of a chat. Nothing that was
         computed for this answer is computed again, as long as the cache has it."""
-        assert self._llm is not None
-        return self._llm._continue(self, more, params, options)
+        return self._owner._continue(self, more, params, options)
 
 
 class LLM:
@@ -301,8 +297,7 @@ class LLM:
         return [self._one(one) for one in answers] if isinstance(answers, list) else self._one(answers)
 
     def _one(self, answer: Completion) -> SyncCompletion:
-        values = {entry.name: getattr(answer, entry.name) for entry in dataclasses.fields(Completion)}
-        return SyncCompletion(**values, _llm=self)
+        return SyncCompletion.of(answer, self)
 
     def _continue(
         self, parent: Completion, more: Any, params: SamplingParams | None, options: ChatOptions

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -13,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,8 @@ from bequest.engine.types import SamplingParams as EngineParams
 from tests.adapters.tiny_adapters import make_adapters, save_adapter
 from tests.engine.direct import LLM as Direct
 from tests.test_real_checkpoints import needs
-from tests.tiny_models import make_reference
+from tests.tiny_models import VOCAB_SIZE, make_reference
+from tests.tiny_seeing import IMAGE_ID, image_part, picture, save_seeing, text_part
 
 FLAGS: dict[str, Any] = {
     "device": "cpu", "dtype": "float32", "max_model_len": 1024, "num_blocks": 200, "max_num_seqs": 4, "max_queued": 8,
@@ -235,6 +239,26 @@ def test_an_answer_is_continued_by_its_handle(llm: LLM) -> None:
     assert llm.generate(" and the dog", GREEDY, continuation_of=first).text == second.text
     branch = first.continue_("", GREEDY, continuation_at=3)
     assert branch.prompt_token_ids == (*first.prompt_token_ids, *first.choices[0].token_ids)[:3]
+
+
+def test_an_answer_can_be_kept(llm: LLM) -> None:
+    answer = llm.generate("the cat sat on", replace(GREEDY, logprobs=1))
+    assert asdict(answer)["choices"][0]["token_ids"] == answer.token_ids
+    for kept in (pickle.loads(pickle.dumps(answer)), copy.deepcopy(answer)):
+        assert kept == answer and repr(kept) == repr(answer)
+        assert llm.generate(" and", GREEDY, continuation_of=kept).text == answer.continue_(" and", GREEDY).text
+        with pytest.raises(RuntimeError, match="`continuation_of=answer`"):
+            kept.continue_(" and", GREEDY)
+
+
+def test_an_image_is_shown_as_the_models_own_token(tmp_path: Path) -> None:
+    with LLM(save_seeing("llava", tmp_path), **FLAGS | {"max_model_len": 256}) as seeing:
+        messages = [{"role": "user", "content": [image_part(picture(28, 28)), text_part("what?")]}]
+        first = seeing.chat(messages, GREEDY)
+        assert first.prompt_token_ids.count(IMAGE_ID) > 1 and max(first.prompt_token_ids) < VOCAB_SIZE
+        second = first.continue_("And now?", GREEDY)
+        assert second.inheritance is not None and second.inheritance.source == "blocks"
+        assert second.prompt_token_ids[: len(first.prompt_token_ids)] == first.prompt_token_ids
 
 
 def test_a_chat_is_continued_with_the_new_messages(llm: LLM) -> None:
