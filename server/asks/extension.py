@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 from bequest.engine.types import ParentChoice
 from bequest.server.interfaces import TokenizerLike
 
+_BROKEN = "\ufffd".encode()
+
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
@@ -51,14 +53,14 @@ class Extension:
 
 
 def answer_text(tokenizer: TokenizerLike, token_ids: Sequence[int], end_token_ids: Collection[int]) -> str:
-    """The text of an answer as a message holds it: without its end token, and without a character that is cut off.
+    """The text of an answer as a message holds it: without its end token.
 
-    Every token is written out byte for byte, so that `extend` finds each of them again.
+    Every token is written out, so that `extend` finds each of them again.
     """
     written = list(token_ids)
     while written and written[-1] in end_token_ids:
         written.pop()
-    return codecs.getincrementaldecoder("utf-8")("replace").decode(b"".join(map(tokenizer.token_bytes, written)))
+    return b"".join(map(tokenizer.token_bytes, written)).decode("utf-8", "replace")
 
 
 def extend(
@@ -66,8 +68,8 @@ def extend(
 ) -> Extension:
     """The prompt for `rendered` that keeps as many of the parent's first `limit` tokens as it can.
 
-    The parent's text is `prompt_text`, of which its prompt's tokens were made, and the bytes of its sampled tokens.
-    Tokens are kept as far as `rendered` has the same bytes, never into the middle of a character; the rest is
+    The parent's text is `prompt_text`, of which its prompt's tokens were made, and what its sampled tokens show.
+    Tokens are kept as far as `rendered` has the same text, never into the middle of a character; the rest is
     tokenised alone. If not one can be kept that way, the tokens that `rendered` and the parent have in common are.
     """
     target = rendered.encode()
@@ -92,19 +94,51 @@ def _layout(
     of the text; or spell something else (after a normalisation), and then they are kept together or not at all.
     """
     num_prompt = min(choice.num_prompt, limit)
-    spelled = list(map(tokenizer.token_bytes, choice.token_ids[:limit]))
+    spelled = list(map(tokenizer.token_bytes, choice.token_ids[: max(limit, choice.num_prompt)]))
     if prompt_text is None:
-        return b"".join(spelled), list(accumulate(map(len, spelled)))
+        return shown(spelled[:limit])
     whole = prompt_text.encode()
-    before = b"".join(map(tokenizer.token_bytes, choice.token_ids[: choice.num_prompt])).find(whole)
+    prompt, prompt_ends = shown(spelled[: choice.num_prompt])
+    before = prompt.find(whole)
     ends = [len(whole)] * num_prompt
     if before >= 0:
-        ends = [min(max(end - before, 0), len(whole)) for end in accumulate(map(len, spelled[:num_prompt]))]
+        ends = [min(max(end - before, 0), len(whole)) for end in prompt_ends[:num_prompt]]
     elif limit < choice.num_prompt:
         ends = []  # a part of tokens that only make sense together
-    sampled = spelled[choice.num_prompt :]
-    ends += [len(whole) + end for end in accumulate(map(len, sampled))]
-    return whole + b"".join(sampled), ends
+    sampled, sampled_ends = shown(spelled[choice.num_prompt : limit])
+    ends += [len(whole) + end for end in sampled_ends]
+    return whole + sampled, ends
+
+
+def shown(spelled: Sequence[bytes]) -> tuple[bytes, list[int]]:
+    """The text of tokens, given their bytes, and where in it each of them ends; never falling.
+
+    Bytes that are no character are U+FFFD, as in what a client sees, and a token that ends among such bytes ends
+    behind that. One that ends inside of a character does so in the text, too.
+    """
+    data = b"".join(spelled)
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return _shown_broken(spelled)
+    return data, list(accumulate(map(len, spelled)))
+
+
+def _shown_broken(spelled: Sequence[bytes]) -> tuple[bytes, list[int]]:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text, begun = bytearray(), b""
+    ends: list[int] = []
+    first = 0  # of the tokens that have `begun`, a part of a character
+    for index, piece in enumerate((*spelled, b"")):
+        start = len(text)
+        text += decoder.decode(piece, final=index == len(spelled)).encode()
+        if begun and text.startswith(_BROKEN, start):
+            ends[first:] = [start + len(_BROKEN)] * (index - first)
+        if not begun or len(text) > start:
+            first = index
+        begun, _ = decoder.getstate()
+        ends.append(len(text) + len(begun))
+    return bytes(text), ends[:-1]
 
 
 _Items = TypeVar("_Items", bytes, str, tuple[int, ...])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
+from bequest.server.asks.extension import shown
 from bequest.server.asks.messages import wrong_type
 from bequest.server.interfaces import TokenizerLike
 from bequest.server.wire.errors import invalid, unsupported
@@ -57,12 +57,11 @@ def longest_places(places: Sequence[Place]) -> list[Place]:
 
 def tokens_before(tokenizer: TokenizerLike, token_ids: Sequence[int], text: str, num_chars: int) -> int:
     """How many tokens of a prompt, which was made of `text`, lie within its first `num_chars` characters."""
-    spelled = [tokenizer.token_bytes(token) for token in token_ids]
-    whole = text.encode()
-    before = b"".join(spelled).find(whole)
+    written, ends = shown([tokenizer.token_bytes(token) for token in token_ids])
+    before = written.find(text.encode())
     if before >= 0:
         limit = before + len(text[:num_chars].encode())
-        return sum(end <= limit for end in accumulate(map(len, spelled)))
+        return sum(end <= limit for end in ends)
     # The tokenizer rewrites what it reads.
     alone = tokenizer.encode(text[:num_chars], add_special_tokens=False)
     return next((i for i, pair in enumerate(zip(alone, token_ids, strict=False)) if pair[0] != pair[1]), len(alone))
