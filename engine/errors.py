@@ -168,7 +168,7 @@ class ParentExpired(ParentNotFound):
 class ParentElsewhere(EngineError):
     """details: replica (who has it)"""
 
-    code = "misdirected_request"
+    code = "wrong_replica"
 
 
 class ParentFailed(EngineError):

@@ -31,7 +31,7 @@ _ERRORS = {
     "410": "The parent's lease was in files that are lost.",
     "413": "The body is too large.",
     "415": "The Content-Type is not one that this endpoint takes.",
-    "421": "Another replica has what the request names: X-Bequest-Replica says which.",
+    "421": "Another replica has what the request names: X-Bequest-Owner says which.",
     "429": "Too much at once; Retry-After says when to try again.",
     "500": "A fault of the server's own.",
     "503": "Loading, shutting down, or failed.",

@@ -16,7 +16,10 @@ from bequest.server.access.marks import ANSWER_ID, ARRIVED, CALLER
 from bequest.server.context import CONTEXT, Context
 from bequest.server.transport.intake import read_body
 from bequest.server.wire import fields, replicas
+from bequest.server.wire.bodies import HiddenStatesBody, SampledBody
 from bequest.server.wire.names import is_name, new_id
+
+COUNT_PREFIX = "req-"  # of the ids of answers that only count
 
 AnyBody = TypeVar("AnyBody", bound=msgspec.Struct, covariant=True)
 _Body = TypeVar("_Body", bound=msgspec.Struct)
@@ -61,19 +64,29 @@ class HttpCall(Call[AnyBody], frozen=True):
     @property
     def headers(self) -> dict[str, str]:
         """Of the answer."""
-        if self.context.config.replica_tag is None:
-            return fields.ignored_header(self.ignored)
-        return fields.ignored_header(self.ignored) | self._name_header() | self._holds_header()
+        told = fields.ignored_header(self.ignored) | self._record_header()
+        return told if self.context.config.replica_tag is None else told | self._name_header() | self._holds_header()
 
     @property
     def owner_gone(self) -> bool:
         return replicas.is_owner_gone(self.http.headers)
 
+    @property
+    def _leaves_record(self) -> bool:
+        """Encoders leave none, nor do answers that are counts."""
+        body = self.body
+        if not isinstance(body, SampledBody | HiddenStatesBody) or self.id.startswith(COUNT_PREFIX):
+            return False
+        return body.store is not False and getattr(body, "stack", None) != "encoder"
+
+    def _record_header(self) -> dict[str, str]:
+        """What stays here, for a router that reads no answers."""
+        return {replicas.RECORD_HEADER: self.id} if self._leaves_record else {}
+
     def _name_header(self) -> dict[str, str]:
-        """The client's own name for what stays here, for a router that has to find it again."""
+        """The client's own name for it, for a router that has to find it again."""
         name: str | None = getattr(self.body, "request_id", None)
-        kept = getattr(self.body, "store", None) is not False
-        return {replicas.NAME_HEADER: name} if kept and name is not None and is_name(name) else {}
+        return {replicas.NAME_HEADER: name} if self._leaves_record and name is not None and is_name(name) else {}
 
     def _holds_header(self) -> dict[str, str]:
         """A parent that is here, though nothing in its id says so."""

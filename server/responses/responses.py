@@ -9,7 +9,7 @@ from msgspec import structs
 from bequest.server.answers.logprobs import Spelling
 from bequest.server.answers.report import report_of
 from bequest.server.answers.thought_tokens import ThoughtTokens
-from bequest.server.asks.call import Call, HttpCall, begin
+from bequest.server.asks.call import COUNT_PREFIX, Call, HttpCall, begin
 from bequest.server.asks.reading import Reading
 from bequest.server.asks.terms import record_terms
 from bequest.server.asks.tools import Tools, response_tools
@@ -69,7 +69,7 @@ async def _asked(call: Call[ResponseBody], waiting: Waiting) -> Making:
 
 async def input_tokens(http: web.Request) -> web.Response:
     """How many tokens the same body would have as its prompt."""
-    call = await _begin(http, "req-")
+    call = await _begin(http, COUNT_PREFIX)
     body = call.body
     reading = Reading(call.context, await _tools(call), template=None)
     terms = record_terms(call, response_length(body).open_ended)

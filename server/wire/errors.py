@@ -63,7 +63,7 @@ _ENGINE_STATUS = {
     "continuation_parent_expired": 404,
     "continuation_parent_failed": 409,
     "continuation_parent_lost": 410,
-    "misdirected_request": 421,
+    "wrong_replica": 421,
     "request_id_in_use": 409,
     "queue_full": 429,
     "insufficient_retention": 429,

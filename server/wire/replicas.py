@@ -2,10 +2,12 @@
 it makes, so a router knows from an id alone where to send it. Headers say the rest:
 
     X-Bequest-Replica   answer: who answers, or, of a 421, who should have been asked
+    X-Bequest-Record    answer: the id of the record that it leaves, of any server
     X-Bequest-Name      answer: the client's own name for its request, which the router learns
     X-Bequest-Holds     answer: a parent that is held here, though its id has another server's tag
     X-Bequest-Parent    request: the parent of a body that is too long for a router to read
-    X-Bequest-Owner     request: `gone`, from a router that knows that the owner of the parent does not run
+    X-Bequest-Owner     answer: of a 421, the same server; request: `gone`, from a router that knows that the owner of
+                        the parent does not run
     X-Bequest-Over-Rate request: the key has sent too many, says a router that counts for all servers; milliseconds
                         until it may send the next
 """
@@ -19,6 +21,7 @@ from bequest.server.wire.errors import ApiError, invalid
 from bequest.server.wire.reading import shorten
 
 REPLICA_HEADER = "X-Bequest-Replica"
+RECORD_HEADER = "X-Bequest-Record"
 NAME_HEADER = "X-Bequest-Name"
 HOLDS_HEADER = "X-Bequest-Holds"
 PARENT_HEADER = "X-Bequest-Parent"
@@ -55,18 +58,23 @@ def owner_elsewhere(reference: str | None, own: str | None, owner_gone: bool) ->
 def misdirected(reference: str, owner: str) -> ApiError:
     return ApiError(
         421,
-        "misdirected_request",
+        "wrong_replica",
         f"'{shorten(reference, 200)}' belongs to the replica '{owner}': send the request there, with the header "
         f"{PARENT_HEADER} if a router reads no bodies as long as this one.",
         details={"replica": owner},
-        headers={REPLICA_HEADER: owner},
+        headers=owner_headers(owner),
     )
+
+
+def owner_headers(owner: str) -> dict[str, str]:
+    """Of a 421."""
+    return {REPLICA_HEADER: owner, OWNER_HEADER: owner}
 
 
 def redirected(error: ApiError, own: str | None, owner_gone: bool) -> ApiError:
     """What is not here may be with the server that made its id, or with one whose files have it: then it says so."""
     if error.status == 421:
-        error.headers[REPLICA_HEADER] = str(error.details["replica"])
+        error.headers.update(owner_headers(str(error.details["replica"])))
         return error
     owner = owner_elsewhere(error.absent, own, owner_gone)
     return error if error.absent is None or owner is None else misdirected(error.absent, owner)

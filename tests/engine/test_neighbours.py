@@ -64,7 +64,7 @@ async def test_a_lease_of_one_that_runs_is_its_own(tmp_path: Path) -> None:
         parent, _ = await a_lease(owner)
         with pytest.raises(ParentElsewhere) as refused:
             await engine.seek("t", parent.id)
-        assert refused.value.details == {"replica": "r1"} and refused.value.code == "misdirected_request"
+        assert refused.value.details == {"replica": "r1"} and refused.value.code == "wrong_replica"
         await check_child(owner, parent.id, "blocks")
         assert not engine.records("t")
 

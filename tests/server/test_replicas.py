@@ -57,7 +57,7 @@ async def test_ids_and_answers_carry_the_tag(start: Starter) -> None:
 async def test_without_a_tag_nothing_says_so(start: Starter) -> None:
     front = await start()
     answer, content = await front.post("/v1/completions", {"prompt": "x", "request_id": "mars"})
-    assert not [name for name in answer.headers if name.startswith("X-Bequest")]
+    assert [name for name in answer.headers if name.startswith("X-Bequest")] == ["X-Bequest-Record"]
     assert tag_of(content["id"]) is None
     answer, content = await front.post("/v1/completions", {"continuation_of": FOREIGN})
     assert (answer.status, content["error"]["code"]) == (404, "continuation_parent_not_found")
@@ -75,6 +75,32 @@ async def test_the_name_of_a_request_is_in_a_header(start: Starter) -> None:
     assert "X-Bequest-Name" not in answer.headers
     answer, _ = await front.post("/v1/completions", {"prompt": "x"})
     assert "X-Bequest-Name" not in answer.headers
+
+
+@pytest.mark.parametrize("tag", [None, "r1"])
+async def test_the_record_of_an_answer_is_in_a_header(start: Starter, tag: str | None) -> None:
+    """Whatever the client calls its request; of a stream, too, and of nothing that leaves no record."""
+    front = await start(replica_tag=tag)
+    named = {"X-Request-Id": "trace-1"}
+    for path, body in (
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": HELLO}),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 5}),
+        ("/v1/hidden_states", {"input": "x"}),
+    ):
+        answer, content = await front.post(path, body, headers=named)
+        assert answer.status == 200 and answer.headers["X-Bequest-Record"] == content["id"], content
+    answer, _ = await front.post("/v1/completions", {"prompt": "x", "stream": True}, headers=named)
+    assert answer.headers["X-Bequest-Record"] == front.engine.submitted[-1].id
+    for path, body in (
+        ("/v1/completions", {"prompt": "x", "store": False}),
+        ("/v1/completions", {"prompt": []}),
+        ("/v1/responses/input_tokens", {"input": "x"}),
+        ("/v1/embeddings", {"input": "x"}),
+    ):
+        answer, content = await front.post(path, body)
+        assert "X-Bequest-Record" not in answer.headers, content
 
 
 @pytest.mark.parametrize(
@@ -97,9 +123,9 @@ async def test_a_parent_of_another_replica_is_misdirected(
     front = await start(replica_tag="r1", files_dir=str(tmp_path))
     answer, content = await front.post(path, body)
     assert answer.status == 421, content
-    assert answer.headers["X-Bequest-Replica"] == "r2"
+    assert answer.headers["X-Bequest-Replica"] == answer.headers["X-Bequest-Owner"] == "r2"
     error = content["error"]
-    assert error["code"] == "misdirected_request" and error["details"] == {"replica": "r2"}
+    assert error["code"] == "wrong_replica" and error["details"] == {"replica": "r2"}
     assert f"'{FOREIGN}' belongs to the replica 'r2'" in error["message"]
     assert not front.engine.submitted
 
@@ -159,7 +185,11 @@ async def test_who_falls_back_does_not_hold_the_parent(start: Starter) -> None:
 async def test_what_others_keep_is_misdirected(start: Starter, tmp_path: Path, method: str, path: str) -> None:
     front = await start(replica_tag="r1", files_dir=str(tmp_path))
     async with front.http.request(method, front.url + path) as answer:
-        assert (answer.status, answer.headers["X-Bequest-Replica"]) == (421, "r2")
+        assert (answer.status, answer.headers["X-Bequest-Replica"], answer.headers["X-Bequest-Owner"]) == (
+            421,
+            "r2",
+            "r2",
+        )
 
 
 async def test_one_own_id_that_is_unknown_is_a_404(start: Starter) -> None:

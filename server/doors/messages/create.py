@@ -23,7 +23,7 @@ from bequest.server.answers.report import report_of
 from bequest.server.answers.running import collect
 from bequest.server.answers.streams import send_stream
 from bequest.server.answers.thought_tokens import ThoughtTokens
-from bequest.server.asks.call import HttpCall, begin
+from bequest.server.asks.call import COUNT_PREFIX, HttpCall, begin
 from bequest.server.asks.reading import Reading
 from bequest.server.doors.messages.answer import Answer, Event
 from bequest.server.doors.messages.asks import MessageAsk, message_ask
@@ -62,7 +62,7 @@ async def create(http: web.Request) -> web.StreamResponse:
 
 async def count_tokens(http: web.Request) -> web.Response:
     """How many tokens the same body would have as its prompt."""
-    call = await begin(http, CountTokensBody, "req-")
+    call = await begin(http, CountTokensBody, COUNT_PREFIX)
     reading = await _reading(call)
     count = await counted(call.context, call.body, reading, thinking_of(call.body, reading))
     return json_response({"input_tokens": count}, call.headers)
