@@ -1,13 +1,13 @@
 """POST /sleep, POST /wake_up, GET /is_sleeping: the memory of an engine that nobody needs for a while.
 
-An operator may send it to sleep and wake it: all tenants wait for that.
+Operators may send it to sleep and wake it, and keys that have the permission: all tenants wait for that.
 """
 
 from __future__ import annotations
 
 from aiohttp import web
 
-from bequest.server.access.auth import check_operator
+from bequest.server.access.auth import check_permission
 from bequest.server.access.marks import CALLER
 from bequest.server.context import CONTEXT
 from bequest.server.transport.replies import json_response
@@ -16,12 +16,11 @@ from bequest.server.wire.errors import invalid
 from bequest.server.wire.reading import shorten
 
 _QUERY = ("wake_on_request",)
-_WHY = "a server sleeps for all tenants"
 
 
 async def sleep(http: web.Request) -> web.Response:
     """Until /wake_up; with `?wake_on_request=true` a request wakes it, too."""
-    check_operator(http[CALLER], _WHY)
+    check_permission(http[CALLER], "admin")
     wanted = http.query.get("wake_on_request", "false")
     if wanted not in ("true", "false"):
         message = f"`wake_on_request` must be true or false, not {shorten(repr(wanted))}."
@@ -32,7 +31,7 @@ async def sleep(http: web.Request) -> web.Response:
 
 async def wake_up(http: web.Request) -> web.Response:
     """Answers when it is awake."""
-    check_operator(http[CALLER], _WHY)
+    check_permission(http[CALLER], "admin")
     await http.app[CONTEXT].engine.wake()
     return _told(http, {})
 

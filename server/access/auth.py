@@ -132,7 +132,7 @@ def check_operator(caller: Caller, why: str) -> None:
 
 def check_permission(caller: Caller, permission: Permission) -> None:
     """For what nobody may do unless the key file says so."""
-    if permission not in caller.permissions:
+    if not caller.may(permission):
         who = f"The API key '{caller.name}' has not" if caller != _NOBODY else "Only a key can have"
         gives = f'In the key file (--api-key-file), permissions = ["{permission}"] gives it.'
         raise ApiError(403, "permission_denied", f"{who} the permission '{permission}'. {gives}")

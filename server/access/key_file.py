@@ -18,7 +18,7 @@ from msgspec import Meta
 _MOST_PRIORITY = 2**31
 _T = TypeVar("_T")
 
-Permission = Literal["estates"]  # what no key may do unless the file says so
+Permission = Literal["estates", "admin"]  # what no key may do unless the file says so
 _Count = Annotated[int, Meta(ge=1)]
 _Amount = Annotated[float, Meta(gt=0)]
 _Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
@@ -70,7 +70,7 @@ _TAKES: Mapping[str, str] = {
     "sha256": "64 hexadecimal digits, as `printf %s KEY | sha256sum` prints them",
     "expires": "a time with its zone and without quotes, such as 2027-01-01T00:00:00Z",
     "operator": "true or false",
-    "permissions": "a list of permissions: estates",
+    "permissions": "a list of permissions: estates, admin",
     "adapters": "a list of names of adapters",
     **dict.fromkeys(("max_prompt_tokens", "max_concurrent", "max_queued"), _COUNT),
     **dict.fromkeys(("max_body_mb", "requests_per_minute", "max_timeout"), _AMOUNT),

@@ -11,7 +11,7 @@ A key file is TOML; [limits] holds for every key that does not say otherwise:
     key = "sk-…"                      # or sha256 = "…", the hexadecimal digest of the key
     expires = 2027-01-01T00:00:00Z
     operator = true                   # sees all tenants in the console, may load adapters, may send to sleep
-    permissions = ["estates"]         # may take what it retains to another server
+    permissions = ["estates"]         # may take what it retains to another server; "admin": may send to sleep
     adapters = ["legal", "medical"]   # that it may name as `model`, beside the model itself; default: all
     max_concurrent = 8
 """
@@ -39,6 +39,9 @@ class Caller:
     operator: bool = False
     permissions: frozenset[Permission] = frozenset()
     adapters: frozenset[str] | None = None  # that it may name; None: all
+
+    def may(self, permission: Permission) -> bool:
+        return permission in self.permissions or (permission == "admin" and self.operator)
 
     def may_use(self, adapter: str) -> bool:
         return self.adapters is None or adapter in self.adapters

@@ -20,6 +20,12 @@ key = "b"
 operator = true
 
 [[keys]]
+name = "nurse"
+tenant = "acme"
+key = "n"
+permissions = ["admin"]
+
+[[keys]]
 name = "guest"
 tenant = "acme"
 key = "g"
@@ -53,6 +59,8 @@ async def test_it_sleeps_until_it_is_woken(start: Starter, keys: str) -> None:
         for path in ("/sleep", "/wake_up"):
             status, told = await post(path, "g")
             assert (status, told["error"]["code"]) == (403, "permission_denied")
+            assert "'admin'" in told["error"]["message"]
+            assert (await post(path, "n"))[0] == 200
         status, told = await post("/sleep")
         assert (status, told) == (200, {"is_sleeping": True, "bytes_given_back": 1000})
         answer, told = await front.post("/v1/completions", ASKED, headers=auth("g"))
