@@ -125,6 +125,17 @@ def test_refused(name: str, changes: dict[str, Any], message: str, tmp_path: Pat
         open_checkpoint(directory)
 
 
+@pytest.mark.parametrize("name", ["bart", "t5-gated-untied"])
+def test_an_output_matrix_of_its_own_must_be_in_the_files(name: str, tmp_path: Path) -> None:
+    """As of a BartModel that was saved alone: transformers would draw one at random."""
+    directory = edit(save_encoder_decoder(name, tmp_path), tie_word_embeddings=False)
+    tensors = load_file(directory / "model.safetensors")
+    tensors.pop("lm_head.weight")
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(ModelError, match=r"does not fit.*: lm_head\.weight is missing"):
+        open_checkpoint(directory)
+
+
 def test_leftovers_of_old_files_are_overlooked(tmp_path: Path) -> None:
     directory = save_encoder_decoder("t5", tmp_path)
     tensors = load_file(directory / "model.safetensors")

@@ -53,7 +53,8 @@ class Family:
     def check(self, source: WeightSource, config: EncoderDecoderConfig) -> EncoderDecoderConfig:
         """Refuses a checkpoint as weights.check_tensors does. The config with the ties that the checkpoint has: an
         output matrix, or a table of a stack, that differs from the embedding counts, whatever config.json says."""
-        tied = self.output not in source.names() or (config.tie_word_embeddings and self._is_copy(source, self.output))
+        stored = self.output in source.names()
+        tied = config.tie_word_embeddings and (not stored or self._is_copy(source, self.output))
         own = [stack for stack, name in self.tables.items() if name in source.names()]
         own = [stack for stack in own if not self._is_copy(source, self.tables[stack])]
         config = replace(config, tie_word_embeddings=tied, own_tables=frozenset(own))
