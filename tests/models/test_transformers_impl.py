@@ -320,3 +320,21 @@ def test_lengths(copied: Path) -> None:
     # Further on, its frequencies would depend on the longest sequence of a step.
     loaded = load_model(change(copied, rope_parameters=rope | {"partial_rotary_factor": 0.5}))
     assert loaded.max_model_len == 64
+
+
+@torch.inference_mode()
+def test_a_model_that_ends_before_the_trial_does(copied: Path, tokens: list[int]) -> None:
+    """Its trial is as short: further on the library's frequencies are others."""
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [1.0, 2.0, 3.0, 4.0],
+        "original_max_position_embeddings": 12,
+    }
+    loaded = load_model(change(copied, rope_parameters=rope), "float32")
+    assert loaded.max_model_len == 12
+    reference = AutoModelForCausalLM.from_pretrained(copied, attn_implementation="eager")
+    expected = reference(torch.tensor([tokens[:12]])).logits[0]
+    assert_near(PagedSequences(loaded.model, 1, 12).run(0, tokens[:12], 7), expected)

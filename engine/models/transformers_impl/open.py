@@ -58,7 +58,7 @@ def make(opened: Opened, backend: Backend, dtype: torch.dtype, *, dummy: bool) -
     watched = watch(model, opened.source, opened.max_position)
     shape = _shape(opened, model, watched, backend.head_sizes(dtype))
     with failures_told(opened.source):
-        expected = trial.by_the_library(model, shape.vocab_size)
+        expected = trial.by_the_library(model, shape)
     computed = torch.float32 if backend.device.type == "cpu" else dtype
     decoder = TransformersDecoder(model, watched, shape, computed, backend.ops)
     trial.compare(decoder, expected, dtype, opened.source)

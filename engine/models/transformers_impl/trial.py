@@ -24,7 +24,7 @@ from bequest.engine.models.transformers_impl.shape import TransformersConfig
 from bequest.engine.models.transformers_impl.watched import failures_told
 
 _LENGTHS = (23, 9)
-_STEPS = ((14, 4), (8, 4), (1, 1))  # new tokens of each sequence
+_STEPS = ((14, 4), (8, 4), (1, 1))  # new tokens of each sequence, as long as it has some
 _BLOCK_SIZE = 16
 _BLOCKS_EACH = 2
 # Of a row's norm. In float32 rows differ by roundings alone; in bfloat16 a router may choose another expert now and
@@ -40,17 +40,18 @@ class Computed:
     states: Tensor | None  # [layers + 1, T, H]; None: the library tells none
 
 
-def token_ids(vocab_size: int) -> list[Tensor]:
-    """The sequences, [length] int64 each."""
+def token_ids(config: TransformersConfig) -> list[Tensor]:
+    """The sequences, [length] int64 each: none is longer than a request can be."""
     random = torch.Generator().manual_seed(1)
-    return [torch.randint(vocab_size, (length,), generator=random) for length in _LENGTHS]
+    lengths = [min(length, config.max_position) for length in _LENGTHS]
+    return [torch.randint(config.vocab_size, (length,), generator=random) for length in lengths]
 
 
 @torch.inference_mode()
-def by_the_library(model: LibraryModel, vocab_size: int) -> Computed:
+def by_the_library(model: LibraryModel, config: TransformersConfig) -> Computed:
     """Each sequence by itself, with transformers' own attention and masks."""
     logits, states = [], []
-    for tokens in token_ids(vocab_size):
+    for tokens in token_ids(config):
         rows, layers = model.run(tokens.to(model.device))
         logits.append(rows.float())
         if layers is not None:
@@ -81,13 +82,16 @@ def _apart(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> float:
 def over_the_cache(model: TransformersDecoder, dtype: torch.dtype, device: torch.device) -> Computed:
     """All sequences in the same steps, in chunks."""
     config = model.config
-    sequences = token_ids(config.vocab_size)
+    sequences = token_ids(config)
     num_blocks = 1 + len(config.strips.windows) * len(sequences) * _BLOCKS_EACH
     cache = torch.zeros((num_blocks, *config.kv_shape(_BLOCK_SIZE)), dtype=dtype, device=device)
     logits: list[list[Tensor]] = [[] for _ in sequences]
     states: list[list[Tensor]] = [[] for _ in sequences]
     done = [0] * len(sequences)
-    for counts in _STEPS:
+    for wanted in _STEPS:
+        counts = [min(count, len(tokens) - n) for count, tokens, n in zip(wanted, sequences, done, strict=True)]
+        if not any(counts):
+            break
         step = _Step(sequences, done, counts, len(config.strips.windows))
         ring = _ring(config, step, cache)
         hidden = model.forward(step.input(config, cache, ring))
