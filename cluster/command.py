@@ -20,13 +20,15 @@ from bequest.cli.parser import Parser
 from bequest.cluster import ray_fleet
 from bequest.cluster.haproxy import Backend, Holder, Routing, configuration, tenants_map
 from bequest.cluster.router import RouterError, find_haproxy
-from bequest.cluster.settings import ANYWHERE, LOOPBACK, ClusterSettings
+from bequest.cluster.settings import ANYWHERE, LOOPBACK, ClusterSettings, tag_of
 from bequest.engine.config import REPLICA_TAG, ServerConfig
 from bequest.server.access.auth import is_loopback
 from bequest.server.access.keys import KeyRing
 from bequest.server.process.options import parse
 
 _LOOK = 0.5  # seconds
+_LAST_BYTES = 4096  # of a log, in which its last line is
+_FAILURE = re.compile(r"[\d:]+ E (.+)")  # as a server's log has it
 _PEERS = 50  # above the router's port
 _LAST_PORT = 65535 - _PEERS
 _OURS = ("--replica-tag", "--estate-dir", "--estate-peers", "--host", "--port", "--drain-timeout")
@@ -174,10 +176,10 @@ def _up(parser: Parser, given: argparse.Namespace, serve: Sequence[str]) -> int:
     Path(settings.folder).mkdir(parents=True, exist_ok=True, mode=0o700)
     find_haproxy()
     ray = ray_fleet.load()
-    stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
     ray_fleet.begin(ray, given.ray)
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):  # behind Ray, which takes them for itself, and would end all at once
+        signal.signal(number, lambda *_: stopped.set())
     controller = start(ray, settings)
     print(f"{settings.replicas} replicas load; logs are in {settings.folder}", file=sys.stderr)
     _until_ready(ray, controller, settings, stopped)
@@ -195,21 +197,43 @@ def start(ray: Any, settings: ClusterSettings, key: str | None = None) -> Any:
     from bequest.cluster.actor import ControllerActor
 
     controller = ray.remote(ControllerActor).options(name=ray_fleet.CONTROLLER, num_cpus=0).remote(settings, key)
-    try:
-        ray.get(controller.up.remote())
-    except ray.exceptions.RayTaskError as error:
-        raise RouterError(str(error.cause)) from None
+    _told(ray, controller.up.remote())
     return controller
 
 
+def _told(ray: Any, asked: Any) -> Any:
+    """What the controller answers. Raises RouterError with what it raised, not with where."""
+    try:
+        return ray.get(asked)
+    except ray.exceptions.RayTaskError as error:
+        raise RouterError(str(error.cause)) from None
+
+
 def _until_ready(ray: Any, controller: Any, settings: ClusterSettings, stopped: threading.Event) -> None:
-    began = time.monotonic()
+    began, told = time.monotonic(), dict[str, str]()
     while not stopped.wait(_LOOK):
-        replicas = ray.get(controller.status.remote())["replicas"].values()
-        if all(one["state"] == "ready" for one in replicas):
+        replicas = ray.get(controller.status.remote())["replicas"]
+        for number in range(1, settings.replicas + 1):
+            _tell_failure(settings, number, told)
+        if all(one["state"] == "ready" for one in replicas.values()):
             where = " and ".join(f"{place.host}:{place.port}" for place in settings.router_places())
             print(f"ready on {where} in {time.monotonic() - began:.1f} s: {len(replicas)} replicas", file=sys.stderr)
             return
+
+
+def _tell_failure(settings: ClusterSettings, number: int, told: dict[str, str]) -> None:
+    """Why a server ended, once: it is started again, and would end in the same way. On other machines their logs say
+    it."""
+    try:
+        with Path(settings.log_of(number)).open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+    except OSError:
+        return
+    found = _FAILURE.fullmatch(lines[-1]) if lines else None
+    if found is not None and told.get(tag := tag_of(number)) != found[1]:
+        told[tag] = found[1]
+        print(f"{tag} ended, and is started again: {found[1]}", file=sys.stderr)
 
 
 def _is_alive(ray: Any, controller: Any) -> bool:
@@ -234,11 +258,11 @@ def _ask(given: argparse.Namespace) -> int:
             status = ray.get(controller.status.remote())
             print(json.dumps(status) if given.json else shown(status))
         case "scale":
-            ray.get(controller.scale.remote(given.replicas))
+            _told(ray, controller.scale.remote(given.replicas))
         case "restart":
-            ray.get(controller.renew.remote())
+            _told(ray, controller.renew.remote())
         case "down":
-            ray.get(controller.down.remote())
+            _told(ray, controller.down.remote())
             ray.kill(controller)
     return 0
 

@@ -36,6 +36,10 @@ class _Replica:
     figures: Figures = field(default_factory=Figures)
 
 
+class ReplicaEnded(Exception):
+    """A server did not come back from a restart."""
+
+
 class Controller:
     def __init__(
         self,
@@ -49,6 +53,7 @@ class Controller:
         self._replicas: dict[int, _Replica] = {}
         self._scaling = Scaling(settings.least, settings.most)
         self._changing = asyncio.Lock()
+        self._ending = False  # nobody waits for replicas any more
         self._before = Figures()
 
     # --- what the command asks for -------------------------------------------------------------------------------
@@ -69,18 +74,24 @@ class Controller:
             await self._scale(replicas)
 
     async def renew(self) -> None:
-        """A rolling restart: one after the other, each when the one before it takes work again."""
+        """A rolling restart: one after the other, each when the one before it takes work again. Raises ReplicaEnded
+        where one does not."""
         async with self._changing:
             for number in sorted(self._replicas):
+                if self._ending:
+                    return
                 log.info("%s is restarted", tag_of(number))
                 await self._drained(number)
-                await self._fleet.renew(number)
-                await self._until_ready(number)
-                await self._set_state(number, "ready")
+                try:
+                    await self._fleet.renew(number)
+                    await self._until_ready(number)
+                finally:  # what routers know of its health keeps prompts from one that is not back
+                    await self._set_state(number, "ready")
                 await self._until_reached(number)
 
     async def down(self) -> None:
         """Routers stay until the last answer has left."""
+        self._ending = True
         async with self._changing:
             await asyncio.gather(*(self._fleet.retire(number) for number in self._replicas))
             for router in self._routers:
@@ -201,10 +212,15 @@ class Controller:
 
     async def _until_ready(self, number: int) -> None:
         one = self._replicas[number]
-        while True:
+        while not self._ending:
             await self._see(one)
             if one.state == "ready":
                 return
+            if not await self._fleet.keeps(number):
+                raise ReplicaEnded(
+                    f"{one.backend.tag} ended while it loaded, and is started again and again; why is in "
+                    f"{self._settings.log_of(number)}. Those behind it were not restarted."
+                )
             await asyncio.sleep(_LOOK / 4)
 
     async def _until_reached(self, number: int) -> None:

@@ -18,5 +18,8 @@ class Fleet(Protocol):
     async def renew(self, number: int) -> None:
         """Its server drains, ends, and is started again; returns when the new one loads."""
 
+    async def keeps(self, number: int) -> bool:
+        """Whether the server that was started when it was renewed has not ended since."""
+
     async def retire(self, number: int) -> None:
         """Its server drains and ends for good."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from typing import Any
 
 from bequest.cluster.haproxy import Backend
@@ -55,6 +56,7 @@ class RayFleet:
     def __init__(self, ray: Any, settings: ClusterSettings) -> None:
         self._ray, self._settings = ray, settings
         self._actors: dict[int, Any] = {}
+        self._renewed: dict[int, int] = {}  # process ids of servers
 
     async def start(self, number: int) -> Backend:
         from bequest.cluster.replica import Replica
@@ -63,7 +65,7 @@ class RayFleet:
         actor = self._ray.remote(Replica).options(
             name=f"replica-{tag}", num_cpus=0, num_gpus=self._settings.gpus, max_restarts=-1, max_concurrency=2
         )
-        command, log = self._settings.command(number, host), os.path.join(self._settings.folder, f"{tag}.log")
+        command, log = self._settings.command(number, host), self._settings.log_of(number)
         self._actors[number] = actor.remote(command, log, self._settings.drain)
         return await self._backend(number)
 
@@ -76,10 +78,19 @@ class RayFleet:
 
     async def renew(self, number: int) -> None:
         await self._actors[number].renew.remote()
+        self._renewed[number] = await self._actors[number].pid.remote()
+
+    async def keeps(self, number: int) -> bool:
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                return bool(await self._actors[number].pid.remote() == self._renewed[number])
+        except (TimeoutError, self._ray.exceptions.RayError):
+            return False
 
     async def retire(self, number: int) -> None:
         actor = self._actors.pop(number)
-        await actor.end.remote()
+        with suppress(self._ray.exceptions.RayError):  # its server ended by itself a moment ago
+            await actor.end.remote()
         self._ray.kill(actor, no_restart=True)
 
     async def pids(self) -> dict[str, int]:

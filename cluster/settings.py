@@ -48,6 +48,9 @@ class ClusterSettings:
     def replica_port(self, number: int) -> int:
         return self.port + _REPLICAS + number
 
+    def log_of(self, number: int) -> str:
+        return os.path.join(self.folder, f"{tag_of(number)}.log")
+
     @property
     def overview_port(self) -> int:
         return self.port + _OVERVIEW

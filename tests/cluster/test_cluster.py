@@ -28,9 +28,9 @@ program = (sys.executable, "-m", "tests.server.fake_process")
 settings = ClusterSettings(replicas=2, least=1, most=3, port=int(sys.argv[1]), folder=sys.argv[2], drain=5.0,
                            program=program)
 stopped = threading.Event()
-signal.signal(signal.SIGTERM, lambda *_: stopped.set())
 ray = ray_fleet.load()
 ray_fleet.begin(ray, None)
+signal.signal(signal.SIGTERM, lambda *_: stopped.set())  # behind Ray, which takes it for itself
 controller = command.start(ray, settings)
 print("up", flush=True)
 while not stopped.wait(0.5):

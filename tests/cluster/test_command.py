@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import builtins
+import os
+import signal
+import threading
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bequest.__main__ import main as bequest
-from bequest.cluster import command, router
+from bequest.cluster import command, ray_fleet, router
 from bequest.cluster.command import main
+from bequest.cluster.settings import ClusterSettings
 
 
 @pytest.mark.parametrize(
@@ -64,3 +70,67 @@ def test_it_is_a_command_of_bequest(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         bequest(["cluster", "--help"])
     assert ended.value.code == 0 and "restart" in capsys.readouterr().out
+
+
+class Ray:
+    """Ray, whose controller writes down what it is told."""
+
+    class exceptions:
+        class RayTaskError(Exception):
+            cause = ValueError("the number of replicas must be from 1")
+
+        class RayError(Exception): ...
+
+        class GetTimeoutError(Exception): ...
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=lambda *words: name)
+
+    def get_actor(self, name: str) -> Any:
+        return self
+
+    def get(self, asked: str, timeout: float | None = None) -> Any:
+        self.told.append(asked)
+        if asked == "scale":
+            raise self.exceptions.RayTaskError("with a traceback of the other process")
+        return {"replicas": {"r1": {"state": "ready"}}, "routers": []}
+
+
+def test_sigterm_drains_though_ray_wants_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ray takes the signal when it begins, and would end every server at once."""
+    ray = Ray()
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(command, "find_haproxy", lambda: "")
+    monkeypatch.setattr(ray_fleet, "load", lambda: ray)
+    monkeypatch.setattr(ray_fleet, "begin", lambda *_: signal.signal(signal.SIGTERM, lambda *_: ray.told.append("Ray")))
+    monkeypatch.setattr(command, "start", lambda *_: ray)
+    monkeypatch.setattr(command, "_LOOK", 0.01)
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    try:
+        assert main(["up", "--folder", str(tmp_path)]) == 0
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGINT, before[1])
+    assert ray.told[-1] == "down" and "Ray" not in ray.told
+
+
+def test_what_the_controller_refuses_is_told_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ray_fleet, "load", Ray)
+    monkeypatch.setattr(ray_fleet, "join", lambda *_: None)
+    assert main(["scale", "9"]) == 1
+    assert capsys.readouterr().err == "bequest cluster: the number of replicas must be from 1\n"
+
+
+def test_why_a_server_ended_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings, told = ClusterSettings(replicas=1, least=1, most=1, folder=str(tmp_path)), dict[str, str]()
+    for line in ("12:00:00 I begins", *["12:00:01 E no such model"] * 2, "12:00:02 I begins"):
+        with (tmp_path / "r1.log").open("a") as log:
+            log.write(f"{line}\n")
+        command._tell_failure(settings, 1, told)
+    command._tell_failure(settings, 2, told)
+    assert capsys.readouterr().err == "r1 ended, and is started again: no such model\n"

@@ -10,7 +10,7 @@ import pytest
 
 from bequest.cluster import controller
 from bequest.cluster.command import shown
-from bequest.cluster.controller import Controller
+from bequest.cluster.controller import Controller, ReplicaEnded
 from bequest.cluster.figures import Figures
 from bequest.cluster.haproxy import Backend
 from bequest.cluster.settings import ClusterSettings, tag_of
@@ -28,6 +28,7 @@ class Stage:
         self.told: list[str] = []
         self.figures: dict[str, Figures] = {}
         self.down: set[str] = set()
+        self.ended: set[int] = set()  # servers that did not stay
         self.unreached: set[str] = set()  # by the router
         self.places: dict[int, Backend] = {}
         self.alive = True
@@ -94,6 +95,9 @@ class _Fleet:
     async def renew(self, number: int) -> None:
         self.stage.told.append(f"renew {tag_of(number)}")
 
+    async def keeps(self, number: int) -> bool:
+        return number not in self.stage.ended
+
     async def retire(self, number: int) -> None:
         self.stage.told.append(f"retire {tag_of(number)}")
 
@@ -144,6 +148,27 @@ async def test_a_rolling_restart_waits_for_each() -> None:
     stage.down.clear()
     await restarting
     assert stage.told == ["r1 drain", "renew r1", "r1 ready", "r2 drain", "renew r2", "r2 ready"]
+
+
+async def test_a_replica_that_does_not_come_back_ends_a_restart() -> None:
+    """A wrong key file, say. The others run on, and routers give it prompts as soon as it is well."""
+    stage = await up()
+    stage.down.add("r1")
+    stage.ended.add(1)
+    with pytest.raises(ReplicaEnded, match=r"r1 ended while it loaded.*/r1\.log"):
+        await stage.controller.renew()
+    assert stage.told == ["r1 drain", "renew r1", "r1 ready"]
+    await stage.controller.scale(1)
+
+
+async def test_the_end_does_not_wait_for_a_restart() -> None:
+    stage = await up()
+    stage.down.add("r1")
+    restarting = asyncio.ensure_future(stage.controller.renew())
+    await stage.comes_to(["r1 drain", "renew r1"])
+    await stage.controller.down()
+    await restarting
+    assert stage.told[2:] == ["r1 ready", "retire r1", "retire r2", "router stops"]
 
 
 async def test_a_rolling_restart_waits_for_the_router() -> None:
