@@ -23,12 +23,17 @@ from bequest.cluster.router import RouterError, find_haproxy
 from bequest.cluster.settings import ANYWHERE, LOOPBACK, ClusterSettings, tag_of
 from bequest.engine.config import REPLICA_TAG, ServerConfig
 from bequest.server.access.auth import is_loopback
+from bequest.server.access.key_file import read_tables
 from bequest.server.access.keys import KeyRing
 from bequest.server.process.options import parse
 
 _LOOK = 0.5  # seconds
 _LAST_BYTES = 4096  # of a log, in which its last line is
 _FAILURE = re.compile(r"[\d:]+ E (.+)")  # as a server's log has it
+_UNREADABLE = (
+    "--guard-metrics: no key that lasts is here in plain text (--api-key, or key = in the key file), so nobody reads "
+    "the replicas' figures: `status` shows none, and nothing is scaled"
+)
 _PEERS = 50  # above the router's port
 _LAST_PORT = 65535 - _PEERS
 _OURS = ("--replica-tag", "--estate-dir", "--estate-peers", "--host", "--port", "--drain-timeout")
@@ -166,13 +171,28 @@ def _holders(keys: KeyRing) -> dict[str, Holder]:
 
 
 def _keys(server: ServerConfig) -> KeyRing:
-    return KeyRing(
-        [*server.api_key, *filter(None, os.environ.get("BEQUEST_API_KEY", "").split(","))], server.api_key_file
-    )
+    return KeyRing(_given_keys(server), server.api_key_file)
+
+
+def _given_keys(server: ServerConfig) -> list[str]:
+    return [*server.api_key, *filter(None, os.environ.get("BEQUEST_API_KEY", "").split(","))]
+
+
+def _metrics_key(server: ServerConfig) -> str | None:
+    """One that the controller reads the replicas' metrics with, where they want one."""
+    if not server.guard_metrics:
+        return None
+    tables = [] if server.api_key_file is None else read_tables(server.api_key_file)
+    lasting = (entry.key for entry, _ in tables if entry.key is not None and entry.expires is None)
+    key = next(iter([*_given_keys(server), *lasting]), None)
+    if key is None:
+        print(_UNREADABLE, file=sys.stderr)
+    return key
 
 
 def _up(parser: Parser, given: argparse.Namespace, serve: Sequence[str]) -> int:
     settings = settings_of(parser, given, serve)
+    key = _metrics_key(parse(["serve", *serve])[1])
     Path(settings.folder).mkdir(parents=True, exist_ok=True, mode=0o700)
     find_haproxy()
     ray = ray_fleet.load()
@@ -180,7 +200,7 @@ def _up(parser: Parser, given: argparse.Namespace, serve: Sequence[str]) -> int:
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):  # behind Ray, which takes them for itself, and would end all at once
         signal.signal(number, lambda *_: stopped.set())
-    controller = start(ray, settings)
+    controller = start(ray, settings, key)
     print(f"{settings.replicas} replicas load; logs are in {settings.folder}", file=sys.stderr)
     _until_ready(ray, controller, settings, stopped)
     while not stopped.wait(_LOOK):

@@ -16,6 +16,7 @@ from bequest.__main__ import main as bequest
 from bequest.cluster import command, ray_fleet, router
 from bequest.cluster.command import main
 from bequest.cluster.settings import ClusterSettings
+from bequest.server.process.options import parse
 
 
 @pytest.mark.parametrize(
@@ -134,3 +135,28 @@ def test_why_a_server_ended_is_told_once(tmp_path: Path, capsys: pytest.CaptureF
         command._tell_failure(settings, 1, told)
     command._tell_failure(settings, 2, told)
     assert capsys.readouterr().err == "r1 ended, and is started again: no such model\n"
+
+
+@pytest.mark.parametrize(
+    "flags, key",
+    [
+        (["--guard-metrics", "--api-key", "sk-a"], "sk-a"),
+        (["--guard-metrics", "--api-key-file", "keys.toml"], "sk-b"),
+        (["--guard-metrics", "--api-key-file", "digests.toml"], None),
+        (["--api-key", "sk-a"], None),
+    ],
+)
+def test_guarded_metrics_are_read_with_a_key(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    flags: list[str],
+    key: str | None,
+) -> None:
+    """Without one all figures were 0, and nothing was ever scaled."""
+    monkeypatch.chdir(tmp_path)
+    digest = f'[[keys]]\nname = "d"\nsha256 = "{"0" * 64}"\n'
+    Path("digests.toml").write_text(digest)
+    Path("keys.toml").write_text(f'{digest}[[keys]]\nname = "b"\nkey = "sk-b"\n')
+    got = command._metrics_key(parse(["serve", *flags])[1])
+    assert got == key and ("nothing is scaled" in capsys.readouterr().err) == ("digests.toml" in flags)
