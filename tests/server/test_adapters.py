@@ -25,6 +25,7 @@ from bequest.engine.watching.observation import AdapterLoad, EngineLoad
 from tests.server.conftest import Starter
 from tests.server.fakes import FakeEngine
 from tests.server.front import Front
+from tests.server.test_batches import created, ended, jsonl, line, output
 from tests.server.test_keys import bearer, key_file
 
 LOAD, UNLOAD, COMPLETIONS = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/completions"
@@ -355,3 +356,15 @@ async def test_an_adapter_cannot_have_the_models_name(start: Starter) -> None:
     engine.adapters.loaded = {"fake/model": AdapterRef("fake/model", 1, "d")}
     with pytest.raises(ModelError, match="the model itself has this name"):
         await start(engine)
+
+
+async def test_a_line_of_a_batch_has_its_parents_adapter(start: Starter, tmp_path: Path) -> None:
+    """Where it names no model, as any request."""
+    front: Front = await start(files_dir=str(tmp_path))
+    front.engine.adapters.loaded = {"legal": LEGAL}
+    _, parent = await front.post(COMPLETIONS, {**BODIES[COMPLETIONS], "model": "legal"})
+    data = jsonl([line("1", {"continuation_of": parent["id"], "prompt": "d"}, COMPLETIONS)])
+    client = front.client()
+    batch = await ended(client, await created(client, data, COMPLETIONS))
+    told = (await output(client, batch.output_file_id))["1"]["response"]
+    assert told["body"]["model"] == "legal" and front.engine.submitted[-1].adapter == LEGAL
