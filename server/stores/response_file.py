@@ -126,7 +126,8 @@ class ResponseFile:
         os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # what users say is nobody else's
         self._close()
         database = self._database = sqlite3.connect(self._path, isolation_level=None)
-        database.execute("PRAGMA journal_mode=WAL")
+        # A log beside the file needs memory that all who open it share: those of other machines do not.
+        database.execute(f"PRAGMA journal_mode={'TRUNCATE' if self._has_neighbours else 'WAL'}")
         database.execute("PRAGMA synchronous=FULL")
         database.execute("PRAGMA secure_delete=ON")
         database.executescript(_TABLE)

@@ -58,6 +58,22 @@ async def test_a_conversation_goes_on_elsewhere(start: Starter, tmp_path: Path) 
         assert (answer.status, answer.headers["X-Bequest-Replica"]) == (421, "r2")
 
 
+async def test_servers_of_several_machines_share_no_log(start: Starter, tmp_path: Path) -> None:
+    """They share no memory, by which SQLite's readers of a log know what of it is written. A file that had one, of a
+    server that was alone, has none behind the next start."""
+    folder = tmp_path / "r1"
+    folder.mkdir()
+    alone = await start(FakeEngine(saying("one")), leases=replace(LEASES, directory=str(folder)))
+    first = await say(alone, "hello")
+    assert (folder / "responses.sqlite-wal").exists()
+    await alone.stop()
+    one = await begin(start, folder, "two")
+    second = await say(one, "more", previous_response_id=first["id"])
+    database = folder / "responses.sqlite"
+    await one.until(lambda: second["id"].encode() in database.read_bytes())
+    assert not (folder / "responses.sqlite-wal").exists()
+
+
 async def test_a_parent_that_moves_after_its_child(start: Starter, tmp_path: Path) -> None:
     """Its turn came with the child, and both are there after a restart."""
     one = await begin(start, tmp_path / "r1", "one", "two")
