@@ -79,6 +79,13 @@ class ChoiceOutput:
         """Of whole answers to the request; all empty without a tokenizer. REQUIRES: as `whole_sibling`"""
         return [""] * len(answers) if self._decoder is None else self._decoder.wholes(answers)
 
+    def shows_end(self, token_id: int) -> bool:
+        """As stop strings are, unless it is a special token, whose text is left out."""
+        if not self._params.include_stop_str_in_output:
+            return False
+        special = self._tokenizer is not None and token_id in self._tokenizer.special_ids
+        return not (special and self._params.skip_special_tokens)
+
     def push(self, token_id: int, logprob: TokenLogprob | None, shown: bool) -> str | None:
         """Takes one sampled token; `shown` is false for an end token that has no text.
 

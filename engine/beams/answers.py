@@ -30,6 +30,7 @@ _NO_PLACES = np.full(MAX_BEAM_WIDTH, NO_PLACE, np.int32)
 @dataclass(slots=True, eq=False)
 class BeamAnswer:
     search: BeamSearch
+    output: Output  # of the group's leader, which has no tokens
     deadline: bool  # it was cut off
     beams: list[Finished] | None  # best first; None: all ended in the last step, and nobody needs them one by one
     rows: IntArray  # of each beam: whose blocks it shares when it joins
@@ -43,15 +44,15 @@ class BeamAnswer:
     num_shown: list[int] = field(init=False)  # of the tokens of each, those that have text
 
     def __post_init__(self) -> None:
-        search, ids = self.search, self.token_ids
-        ends = search.stop_token_ids
-        self.lengths = list(map(len, ids))
+        ends, ids = self.search.stop_token_ids, self.token_ids
+        self.num_shown = self.lengths = list(map(len, ids))
         self.stopped = bool(ends) and not ends.isdisjoint([tokens[-1] for tokens in ids])
-        hides = self.stopped and not search.params.include_stop_str_in_output
-        self.num_shown = [len(tokens) - (tokens[-1] in ends) for tokens in ids] if hides else self.lengths
+        if self.stopped:
+            hidden = {end for end in ends if not self.output.shows_end(end)}
+            self.num_shown = [len(tokens) - (tokens[-1] in hidden) for tokens in ids]
 
     @classmethod
-    def of(cls, search: BeamSearch, deadline: bool) -> BeamAnswer:
+    def of(cls, search: BeamSearch, output: Output, deadline: bool) -> BeamAnswer:
         """Of the beams that have finished."""
         beams = search.best()
         rows = np.asarray([beam.blocks_of for beam in beams], np.int32)
@@ -59,13 +60,13 @@ class BeamAnswer:
         token_ids = search.tokens_of(beams)
         tokens = np.fromiter(chain.from_iterable(token_ids), np.int32)
         scores, beam_scores = [beam.score for beam in beams], [beam.beam_score for beam in beams]
-        return cls(search, deadline, beams, rows, places, token_ids, tokens, scores, beam_scores)
+        return cls(search, output, deadline, beams, rows, places, token_ids, tokens, scores, beam_scores)
 
     @classmethod
-    def at_once(cls, search: BeamSearch, ending: Ending) -> BeamAnswer:
+    def at_once(cls, search: BeamSearch, output: Output, ending: Ending) -> BeamAnswer:
         places, token_ids = _NO_PLACES[: len(ending.rows)], tuples_of(ending.paths)
         found = token_ids, ending.paths.reshape(-1), ending.scores, ending.beam_scores
-        return cls(search, False, None, ending.rows, places, *found)
+        return cls(search, output, False, None, ending.rows, places, *found)
 
     @property
     def num_tokens(self) -> int:
@@ -83,8 +84,8 @@ class BeamAnswer:
             return "stop", token if token in self.search.params.stop_token_ids else None
         return "length", "deadline" if self.deadline else None
 
-    def deltas(self, output: Output) -> Choices:
-        """`output` is that of the group's leader, which has no tokens."""
+    def deltas(self) -> Choices:
+        output = self.output
         shown, ids = self.token_ids, self.token_ids
         if not self.stopped and self.search.params.logprobs is None:  # mostly
             return BeamChoices(output.texts_of(ids), ids, self.scores, self.beam_scores, *self.end_of(-1))

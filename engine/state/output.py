@@ -32,6 +32,9 @@ class Output(Protocol):
     def texts_of(self, answers: Sequence[Sequence[int]]) -> list[str]:
         """Of whole answers to the request."""
 
+    def shows_end(self, token_id: int) -> bool:
+        """Whether this token is part of the text shown where it ends the choice."""
+
     def push(self, token_id: int, logprob: TokenLogprob | None, shown: bool) -> str | None:
         """Takes one sampled token; returns the stop string that it completed, if any."""
 

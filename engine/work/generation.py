@@ -227,7 +227,7 @@ class Generation(Kind):
             return
         applied.moved[self.group] = None
         if ended:
-            output.push(token, logprob, params.include_stop_str_in_output)
+            output.push(token, logprob, output.shows_end(token))
             self._end(sequence, "stop", None if token in self._eos else token)
         elif (stop_string := output.push(token, logprob, True)) is not None:
             self._end(sequence, "stop", stop_string)

@@ -272,7 +272,8 @@ class Search(Kind):
         self._desk.states.settle_beams(self.group.sequences[0])
         search, wants_logprobs = self.search, self.group.request.params.logprobs is not None
         if search.ends_at_once and self._ends_as_one and not wants_logprobs and len(candidates.tokens):
-            self._end_as_one(BeamAnswer.at_once(search, search.ended_by(candidates)))
+            output = self.group.sequences[0].output
+            self._end_as_one(BeamAnswer.at_once(search, output, search.ended_by(candidates)))
         else:
             self._take_turn(search, search.advance(candidates, tops))
 
@@ -288,7 +289,7 @@ class Search(Kind):
             self._keep_ended(turn)
             self._reorder(search, turn)
             return
-        answer = BeamAnswer.of(search, deadline)
+        answer = BeamAnswer.of(search, self.group.sequences[0].output, deadline)
         if answer.beams and self._ends_as_one:
             self._end_as_one(answer)
             return
@@ -422,7 +423,7 @@ class Search(Kind):
     def take_deltas(self, first: bool) -> Choices:
         if self.answer is None:
             return super().take_deltas(first)
-        return self.answer.deltas(self.group.sequences[0].output)
+        return self.answer.deltas()
 
 
 def _beams_of(request: Request) -> BeamParams:

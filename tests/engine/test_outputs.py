@@ -150,6 +150,20 @@ def test_shown_len_without_a_stop_is_every_token_but_the_end(tokenizer: Tokenize
         assert output.shown_len == len(tokens)
 
 
+@pytest.mark.parametrize(
+    "include, skip, shown", [(False, False, ()), (True, False, ("word", "special")), (True, True, ("word",))]
+)
+def test_an_end_that_has_no_text_is_not_shown(
+    tokenizer: Tokenizer, include: bool, skip: bool, shown: tuple[str, ...]
+) -> None:
+    """Who asks for stop strings in the text continues behind the text, too, and not behind a hidden end token."""
+    params = SamplingParams(max_tokens=9, include_stop_str_in_output=include, skip_special_tokens=skip)
+    output = ChoiceOutput(request([1, 2], params), 0, tokenizer)
+    [word, *_] = tokenizer.encode("a", add_special_tokens=False)
+    ends = {"word": word, "special": min(tokenizer.special_ids)}
+    assert tuple(name for name, token in ends.items() if output.shows_end(token)) == shown
+
+
 def test_shown_len_of_a_text_that_is_all_stop_string_is_0(tokenizer: Tokenizer) -> None:
     for text in ("STOP", "🙂"):
         output = ChoiceOutput(request([1, 2], SamplingParams(max_tokens=1000, stop=(text,))), 0, tokenizer)
