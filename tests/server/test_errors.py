@@ -505,7 +505,7 @@ async def test_engine_errors_and_tries(
     front.engine.refusal = refusal
     counted = []
     submit = front.engine.submit
-    front.engine.submit = lambda *args: (counted.append(1), submit(*args))
+    front.engine.submit = lambda *args, **more: (counted.append(1), submit(*args, **more))
     client = front.client(max_retries=1)
     client._calculate_retry_timeout = lambda *_: 0.0  # type: ignore[method-assign]
     with pytest.raises(kind) as caught:
@@ -551,7 +551,7 @@ async def test_a_running_requests_name_is_a_conflict(front: Front) -> None:
     client._calculate_retry_timeout = lambda *_: 0.0  # type: ignore[method-assign]
     tries = []
     submit = front.engine.submit
-    front.engine.submit = lambda *args: (tries.append(1), submit(*args))  # type: ignore[assignment]
+    front.engine.submit = lambda *args, **more: (tries.append(1), submit(*args, **more))  # type: ignore[assignment]
     with pytest.raises(openai.ConflictError) as caught:
         await client.completions.create(model="fake/model", prompt="a", extra_body={"request_id": "mine"})
     assert caught.value.code == "request_id_in_use" and caught.value.response.headers["Retry-After"] == "1"
@@ -595,10 +595,10 @@ async def test_a_bug_in_a_stream_ends_it_with_an_error(front: Front, monkeypatch
 async def test_submitting_the_second_prompt_fails(front: Front) -> None:
     submit = front.engine.submit
 
-    def once(request: Any, sink: Any) -> None:
+    def once(request: Any, sink: Any, **more: Any) -> None:
         if front.engine.submitted:
             raise QueueFull("The queue is full.")
-        submit(request, sink)
+        submit(request, sink, **more)
 
     front.engine.submit = once  # type: ignore[method-assign]
     answer, _ = await front.post("/v1/completions", {"prompt": ["a", "b"]})
