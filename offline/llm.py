@@ -342,9 +342,10 @@ async def _next(source: AsyncStream) -> Piece | None:
 
 
 class _LoopThread:
-    """An event loop in a thread of its own."""
+    """An event loop in a thread of its own, which a fork of the process does not have."""
 
     def __init__(self) -> None:
+        self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="bequest-llm", daemon=True)
         self._thread.start()
@@ -352,13 +353,18 @@ class _LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         if not self._thread.is_alive():
             coroutine.close()
-            raise RuntimeError("this LLM is closed")
+            why = "is closed" if self.is_ours else "was loaded before a fork: load another"
+            raise RuntimeError(f"this LLM {why}")
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
         except BaseException:  # a Ctrl-C: what was asked for must not go on
             future.cancel()
             raise
+
+    @property
+    def is_ours(self) -> bool:
+        return self._process == os.getpid()
 
     def end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -367,5 +373,6 @@ class _LoopThread:
 
 
 def _close(llm: AsyncLLM, thread: _LoopThread) -> None:
-    thread.run(llm.close())
-    thread.end()
+    if thread.is_ours:
+        thread.run(llm.close())
+        thread.end()

@@ -418,6 +418,22 @@ next(stream)
 # --- the twin ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_leaves_it_to_its_process(llm: LLM) -> None:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with pytest.raises(RuntimeError, match="before a fork"):
+                llm.generate("the cat", GREEDY)
+            llm.close()  # as the end of the process does
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert llm.generate("the cat", GREEDY).text
+
+
 def test_both_have_the_same_methods() -> None:
     def methods(kind: type) -> dict[str, list[str]]:
         own = [name for name, value in vars(kind).items() if inspect.isfunction(value) and not name.startswith("_")]
