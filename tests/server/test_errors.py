@@ -260,6 +260,8 @@ async def test_wrong_type_of_every_field(front: Front, path: str, field: msgspec
         ("/v1/chat/completions", "functions", "`tools`"),
         ("/v1/chat/completions", "function_call", "`tool_choice`"),
         ("/v1/responses", "functions", "`tools`"),
+        ("/v1/responses", "prediction", "/v1/chat/completions"),
+        ("/v1/embeddings", "prediction", "/v1/chat/completions"),
     ],
 )
 async def test_a_refusal_says_where_to_go(front: Front, path: str, field: str, way_out: str) -> None:
