@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from compressed_tensors.compressors import PackedQuantizationCompressor
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -18,10 +19,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 from bequest.engine.errors import ModelError
 from bequest.engine.layers.codes import Float8Rows, IntegerRows
 from bequest.engine.models.config import DecoderConfig
+from bequest.engine.models.fields import Fields
 from bequest.engine.models.load import load_model, open_checkpoint
 from bequest.engine.models.padding import pad_heads
-from bequest.engine.models.quantised.described import Quantisation
+from bequest.engine.models.quantised.described import Quantisation, parse_quantisation
 from bequest.engine.models.quantised.made import MadeFloat8, check_fp8, float8_rows
+from bequest.engine.models.quantised.source import QuantisedSource, kinds_of
+from bequest.engine.models.safetensors_loader import SafetensorsSource
 from tests.models import tiny_quantised as tiny
 from tests.models.paged import PagedSequences
 from tests.tiny_models import SHAPE, TINY_MODELS, VOCAB_SIZE
@@ -202,6 +206,18 @@ def test_what_compressed_tensors_packs(bits: int, symmetric: bool, strategy: str
 
     reference = tiny.write("llama", tmp_path, tiny.Tool(tiny.compressed("pack-quantized", weights), store))
     assert_same(logits_of(tmp_path), expected_of(reference), 2e-5 if symmetric else ROUNDED)
+
+
+@pytest.mark.parametrize(("bits", "depth"), [(4, 24), (4, 8), (8, 24), (7, 24)])
+def test_rows_so_short_that_other_bits_would_fill_as_many_words(bits: int, depth: int, tmp_path: Path) -> None:
+    codes = torch.randint(2**bits, (4, depth), generator=torch.Generator().manual_seed(bits))
+    packed = pack_to_int32((codes - 2 ** (bits - 1)).to(torch.int8), bits)
+    tensors = {"weight_packed": packed, "weight_scale": torch.ones(4, 1), "weight_shape": torch.tensor(codes.shape)}
+    save_file({f"q.{part}": tensor for part, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    weights = {"num_bits": bits, "type": "int", "strategy": "channel"}
+    stored = parse_quantisation(Fields(tiny.compressed("pack-quantized", weights), "config.json"))
+    source = QuantisedSource(SafetensorsSource(tmp_path, codes=kinds_of(stored)), stored)
+    assert torch.equal(source.load("q.weight"), codes - 2.0 ** (bits - 1))
 
 
 def test_groups_of_compressed_tensors_in_an_order(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """`quantization_config` of a config.json: which tools' layouts the checkpoint is stored in. No torch here.
 
-How many bits a matrix has, and how many groups, is read off its tensors, which cannot be wrong about it. What is
-checked here is that the layout is one that we read.
+How many groups a matrix has is read off its tensors, which cannot be wrong about it, and so is how many bits where they
+say it. What is checked here is that the layout is one that we read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Quantisation:
     # How many rows and how many columns share a scale; the last ones of a matrix may be fewer.
     rows: frozenset[int] = frozenset()
     columns: frozenset[int] = frozenset()
-    bits: int = 8  # of GPTQ's codes, where its tensors do not say it
+    bits: frozenset[int] = frozenset({8})  # that codes in words may have
     zero_shift: int = 0  # what GPTQ's first format has subtracted from the zero points
 
 
@@ -75,7 +75,7 @@ def _awq(described: Fields, method: str) -> Quantisation:
     if not described.boolean("zero_point", True):
         raise _not_read(described, "zero_point", False, "true")
     columns = _lengths(described, "group_size") | _lengths(described, "q_group_size")
-    return Quantisation(method, ("awq",), columns=columns, bits=bits)
+    return Quantisation(method, ("awq",), columns=columns, bits=frozenset({bits}))
 
 
 def _gptq(described: Fields, method: str) -> Quantisation:
@@ -86,7 +86,7 @@ def _gptq(described: Fields, method: str) -> Quantisation:
     if not 2 <= bits <= 8:
         raise _not_read(described, "bits", bits, "2 to 8")
     columns, shift = _lengths(described, "group_size"), 1 if form == "gptq" else 0
-    return Quantisation(method, ("gptq",), columns=columns, bits=bits, zero_shift=shift)
+    return Quantisation(method, ("gptq",), columns=columns, bits=frozenset({bits}), zero_shift=shift)
 
 
 def _compressed(described: Fields, method: str) -> Quantisation:
@@ -104,6 +104,7 @@ def _compressed(described: Fields, method: str) -> Quantisation:
         tuple(sorted(layouts)),
         frozenset[int]().union(*(rows for rows, _ in blocks)),
         frozenset[int]().union(*(_lengths(part, "group_size") for part in weights), *(deep for _, deep in blocks)),
+        frozenset(part.integer("num_bits", 8) for part in weights),
     )
 
 

@@ -199,13 +199,14 @@ class Packed(Layout):
         part = "weight_scale" if order is None else "weight_g_idx"
         return self._grouped(stored, part, IntegerParts(bits, codes, scales, zeros), order)
 
-    @staticmethod
-    def _bits(stored: Stored, depth: int) -> int:
-        words = stored.shape("weight_packed")[1]
-        found = next((bits for bits in range(1, 9) if -(-depth * bits // 32) == words), None)
-        if found is None:
-            raise stored.wrong("weight_packed", f"has {words} words in a row of {depth} values")
-        return found
+    def _bits(self, stored: Stored, depth: int) -> int:
+        """Those of the described ones that fill so many words. Short rows may fill as many with one bit less."""
+        words, described = stored.shape("weight_packed")[1], sorted(self._quantisation.bits)
+        found = [bits for bits in described if -(-depth * bits // 32) == words]
+        if len(found) != 1:
+            told = f"has {words} words in a row of {depth} values, of {' or '.join(map(str, described))} bits"
+            raise stored.wrong("weight_packed", told)
+        return found[0]
 
 
 class Awq(Layout):
@@ -258,7 +259,8 @@ class Gptq(Layout):
         """Of a code, and K. A file with an index says itself how long its columns are."""
         words = stored.shape("qweight")[0]
         if not stored.has("g_idx"):
-            return self._quantisation.bits, words * 32 // self._quantisation.bits
+            (bits,) = self._quantisation.bits
+            return bits, words * 32 // bits
         (depth,) = stored.shape("g_idx")
         return words * 32 // max(depth, 1), depth
 
