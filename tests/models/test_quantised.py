@@ -208,6 +208,20 @@ def test_what_compressed_tensors_packs(bits: int, symmetric: bool, strategy: str
     assert_same(logits_of(tmp_path), expected_of(reference), 2e-5 if symmetric else ROUNDED)
 
 
+@pytest.mark.parametrize(
+    ("forms", "shift"),
+    [
+        ({}, 1),
+        ({"format": "gptq_v2"}, 0),
+        ({"format": "gptq", "checkpoint_format": "gptq_v2"}, 0),
+        ({"format": "gptq_v2", "checkpoint_format": "gptq"}, 1),  # as transformers takes them
+    ],
+)
+def test_zero_points_of_gptq_are_of_the_form_that_is_named(forms: dict[str, str], shift: int) -> None:
+    described = Fields({"quant_method": "gptq", "bits": 4, **forms}, "config.json")
+    assert parse_quantisation(described).zero_shift == shift
+
+
 @pytest.mark.parametrize(("bits", "depth"), [(4, 24), (4, 8), (8, 24), (7, 24)])
 def test_rows_so_short_that_other_bits_would_fill_as_many_words(bits: int, depth: int, tmp_path: Path) -> None:
     codes = torch.randint(2**bits, (4, depth), generator=torch.Generator().manual_seed(bits))
@@ -312,6 +326,9 @@ def test_numbers_that_cannot_be_are_named(tool: str, change: Change, message: st
         ({"quant_method": "gptq"}, "quantization_config lacks bits"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format = 'marlin'"),
         ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "is_marlin_format = True"),
+        ({"quant_method": "gptq", "bits": 4, "format": "marlin"}, "format = 'marlin'"),
+        ({"quant_method": "awq", "format": "gemv_fast"}, "format = 'gemv_fast' is not supported, but gemm"),
+        ({"quant_method": "awq", "backend": "llm-awq"}, "backend = 'llm-awq' is not supported, but autoawq"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt = 'e5m2' is not supported, but e4m3"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo = 'NVFP4' is not supported, but FP8"),
         (tiny.compressed("nvfp4-pack-quantized", {"num_bits": 4, "type": "float"}), "format = 'nvfp4-pack-quantized'"),

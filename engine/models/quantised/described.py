@@ -68,7 +68,10 @@ def _modelopt(described: Fields, method: str) -> Quantisation:
 
 
 def _awq(described: Fields, method: str) -> Quantisation:
-    _one_of(described, "version", ("gemm", "GEMM"), "gemm")
+    for name in ("version", "format", "checkpoint_format"):  # of older tools and newer ones
+        _one_of(described, name, ("gemm", "GEMM"), "gemm")
+    if described.raw("backend") == "llm-awq":  # whose words have another order
+        raise _not_read(described, "backend", "llm-awq", "autoawq")
     bits = described.integer("bits", described.integer("w_bit", 4))
     if bits != 4:
         raise _not_read(described, "bits", bits, "4")
@@ -81,7 +84,9 @@ def _awq(described: Fields, method: str) -> Quantisation:
 def _gptq(described: Fields, method: str) -> Quantisation:
     if described.boolean("is_marlin_format", False):
         raise _not_read(described, "is_marlin_format", True, "false")
-    form = _one_of(described, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+    # The older name counts where a file has both.
+    newer = _one_of(described, "format", ("gptq", "gptq_v2"), "gptq")
+    form = _one_of(described, "checkpoint_format", ("gptq", "gptq_v2"), newer)
     bits = described.integer("bits")
     if not 2 <= bits <= 8:
         raise _not_read(described, "bits", bits, "2 to 8")
