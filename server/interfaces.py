@@ -196,6 +196,10 @@ class TokenizerLike(Protocol):
 
     def token_string(self, token_id: int | None) -> str | None: ...
 
+    @property
+    def role_tokens(self) -> Mapping[str, str]:
+        """What templates know by name: `bos_token`, `eos_token` and others, where the model has them."""
+
 
 class ChatTemplateLike(Protocol):
     @property
@@ -204,10 +208,6 @@ class ChatTemplateLike(Protocol):
     @property
     def tool_source(self) -> str:
         """The template of requests with tools."""
-
-    @property
-    def tokens(self) -> Mapping[str, str]:
-        """`bos_token` and `eos_token`, where the model has them."""
 
     def render(
         self,

@@ -28,16 +28,21 @@ REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 
 class ChatTemplate:
-    """A model's template. `tool_source` is the one for requests with tools, where the model has a separate one."""
+    """A model's template. `tool_source` is the one for requests with tools, where the model has a separate one.
+    `others`: tokens with other roles, by the names that templates have for them."""
 
     def __init__(
-        self, source: str, bos_token: str | None = None, eos_token: str | None = None, tool_source: str | None = None
+        self,
+        source: str,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        tool_source: str | None = None,
+        **others: str,
     ) -> None:
         self.source = source
         self.tool_source = tool_source or source
-        self.tokens = {
-            name: token for name, token in (("bos_token", bos_token), ("eos_token", eos_token)) if token is not None
-        }
+        ends = (("bos_token", bos_token), ("eos_token", eos_token))
+        self.tokens = others | {name: token for name, token in ends if token is not None}
         try:
             self._template = _compiled(source)
             self._tool_template = _compiled(tool_source) if tool_source else self._template

@@ -30,7 +30,7 @@ class TemplateRenderer:
         self._children = Children(__name__, seconds, _MOST_BYTES)
 
     def template(self, source: str, tokens: Mapping[str, str]) -> ForeignTemplate:
-        """`tokens`: the model's `bos_token` and `eos_token`."""
+        """`tokens`: the model's `bos_token`, `eos_token` and the like."""
         return ForeignTemplate(self, source, tokens)
 
     def render(self, task: Mapping[str, Any]) -> str:

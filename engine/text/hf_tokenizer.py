@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer as Backend
 from bequest.engine.errors import ModelError
 from bequest.engine.text.tokenizer import SpecialTokens, Tokenizer
 
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 ROLES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -34,30 +36,38 @@ def _tokenizer(path: Path) -> Tokenizer:
     directory = path.parent
     backend = Backend.from_file(str(path))
     config = read_tokenizer_config(directory)
-    strings = {role: _content(config.get(role)) for role in ROLES}
-    _mark_special(backend, config, [token for token in strings.values() if token])
-    ids = {role: backend.token_to_id(token) if token else None for role, token in strings.items()}
+    _add_declared(backend, _declared(directory, config))
+    strings = {role: token for role in ROLES if (token := _content(config.get(role)))}
+    _mark_special(backend, config, list(strings.values()))
+    backend.encode_special_tokens = config.get("split_special_tokens") is True
+    ids = {role: backend.token_to_id(token) for role, token in strings.items()}
+    others = {role: token for role, token in strings.items() if role not in ROLES[:3]}
     # add_bos_token and add_eos_token of the config are for tokenizers without a tokenizer.json, whose post-processor
     # says the same and more; transformers ignores them beside it, too.
-    roles = SpecialTokens(bos=ids["bos_token"], eos=ids["eos_token"], pad=ids["pad_token"])
+    roles = SpecialTokens(ids.get("bos_token"), ids.get("eos_token"), ids.get("pad_token"), others=others)
     return Tokenizer(backend, roles, directory.name)
 
 
 def read_tokenizer_config(directory: Path) -> dict[str, Any]:
-    """tokenizer_config.json over special_tokens_map.json, which older models have beside it."""
-    config: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        path = directory / name
-        if not path.is_file():
-            continue
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ModelError(f"{path}: not valid JSON: {error}") from error
-        if not isinstance(content, dict):
-            raise ModelError(f"{path}: must hold a JSON object")
-        config |= {key: value for key, value in content.items() if value is not None}
-    return config
+    """tokenizer_config.json, and over it special_tokens_map.json, which older models have beside it. Newer ones, which
+    list their added tokens, leave that to other readers."""
+    config = read_object(directory / "tokenizer_config.json")
+    if "added_tokens_decoder" in config:
+        return config
+    return config | read_object(directory / "special_tokens_map.json")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """What a file of JSON says, but for what it says is null. Empty where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path}: must hold a JSON object")
+    return {key: value for key, value in content.items() if value is not None}
 
 
 def _content(token: Any) -> str | None:
@@ -67,10 +77,33 @@ def _content(token: Any) -> str | None:
     return token if isinstance(token, str) and token else None
 
 
-def _mark_special(backend: Backend, config: dict[str, Any], tokens: list[str]) -> None:
+def _declared(directory: Path, config: Mapping[str, Any]) -> list[AddedToken]:
+    """Tokens that the files beside tokenizer.json add, by their ids."""
+    listed = config.get("added_tokens_decoder")
+    if isinstance(listed, dict):
+        tokens = {int(index): token for index, token in listed.items() if isinstance(token, dict) and _content(token)}
+        return [AddedToken(token["content"], **_flags(token)) for _, token in sorted(tokens.items())]
+    older = read_object(directory / "added_tokens.json")
+    return [AddedToken(token, special=False) for token in sorted(older, key=older.__getitem__)]
+
+
+def _flags(token: Mapping[str, Any]) -> dict[str, bool]:
+    return {name: token[name] for name in _FLAGS if isinstance(token.get(name), bool)}
+
+
+def _add_declared(backend: Backend, declared: list[AddedToken]) -> None:
+    """Where tokenizer.json lacks them, or has them with other flags."""
+    known = {token.content: repr(token) for token in backend.get_added_tokens_decoder().values()}
+    backend.add_tokens([token for token in declared if known.get(token.content) != repr(token)])
+
+
+def _mark_special(backend: Backend, config: Mapping[str, Any], tokens: list[str]) -> None:
     """A token with a role is special even if tokenizer.json does not say so. Tokens of no id are not invented."""
-    extra = config.get("additional_special_tokens")
-    listed = [_content(token) for token in extra] if isinstance(extra, list) else []
+    listed = [_content(value) for name, value in config.items() if name.endswith("_token")]
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        extra = config.get(name)
+        extra = list(extra.values()) if isinstance(extra, dict) else extra
+        listed += [_content(token) for token in extra] if isinstance(extra, list) else []
     declared = config.get("added_tokens_decoder")
     if isinstance(declared, dict):
         listed += [_content(token) for token in declared.values() if isinstance(token, dict) and token.get("special")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bequest.engine.errors import ModelError
 from bequest.engine.formats.git_lfs import refuse_pointers
 from bequest.engine.text.chat import ChatTemplate
-from bequest.engine.text.hf_tokenizer import read_tokenizer_config, tokenizer_from_directory
+from bequest.engine.text.hf_tokenizer import read_object, read_tokenizer_config, tokenizer_from_directory
 from bequest.engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -78,30 +77,16 @@ def _directory_templates(directory: Path) -> dict[str, Any]:
         tool_file = directory / "additional_chat_templates" / "tool_use.jinja"
         return named | ({"tool_use": tool_file.read_text(encoding="utf-8")} if tool_file.is_file() else {})
     old = directory / "chat_template.json"
-    config = read_tokenizer_config(directory) | (_json(old) if old.is_file() else {})
+    config = read_tokenizer_config(directory) | read_object(old)
     value = config.get("chat_template")
     if isinstance(value, list):
         return {entry["name"]: entry["template"] for entry in value if {"name", "template"} <= entry.keys()}
     return {"default": value}
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path}: must hold a JSON object")
-    return content
-
-
 def _chat_template(templates: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate | None:
     source, tool_source = templates.get("default"), templates.get("tool_use")
     if not isinstance(source, str):
         return None
-    return ChatTemplate(
-        source,
-        bos_token=tokenizer.token_string(tokenizer.bos_token_id),
-        eos_token=tokenizer.token_string(tokenizer.eos_token_id),
-        tool_source=tool_source if isinstance(tool_source, str) else None,
-    )
+    tool_source = tool_source if isinstance(tool_source, str) else None
+    return ChatTemplate(source, tool_source=tool_source, **tokenizer.role_tokens)

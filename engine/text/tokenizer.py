@@ -6,8 +6,8 @@ milliseconds at a time, however long a text is, so a long one belongs on a worke
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import tokenizers
 from tokenizers.processors import TemplateProcessing
@@ -22,13 +22,15 @@ _MARK = "\x02"  # stands for a text before another: no token begins or ends with
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """The tokens with a role, by id. `add_bos` and `add_eos` None: as the tokenizer's own post-processor does."""
+    """The tokens with a role, by id. `add_bos` and `add_eos` None: as the tokenizer's own post-processor does.
+    `others`: tokens that nobody but templates asks for, by role, such as `unk_token`."""
 
     bos: int | None = None
     eos: int | None = None
     pad: int | None = None
     add_bos: bool | None = None
     add_eos: bool | None = None
+    others: Mapping[str, str] = field(default_factory=dict)
 
 
 class Tokenizer:
@@ -44,6 +46,7 @@ class Tokenizer:
         self.bos_token_id = roles.bos
         self.eos_token_id = roles.eos
         self.pad_token_id = roles.pad
+        self._other_roles = roles.others
         vocabulary = backend.get_vocab(with_added_tokens=True)
         # Ids may have gaps; every id the tokenizer knows is below this.
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
@@ -123,6 +126,13 @@ class Tokenizer:
         """The id of a token by its string in the vocabulary."""
         token_id: int | None = self.backend.token_to_id(token)
         return token_id
+
+    @property
+    def role_tokens(self) -> dict[str, str]:
+        """What templates know by name: `bos_token`, `eos_token`, `pad_token` and others, where there are such."""
+        ids = {"bos_token": self.bos_token_id, "eos_token": self.eos_token_id, "pad_token": self.pad_token_id}
+        found = {role: token for role, index in ids.items() if (token := self.token_string(index)) is not None}
+        return {**self._other_roles, **found}
 
     def token_string(self, token_id: int | None) -> str | None:
         """A token's string in the vocabulary: the inverse of `id_of`."""

@@ -75,8 +75,8 @@ async def tokenizer_info(request: web.Request) -> web.Response:
             "model_max_length": info.max_model_len,
             "vocab_size": info.vocab_size,
             "chat_template": None if template is None else template.source,
-            "bos_token": None if template is None else template.tokens.get("bos_token"),
-            "eos_token": None if template is None else template.tokens.get("eos_token"),
+            "bos_token": tokenizer.role_tokens.get("bos_token"),
+            "eos_token": tokenizer.role_tokens.get("eos_token"),
             "eos_token_ids": info.eos_token_ids,
             "special_tokens": {str(token): tokenizer.token_text(token) for token in special},
         }

@@ -114,13 +114,12 @@ def template_use(
 
 def _foreign(context: Context, written: str) -> ChatTemplateLike:
     """A template that the client wrote."""
-    own = context.text.chat_template
     if context.templates.seconds == 0:
         raise unsupported("chat_template", "This server takes no `chat_template` of requests; leave it out.")
     if len(written) > _LONGEST_TEMPLATE:
         message = f"`chat_template` has {len(written)} characters, at most {_LONGEST_TEMPLATE}."
         raise invalid(message, "chat_template")
-    return context.templates.template(written, {} if own is None else own.tokens)
+    return context.templates.template(written, context.text.tokenizer.role_tokens)
 
 
 def _check_last(continued: bool, opened: bool, last_role: str) -> None:

@@ -45,6 +45,7 @@ class ByteTokenizer:
     max_chars_per_token = 4
     special_ids = frozenset({BOS, EOS})
     spells_bytes = True
+    role_tokens: ClassVar[dict[str, str]] = {}
 
     def __init__(self) -> None:
         self.added: dict[str, int] = {}
@@ -77,7 +78,6 @@ class PlainTemplate:
     """One line per message."""
 
     source = tool_source = ""
-    tokens: ClassVar[dict[str, str]] = {}
 
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []

@@ -70,6 +70,68 @@ def test_special_tokens_listed_in_the_config(directory: Path) -> None:
     assert load_text(directory).tokenizer.special_ids == {97, 98, 256}
 
 
+@pytest.mark.parametrize(
+    ("beside", "ends"),
+    [
+        ({}, (257, 256)),
+        ({"added_tokens_decoder": {}}, (256, None)),  # as newer tools write it; the older file is not read then
+    ],
+)
+def test_the_older_of_two_files_counts_as_in_transformers(
+    directory: Path, beside: dict[str, Any], ends: tuple[int | None, ...]
+) -> None:
+    write(directory, "tokenizer_config.json", {"eos_token": "<bos>", "pad_token": None, **beside})
+    write(directory, "special_tokens_map.json", {"eos_token": "<eos>", "pad_token": "<bos>"})
+    tokenizer = load_text(directory).tokenizer
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == ends
+    transformers = pytest.importorskip("transformers")
+    reference = transformers.PreTrainedTokenizerFast.from_pretrained(directory)
+    assert (reference.eos_token_id, reference.pad_token_id) == ends
+
+
+FLAGS = {"lstrip": True, "rstrip": True, "normalized": False, "single_word": False, "special": False}
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tokenizer_config.json", {"added_tokens_decoder": {"258": {"content": "<new>", **FLAGS}}}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"257": {"content": "<eos>", **FLAGS}}}),
+        ("added_tokens.json", {"<newer>": 259, "<new>": 258}),
+    ],
+)
+def test_tokens_that_the_files_beside_it_add(directory: Path, file: str, content: dict[str, Any]) -> None:
+    """Those that it lacks, or has with other flags."""
+    write(directory, "tokenizer_config.json", {})
+    write(directory, file, content)
+    reference = pytest.importorskip("transformers").PreTrainedTokenizerFast.from_pretrained(directory)
+    tokenizer = load_text(directory).tokenizer
+    for text in ("a <new> b", "a <eos> b", "a <newer> b"):
+        expected = reference.encode(text, add_special_tokens=False, truncation=False, padding=False)
+        assert tokenizer.encode(text, add_special_tokens=False) == expected
+
+
+def test_special_tokens_that_are_split(directory: Path) -> None:
+    write(directory, "tokenizer_config.json", {"split_special_tokens": True})
+    assert load_text(directory).tokenizer.encode("<bos>") == [256, *b"<bos>"]
+
+
+@pytest.mark.parametrize("named", [{"extra_special_tokens": {"image_token": "a"}}, {"image_token": "a"}])
+def test_special_tokens_with_names_of_their_own(directory: Path, named: dict[str, Any]) -> None:
+    write(directory, "tokenizer_config.json", named)
+    assert load_text(directory).tokenizer.special_ids == {97, 256}
+
+
+def test_a_template_knows_every_role(directory: Path) -> None:
+    source = "{{ bos_token }}{{ unk_token }}{{ pad_token }}{{ sep_token }}{{ cls_token }}{{ mask_token }}"
+    roles = {"bos_token": "<bos>", "unk_token": "u", "pad_token": "<eos>", "sep_token": "s"}
+    write(directory, "tokenizer_config.json", {**roles, "mask_token": "m", "chat_template": source})
+    text = load_text(directory)
+    assert text.chat_template is not None and text.chat_template.render([]) == "<bos>u<eos>sm"
+    reference = pytest.importorskip("transformers").PreTrainedTokenizerFast.from_pretrained(directory)
+    assert reference.apply_chat_template([{"role": "user", "content": ""}], tokenize=False) == "<bos>u<eos>sm"
+
+
 def test_chat_template_of_the_config(directory: Path) -> None:
     write(directory, "tokenizer_config.json", {"eos_token": "<eos>", "chat_template": CHATML})
     template = load_text(directory).chat_template
