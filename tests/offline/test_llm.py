@@ -265,9 +265,10 @@ def test_a_chat_is_continued_with_the_new_messages(llm: LLM) -> None:
     first = llm.chat("the cat", GREEDY, retain={"ttl": 60})
     assert first.retained is not None and first.message is not None
     second = first.continue_("and the dog", GREEDY)
-    history = [{"role": "user", "content": "the cat"}, first.message, {"role": "user", "content": "and the dog"}]
     assert second.is_chat and second.inheritance is not None
-    assert second.text == llm.chat(history, GREEDY).text
+    # With its tokens as they were sampled: its text has bytes that are no character, and would be others.
+    assert second.prompt_token_ids[: len(first.prompt_token_ids) + 5] == first.prompt_token_ids + first.token_ids[:5]
+    assert second.text == llm.generate(second.prompt_token_ids, GREEDY).text
     with pytest.raises(RequestError, match="There is no request 'nobody'"):
         llm.generate("x", GREEDY, continuation_of="nobody")
 
