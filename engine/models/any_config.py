@@ -37,8 +37,11 @@ def read_config(directory: Path) -> dict[str, object]:
 
 
 def _whole(architecture: str) -> str:
-    decoder = f"{architecture.removesuffix('Model')}ForCausalLM"
-    return decoder if decoder in HF_ARCHITECTURES else _HEADLESS.get(architecture, architecture)
+    for ending in ("TextModel", "Model"):  # the former where a model that sees, too, has the plain name
+        decoder = f"{architecture.removesuffix(ending)}ForCausalLM"
+        if decoder in HF_ARCHITECTURES:
+            return decoder
+    return _HEADLESS.get(architecture, architecture)
 
 
 def _quantisation_beside(directory: Path, values: Mapping[str, object]) -> dict[str, object]:

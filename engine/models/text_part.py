@@ -17,7 +17,8 @@ _PREFIXES = {
     "model.language_model.": "model.",
     "model.text_model.": "model.",
 }
-_BARE = ("embed_tokens.", "layers.", "norm.")  # what `model.` begins the names of, in a whole model
+# What `model.` begins the names of, in a whole model; the latter are Gemma 4's.
+_BARE = ("embed_tokens.", "layers.", "norm.", "embed_tokens_per_layer.", "per_layer_")
 _PARTS = (
     *("vision_tower.", "multi_modal_projector.", "vision_model.", "connector.", "visual."),
     *("audio_tower.", "embed_vision.", "embed_audio."),  # Gemma 4's

@@ -57,6 +57,24 @@ def test_the_text_is_read_and_the_rest_left(spelling: str, tiny_model: Callable[
     assert part.num_parameters == whole.num_parameters
 
 
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [("gemma3", "Gemma3TextModel"), ("gemma4-shared", "Gemma4TextModel"), ("qwen3.5", "Qwen3_5TextModel")],
+)
+def test_a_text_model_that_was_saved_without_its_head(
+    name: str, architecture: str, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Whose plain name is that of the model that sees, too."""
+    config = json.loads((tiny_model(name) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
+    tensors = load_file(tiny_model(name) / "model.safetensors")
+    bare = {key.removeprefix("model."): tensor for key, tensor in tensors.items() if not key.startswith("lm_head.")}
+    save_file(bare, tmp_path / "model.safetensors")
+    whole, alone = (load_model(directory) for directory in (tiny_model(name), tmp_path))
+    one, other = (PagedSequences(loaded.model, 1, 16).run(0, TOKENS, chunk=16) for loaded in (whole, alone))
+    assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize(("name", "text"), [("mistral", MistralConfig), ("ministral3", Ministral3Config)])
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_text_of_mistral_3(name: str, text: type[PreTrainedConfig], tied: bool, tmp_path: Path) -> None:
