@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import os
 import signal
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,6 +85,7 @@ class Ray:
 
     def __init__(self) -> None:
         self.told: list[str] = []
+        self.looked_at = lambda: None
 
     def __getattr__(self, name: str) -> Any:
         return SimpleNamespace(remote=lambda *words: name)
@@ -95,6 +95,8 @@ class Ray:
 
     def get(self, asked: str, timeout: float | None = None) -> Any:
         self.told.append(asked)
+        if asked == "status":
+            self.looked_at()
         if asked == "scale":
             raise self.exceptions.RayTaskError("with a traceback of the other process")
         return {"replicas": {"r1": {"state": "ready"}}, "routers": []}
@@ -109,7 +111,7 @@ def test_sigterm_drains_though_ray_wants_it(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(ray_fleet, "begin", lambda *_: signal.signal(signal.SIGTERM, lambda *_: ray.told.append("Ray")))
     monkeypatch.setattr(command, "start", lambda *_: ray)
     monkeypatch.setattr(command, "_LOOK", 0.01)
-    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    ray.looked_at = lambda: os.kill(os.getpid(), signal.SIGTERM)
     try:
         assert main(["up", "--folder", str(tmp_path)]) == 0
     finally:

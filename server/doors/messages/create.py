@@ -64,7 +64,8 @@ async def count_tokens(http: web.Request) -> web.Response:
     """How many tokens the same body would have as its prompt."""
     call = await begin(http, CountTokensBody, COUNT_PREFIX)
     reading = await _reading(call)
-    count = await counted(call.context, call.body, reading, thinking_of(call.body, reading))
+    known, thinking = http.app[KNOWN_TURNS], thinking_of(call.body, reading)
+    count = await counted(call.context, call.tenant, call.body, reading, thinking, known)
     return json_response({"input_tokens": count}, call.headers)
 
 

@@ -40,39 +40,53 @@ class MessagePrompt:
     to_cache: tuple[CacheLength, ...]  # the shorter first
 
 
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a message says, and who said the same before."""
+
+    said: Said
+    images: tuple[Image, ...]
+    use: TemplateUse
+    digest: bytes
+    parent: Parent | None
+
+
 async def message_prompt(
     context: Context, tenant: str, body: ConversingBody, reading: Reading, thinking: Thinking, known: KnownTurns
 ) -> MessagePrompt:
-    said, images, use = await _read(context, body, reading, thinking)
-    digests = await apart(context, lambda: said.digests(reading.tools, use.kwargs))
-    parent = known.parent(context.engine, tenant, digests, body.cache_salt or "")
+    given = await _read(context, tenant, body, reading, thinking, known)
+    said, use = given.said, given.use
 
     def work() -> MessagePrompt:
         rendered = use.render(said.messages())
         check_length(context, rendered.prompt_text, "messages")
-        prompt = _prompt(context, parent, rendered, images)
+        prompt = _prompt(context, given.parent, rendered, given.images)
         lengths = [_cache_length(context, said, use, prompt, rendered, place) for place in longest_places(said.places)]
         ordered = sorted(filter(None, lengths), key=lambda length: length.num_tokens)
-        return MessagePrompt(prompt, digests[-1], tuple(ordered))
+        return MessagePrompt(prompt, given.digest, tuple(ordered))
 
     made = await off_loop_rendering(context, use, said.messages(), work)
     return replace(made, prompt=check_not_empty(made.prompt, "messages"))
 
 
-async def count_tokens(context: Context, body: ConversingBody, reading: Reading, thinking: Thinking) -> int:
-    said, images, use = await _read(context, body, reading, thinking)
+async def count_tokens(
+    context: Context, tenant: str, body: ConversingBody, reading: Reading, thinking: Thinking, known: KnownTurns
+) -> int:
+    """Of the prompt that the same message would have: an answer that is known counts as it was sampled."""
+    given = await _read(context, tenant, body, reading, thinking, known)
+    said, use = given.said, given.use
 
     def work() -> int:
-        text = use.render(said.messages()).prompt_text
-        check_countable(context, text, "messages")
-        return len(_token_ids(context, text, images))
+        rendered = use.render(said.messages())
+        check_countable(context, rendered.prompt_text, "messages")
+        return len(_prompt(context, given.parent, rendered, given.images).token_ids)
 
     return await off_loop_rendering(context, use, said.messages(), work)
 
 
 async def _read(
-    context: Context, body: ConversingBody, reading: Reading, thinking: Thinking
-) -> tuple[Said, tuple[Image, ...], TemplateUse]:
+    context: Context, tenant: str, body: ConversingBody, reading: Reading, thinking: Thinking, known: KnownTurns
+) -> _Given:
     kwargs = thinking.template_kwargs(reading, body.chat_template_kwargs)
 
     def work() -> Said:
@@ -88,7 +102,10 @@ async def _read(
         raise invalid("`messages` ends with calls: send their results as `tool_result` blocks.", "messages")
     # An answer that has begun goes on.
     source = ChatSource(given=None, template_kwargs=kwargs, continues=last.role == "assistant", tools=reading.tools)
-    return said, images, template_use(context, source, last.role)
+    use = template_use(context, source, last.role)
+    digests = await apart(context, lambda: said.digests(reading.tools, use.kwargs))
+    parent = known.parent(context.engine, tenant, digests, body.cache_salt or "")
+    return _Given(said, images, use, digests[-1], parent)
 
 
 def _token_ids(context: Context, text: str, images: Sequence[Image]) -> tuple[int, ...]:
