@@ -16,11 +16,12 @@ from bequest.server.context import CONTEXT
 from bequest.server.operation.logs import CURRENT, request_id_of
 from bequest.server.operation.request_log import log_request
 from bequest.server.operation.tracing import route_of
+from bequest.server.stores.disk import DiskError
 from bequest.server.transport.noting import note_error
 from bequest.server.transport.opening import BEGUN
 from bequest.server.transport.replies import error_response
 from bequest.server.transport.sending import ReaderStopped
-from bequest.server.wire.errors import ApiError, from_engine, internal
+from bequest.server.wire.errors import ApiError, from_disk, from_engine, internal
 from bequest.server.wire.names import new_id
 from bequest.server.wire.reading import shorten
 from bequest.server.wire.replicas import REPLICA_HEADER, is_owner_gone, over_rate, redirected
@@ -67,6 +68,9 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await _failed(request, from_engine(error))
     except web.HTTPException as error:
         return await _failed(request, _from_http(request, error))
+    except DiskError as error:
+        _log.error("%s %s: %s", request.method, request.rel_url.raw_path, error)
+        return await _failed(request, from_disk(error))
     except ReaderStopped:
         request.app[CONTEXT].metrics.on_dropped_reader()
         raise

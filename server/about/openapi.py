@@ -36,6 +36,7 @@ _ERRORS = {
     "500": "A fault of the server's own.",
     "503": "Loading, shutting down, or failed.",
     "504": "The request's timeout passed before its first token.",
+    "507": "The disk for files is full, read-only or broken.",
     "default": "Any other error.",
 }
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -60,6 +60,7 @@ class BatchRunner:
         self._wake = asyncio.Event()
         self._rest_until = 0.0  # time.monotonic: the queue was full
         self._task: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
         self.num_lines = 0  # that run
         context.metrics.batches.load = self._load
 
@@ -93,6 +94,7 @@ class BatchRunner:
         task, self._task = self._task, None
         if task is None:
             return
+        self._stopping.set()
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
@@ -199,7 +201,7 @@ class BatchRunner:
         batch, disk = running.batch, self._disk
         try:
             lines = await disk.files.off_loop(lambda: self._lines(batch))
-            running.progress = await Progress.recovered(disk, batch, lines)
+            progress = await Progress.recovered(disk, batch, lines)
         except WrongLines as wrong:
             await self._refuse(running, wrong.errors)
         except (OSError, ValueError, KeyError, ApiError) as error:
@@ -207,9 +209,9 @@ class BatchRunner:
             message = "The batch's file or its answers cannot be read any more."
             await self._refuse(running, [{"code": "disk_error", "message": message, "param": None, "line": None}])
         else:
-            if batch.status == "validating":
-                batch.enter("in_progress", disk.files.clock())
-                await disk.batches.save(batch)
+            if not await self._persist(batch, lambda: self._begin(batch)):
+                return
+            running.progress = progress
             told = f", {batch.completed + batch.failed} of them answered before" if batch.completed else ""
             _log.info("batch %s: %d lines for %s%s", batch.id, batch.total, batch.endpoint, told)
         finally:
@@ -227,11 +229,10 @@ class BatchRunner:
         """Nothing of it can run."""
         batch = running.batch
         batch.errors = errors
-        batch.enter("failed", self._disk.files.clock())
-        await self._disk.batches.save(batch)
-        self._context.metrics.batches.on_end(batch.status)
-        self._forget(running)
-        _log.info("batch %s failed: %s", batch.id, errors[0]["message"])
+        if await self._persist(batch, lambda: self._enter(batch, "failed")):
+            self._context.metrics.batches.on_end(batch.status)
+            self._forget(running)
+            _log.info("batch %s failed: %s", batch.id, errors[0]["message"])
 
     def _end_some(self) -> None:
         """Those that are complete, cancelled or out of time."""
@@ -252,25 +253,57 @@ class BatchRunner:
             running.ending = asyncio.create_task(self._ended(running, status, code, message))
 
     async def _ended(self, running: Running, status: Status, code: str, message: str) -> None:
-        batch, progress, disk = running.batch, running.progress, self._disk
-        assert progress is not None
-        try:
-            await self._give_up(running)
-            if not progress.complete:
-                await progress.refuse_rest(code, message)
-            if status == "completed":
-                batch.enter("finalizing", disk.files.clock())
-                await disk.batches.save(batch)
-            if code == _KEY_GONE[0]:
-                batch.errors = [{"code": code, "message": message, "param": None, "line": None}]
-            await progress.to_files()
-            batch.enter(status, disk.files.clock())
-            await disk.batches.save(batch)
+        batch = running.batch
+        await self._give_up(running)
+        if await self._persist(batch, lambda: self._write_end(running, status, code, message)):
             self._context.metrics.batches.on_end(batch.status)
-        except OSError as error:
-            _log.error("batch %s cannot be ended: %s; it will be after a restart", batch.id, error)
-        self._forget(running)
-        _log.info("batch %s %s: %d answered, %d failed", batch.id, batch.status, batch.completed, batch.failed)
+            self._forget(running)
+            _log.info("batch %s %s: %d answered, %d failed", batch.id, batch.status, batch.completed, batch.failed)
+
+    async def _write_end(self, running: Running, status: Status, code: str, message: str) -> None:
+        """Raises OSError. What was written stays so: it can be called again."""
+        batch, progress = running.batch, running.progress
+        assert progress is not None
+        if not progress.complete:
+            await progress.refuse_rest(code, message)
+        if status == "completed":
+            await self._enter(batch, "finalizing")
+        if code == _KEY_GONE[0]:
+            batch.errors = [{"code": code, "message": message, "param": None, "line": None}]
+        await progress.to_files()
+        await self._enter(batch, status)
+
+    async def _begin(self, batch: Batch) -> None:
+        if batch.status == "validating":  # it may be cancelled already
+            await self._enter(batch, "in_progress")
+
+    async def _enter(self, batch: Batch, status: Status) -> None:
+        """It has this status on the disk when this returns. Raises OSError, and then it has the one from before."""
+        before = batch.status, batch.times
+        batch.enter(status, self._disk.files.clock())
+        try:
+            await self._disk.batches.save(batch)
+        except OSError:
+            if batch.status == status:  # it was not cancelled meanwhile
+                batch.status, batch.times = before
+            raise
+
+    async def _persist(self, batch: Batch, write: Callable[[], Awaitable[None]]) -> bool:
+        """Repeats `write` until the disk takes it: a disk that is full has room again some day, and its clients wait
+        for the batch. False: the server ends before."""
+        told = False
+        while True:
+            try:
+                await write()
+                return True
+            except OSError as error:
+                if not told:
+                    _log.error("batch %s cannot be written: %s; it is tried again", batch.id, error)
+                told = True
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK):
+                    await self._stopping.wait()
+                return False
 
     async def _give_up(self, running: Running) -> None:
         """Its lines do not run any more, and what they came to is on the disk."""

@@ -14,13 +14,20 @@ _PRIVATE = 0o600  # what clients send and get is nobody else's
 _PIECE = 1 << 20
 
 
+class DiskError(OSError):
+    """The disk did not do what it was asked: it is full, read-only, broken or gone."""
+
+
 def write_durably(path: Path, data: bytes) -> None:
-    """Replaces the file; it is on the disk when this returns."""
+    """Replaces the file; it is on the disk when this returns. A disk that is full keeps nothing of it."""
     beside = path.with_name(path.name + ".new")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE)
     try:
         write_all(descriptor, data)
         os.fsync(descriptor)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
     finally:
         os.close(descriptor)
     move_durably(beside, path)

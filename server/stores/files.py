@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from bequest.server.access.threads import DaemonThreads
-from bequest.server.stores.disk import sync_directory, write_all, write_durably
+from bequest.server.stores.disk import DiskError, sync_directory, write_all, write_durably
 from bequest.server.wire.errors import ApiError
 from bequest.server.wire.names import new_id
 from bequest.server.wire.reading import shorten
@@ -94,8 +94,13 @@ class FileStore:
         self._threads.shutdown()
 
     async def off_loop(self, work: Callable[[], _Result]) -> _Result:
-        """Work with the disk. It goes on if the caller leaves."""
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, work))
+        """Work with the disk. It goes on if the caller leaves. Raises DiskError."""
+        try:
+            return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, work))
+        except OSError as error:
+            failed = DiskError(*error.args)
+            failed.filename = error.filename
+            raise failed from error
 
     def path_of(self, file: StoredFile) -> Path:
         return self.directory / file.path

@@ -29,6 +29,7 @@ _NEVER_AGAIN = (
     "catalogue_exists",
     "catalogues_full",
     "files_full",
+    "disk_error",
     "file_in_use",
     "batch_ended",
     "adapter_in_use",
@@ -193,6 +194,12 @@ def too_slow(seconds: float) -> ApiError:
         "request_timeout",
         f"The request did not arrive: nothing came for {seconds:g} s (--client-timeout) before it was complete.",
     )
+
+
+def from_disk(error: OSError) -> ApiError:
+    """Of the files of clients, which nothing else can hold."""
+    reason = error.strerror or error
+    return ApiError(507, "disk_error", f"The server's disk (--files-dir) did not do what this request needs: {reason}.")
 
 
 def internal(answer_id: str) -> ApiError:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import threading
 import time
 from codecs import BOM_UTF8
@@ -17,7 +19,7 @@ from openai.types import Batch
 
 from bequest.engine.types import ChoiceDelta, Delta, Request, Usage
 from bequest.server.batches.answering import PRIORITY
-from bequest.server.stores import batches
+from bequest.server.stores import batches, disk, files
 from bequest.server.stores.disk import LineLog, write_durably
 from bequest.server.stores.files import StoredFile
 from tests.server.conftest import Starter
@@ -414,6 +416,42 @@ async def test_answers_that_do_not_fit_end_the_batch(start: Starter, tmp_path: P
     good, bad = await output(client, batch.output_file_id), await output(client, batch.error_file_id)
     assert good and len(good) + len(bad) == 300
     assert batch.request_counts.completed == len(good)
+
+
+def unfinished_writes(directory: Path) -> list[Path]:
+    return list(directory.rglob("*.new"))
+
+
+async def test_a_full_disk_is_waited_for(front: Front, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch whose answers found no room ends when there is some, and not at the next start alone."""
+
+    def full(descriptor: int, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    client = front.client().with_options(max_retries=0)
+    monkeypatch.setattr("bequest.server.batches.running._LOOK", 0.01)
+    front.engine.held = True
+    batch = await created(client, jsonl([line("a"), line("b")]))
+    await front.until(lambda: len(front.engine.runs) == 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "write_all", full)
+        patch.setattr(files, "write_all", full)
+        for call in (
+            client.files.create(file=b"{}", purpose="batch"),
+            client.batches.create(input_file_id=batch.input_file_id, endpoint=CHAT, completion_window="24h"),
+        ):
+            with pytest.raises(openai.InternalServerError, match="No space left") as caught:
+                await call
+            assert caught.value.status_code == 507 and caught.value.code == "disk_error"
+        front.engine.advance()
+        [made] = front.app_disk.batches.unfinished()
+        await front.until(lambda: bool(made.errors))
+        await asyncio.sleep(0.05)
+        assert (await client.batches.retrieve(batch.id)).status == "in_progress"
+    done = await ended(client, batch)
+    assert done.status == "failed" and done.errors and done.errors.data and done.errors.data[0].code == "disk_error"
+    assert (await output(client, done.error_file_id)).keys() == {"a", "b"}
+    assert not unfinished_writes(tmp_path)
 
 
 async def test_expired_files_leave(front: Front, tmp_path: Path) -> None:
