@@ -64,11 +64,12 @@ class KeyRing:
 
         Raises ValueError or OSError, whose messages never hold a key.
         """
-        if "" in given:
+        stripped = [key.strip() for key in given]  # as a header comes in: else nobody could send it
+        if "" in stripped:
             raise ValueError("an API key must not be empty")
         self._given = [
             Key(Caller(f"key-{number}", f"key-{number}", KeyLimits(), operator=True), digest_of(key))
-            for number, key in enumerate(given, 1)
+            for number, key in enumerate(stripped, 1)
         ]
         self.path = path
         self._wall = wall
@@ -113,7 +114,8 @@ class KeyRing:
         keys = self._given + ([] if self.path is None else read_keys(self.path))
         for what, values in (("name", [k.caller.name for k in keys]), ("key", [k.digest for k in keys])):
             if twice := next((i for i, value in enumerate(values) if value in values[:i]), None):
-                raise ValueError(f"{self.path}: the {what} of '{keys[twice].caller.name}' is there twice")
+                where = self.path if twice >= len(self._given) else "--api-key, BEQUEST_API_KEY"
+                raise ValueError(f"{where}: the {what} of '{keys[twice].caller.name}' is there twice")
         return keys
 
 

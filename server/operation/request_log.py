@@ -22,7 +22,7 @@ def log_request(
     request: web.Request, status: int, response: web.StreamResponse | None, account: Account | None
 ) -> None:
     """Work and failures at level info, what watchers ask all the time below that. No response: the client left."""
-    level = logging.INFO if request.method != "GET" or status >= 400 else logging.DEBUG
+    level = logging.INFO if request.method not in ("GET", "HEAD") or status >= 400 else logging.DEBUG
     if not _log.isEnabledFor(level):
         return
     seconds = time.monotonic() - request[ARRIVED]

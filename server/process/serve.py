@@ -244,7 +244,8 @@ def _read_keys_again(keys: KeyRing) -> None:
 
 def _all_keys(config: ServerConfig) -> list[str]:
     """Keys of the command line and of the environment, which does not show in a process list."""
-    return [*config.api_key, *filter(None, os.environ.get("BEQUEST_API_KEY", "").split(","))]
+    named = os.environ.get("BEQUEST_API_KEY", "").split(",")
+    return [*config.api_key, *(key for key in named if key.strip())]
 
 
 def _bind(config: ServerConfig) -> socket.socket:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from bequest.server.access.keys import Caller
 from bequest.server.access.marks import CALLER, HELD, LIGHT, TENANT
@@ -265,10 +265,13 @@ Expectation = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
 
 
 def expect_continue(check: Callable[[web.Request, Context], None] = check_head) -> Expectation:
-    """Answers `Expect: 100-continue`: refuses with the error that the body would get, or asks for the body."""
+    """Answers `Expect: 100-continue`: refuses with the error that the body would get, or asks for the body. A client
+    of HTTP/1.0 would take that for the answer."""
 
     async def answer(request: web.Request) -> web.StreamResponse | None:
         context = request.app[CONTEXT]
+        if request.version < HttpVersion11:
+            return None
         if request.headers["Expect"].lower() != "100-continue":
             return _closing(request, unmet_expectation())
         try:

@@ -211,6 +211,19 @@ async def test_a_body_that_is_expected(front: Front) -> None:
     await writer.wait_closed()
 
 
+async def test_a_client_of_http_1_0_gets_no_interim_answer(front: Front) -> None:
+    """It would take that for the answer."""
+    body = json.dumps(COMPLETION).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    writer.write(
+        b"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n%b" % (len(body), body)
+    )
+    assert (await reader.readline()).startswith(b"HTTP/1.0 200")
+    writer.close()
+    await writer.wait_closed()
+
+
 @pytest.mark.parametrize("path", ["/v1/models/fake/model", "/v1/models/fake%2Fmodel"])
 async def test_models(front: Front, path: str) -> None:
     from yarl import URL

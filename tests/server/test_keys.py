@@ -114,6 +114,16 @@ def test_wrong_files_say_why_and_never_the_key(tmp_path: Path, text: str, messag
     assert message in str(caught.value) and "s3cret" not in str(caught.value)
 
 
+def test_keys_of_the_command_line_are_what_a_header_can_bring() -> None:
+    """BEQUEST_API_KEY="a, b" has two."""
+    ring = KeyRing(["a", " b"])
+    assert ring.find("a") and ring.find("b") and not ring.find(" b")
+    with pytest.raises(ValueError, match="an API key must not be empty"):
+        KeyRing([" "])
+    with pytest.raises(ValueError, match="--api-key, BEQUEST_API_KEY: the key of 'key-2' is there"):
+        KeyRing(["s3cret", "s3cret "])
+
+
 async def test_hangup_reads_the_keys_again(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     path = key_file(tmp_path, '[[keys]]\nname = "a"\nkey = "first"')
     process = Process(caplog, api_key_file=path)

@@ -55,16 +55,17 @@ async def test_json_lines_of_a_request(front: Front, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(front.text.tokenizer, "encode", lambda *_, **__: 1 / 0)
         answer, _ = await front.post("/v1/completions", {"prompt": "a"}, headers={"X-Request-Id": "broken"})
         await front.get("/health")
+        await front.http.head(front.url + "/health")
     assert answer.status == 500
     lines = [json.loads(line) for line in log.getvalue().splitlines()]
-    first, second, failure, failed, health = lines
+    first, second, failure, failed, *watched = lines
     assert first["request_id"] == "mine" and first["trace_id"] == TRACE and first["level"] == "info"
     assert first["method"] == "POST" and first["path"] == "/v1/completions" and first["status"] == 200
     assert first["tenant"] == first["key"] == "anonymous" and first["seconds"] >= 0
     assert second["request_id"] == made["id"] and "trace_id" not in second
     assert failure["request_id"] == failed["request_id"] == "broken" and failed["status"] == 500
     assert "ZeroDivisionError" in failure["exception"] and failure["level"] == "error"
-    assert health["level"] == "debug"
+    assert [(line["method"], line["level"]) for line in watched] == [("GET", "debug"), ("HEAD", "debug")]
     assert CURRENT.get() is None
 
 
