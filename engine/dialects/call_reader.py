@@ -183,9 +183,10 @@ class CallReader:
         self._calls.told.clear()
 
     def _say(self, events: list[AnswerEvent], text: str) -> None:
+        # What is left out was said, too: it depends on no cut whether the answer begins with a call.
+        self._said_something = self._said_something or bool(text.strip())
         whole = "" if self._only_calls else self._blanks + text
         said = whole.rstrip()
         self._blanks = whole[len(said) :]
         if said:
-            self._said_something = True
             events.append(Content(said))

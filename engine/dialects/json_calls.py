@@ -32,6 +32,7 @@ class JsonRegion:
         self._bare = bare
         self._scanner: CallScanner | None = None
         self._begun = False  # the scanner's call was told of
+        self._closed = False  # the list of calls; its bracket may be gone from the text
 
     def feed(self, text: str, calls: Calls) -> str:
         while text and not self.ended:
@@ -52,11 +53,12 @@ class JsonRegion:
 
     def _between_calls(self, text: str) -> tuple[str, bool]:
         """The text without what separates calls, and whether more can be read now."""
-        end, text = self._end, text.lstrip(_BLANK + ",;[")
-        if text.startswith("{"):
+        end, text = self._end, text if self._closed else text.lstrip(_BLANK + ",;[")
+        if text.startswith("{") and not self._closed:
             self._scanner, self._begun = CallScanner(), False
             return text, True
         behind = text.lstrip("]" + _BLANK)
+        self._closed = self._closed or (text.startswith("]") and not self._bare)
         if end and behind.startswith(end):
             self.ended = True
             return behind[len(end) :], False

@@ -16,12 +16,15 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 class CallScanner:
-    """One object. `feed` takes text until the object's end; after each piece, `name` and `take_arguments` tell."""
+    """One object. `feed` takes text until the object's end; after each piece, `name` and `take_arguments` tell.
+
+    What is written twice counts once: it may have been told of when the second comes.
+    """
 
     def __init__(self) -> None:
         self.name: str | None = None
         self.ended = False
-        self.has_arguments = False
+        self._argued = False  # the arguments are whole
         self.raw: list[str] = []  # everything, for the case that it was no call
         self._state: Literal["start", "key", "colon", "value", "after"] = "start"
         self._key = ""
@@ -90,8 +93,7 @@ class CallScanner:
     def _keep(self, char: str) -> None:
         self._value.append(char)
         # Arguments that are a string are JSON inside JSON: they are read when they are whole.
-        if self._state == "value" and self._key in _ARGUMENTS and self._value[0] != '"':
-            self.has_arguments = True
+        if self._is_argument and self._value[0] != '"':
             self._arguments.append(char)
 
     def _end_if_whole(self) -> None:
@@ -103,12 +105,18 @@ class CallScanner:
         if self._state == "key":
             self._key, self._state = _unquoted(text), "colon"
             return
-        if self._key in _NAMES:
+        if self._key in _NAMES and self.name is None:
             self.name = _unquoted(text)
-        elif self._key in _ARGUMENTS and text.startswith('"'):
-            self.has_arguments = True
-            self._arguments.append(_unquoted(text))
+        elif self._is_argument:
+            self._argued = True
+            if text.startswith('"'):
+                self._arguments.append(_unquoted(text))
         self._state = "after"
+
+    @property
+    def _is_argument(self) -> bool:
+        """Whether the value that is being read is the arguments."""
+        return self._state == "value" and self._key in _ARGUMENTS and not self._argued
 
 
 class ObjectScanner:

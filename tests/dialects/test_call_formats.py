@@ -48,6 +48,9 @@ CASES: list[tuple[str, str, str, list[list[str]]]] = [
     ("mistral_args", "[TOOL_CALLS]f[ARGS]{", "", [["f", "{"]]),
     ("mistral_args", "[TOOL_CALLS]no call at all", "[TOOL_CALLS]no call at all", []),
     ("granite", '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]', "", TWO),
+    ("granite", '<|tool_call|>[{"name": "g"}], [1] and {"name": "f"}', ', [1] and {"name": "f"}', TWO[1:]),
+    ("mistral", '[TOOL_CALLS] [{"name": "g"}]\n[{"name": "f"}]', '[{"name": "f"}]', TWO[1:]),
+    ("hermes", '<tool_call>{"name": "g", "arguments": {}, "parameters": {}, "name": "f"}</tool_call>', "", TWO[1:]),
     ("phi4_mini_json", 'functools[{"name": "f", "arguments": {"a": 1}}, {"name": "g"}]', "", TWO),
     ("phi4_mini_json", "use functools for that", "use functools for that", []),
     ("glm4", 'f\n{"a": 1}\ng\n{}', "", TWO),
@@ -137,6 +140,13 @@ def test_calls_cut_anywhere(name: str, text: str, content: str, calls: list[list
         cuts = sorted(draw.sample(range(len(text) + 1), draw.randint(0, len(text))))
         assert read(name, text, cuts) == (content, calls), cuts
     assert read(name, text, [], most=1)[1] == calls[:1]
+
+
+@pytest.mark.parametrize("text", ['so {"name": "g"}', ', {"name": "g"}'])
+def test_an_answer_held_to_calls_that_does_not_begin_with_one_has_none_however_it_is_cut(text: str) -> None:
+    """Where a call needs no mark."""
+    for cuts in ([], list(range(1, len(text)))):
+        assert read("llama3_json", text, cuts, only_calls=True) == ("", [])
 
 
 @pytest.mark.parametrize("name", JSON_FORMATS)
