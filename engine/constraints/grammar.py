@@ -29,7 +29,7 @@ from bequest.engine._C import (
     fill_ahead,
     fill_masks,
 )
-from bequest.engine.constraints.schemas import followed, reworded
+from bequest.engine.constraints.schemas import UnfollowedError, followed, reworded
 from bequest.engine.kernels.flag import Flag
 from bequest.engine.text.tokenizer import Tokenizer
 from bequest.engine.types import IntArray
@@ -294,6 +294,8 @@ def _schema(source: GrammarSource) -> Any:
         return followed(json.loads(source.text))
     except json.JSONDecodeError as error:
         raise GrammarError(f"it is not JSON: {error}") from None
+    except UnfollowedError as error:
+        raise GrammarError(str(error)) from None
 
 
 def _lark_json(text: str) -> str:

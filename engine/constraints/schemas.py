@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
-__all__ = ["KNOWN_FORMATS", "fault_in", "followed", "reworded"]
+__all__ = ["KNOWN_FORMATS", "UnfollowedError", "fault_in", "followed", "reworded"]
 
 # JSON Schema: a format that is not known is an annotation. llguidance enforces these.
 KNOWN_FORMATS = frozenset(
@@ -39,11 +39,24 @@ _MOST_REFS = 16  # that are followed from one schema: they may lead in a circle
 
 _OF_NAMES = {"$ref", "const", "description", "enum", "pattern", "title", "type"}  # of a schema of names, that are read
 
+# What a format asks beyond what llguidance makes of it: a day that its year has, and a second that clocks know.
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DAY = f"(?:(?:[1-9]|0[1-9]|00[1-9]|000[1-9])[0-9]*-(?:0[13-9]|1|02-[01]|02-2[0-8])|{_LEAP_YEAR}-02-29)"
+_SECOND = "[0-9]{2}:[0-9]{2}:[0-5]"
+_EXACTLY = {"date": f"^{_DAY}", "date-time": f"^{_DAY}.*[Tt]{_SECOND}", "time": f"^{_SECOND}"}
+
+_JOINING = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
+_MOST_BOUND = 256  # schemas that are looked at for one object
+
 _SEARCH_SECONDS = 0.5
 
 
+class UnfollowedError(Exception):
+    """A schema that llguidance would follow in part."""
+
+
 def followed(schema: Any) -> Any:
-    """A copy whose answers are answers to `schema`."""
+    """A copy whose answers are answers to `schema`. Raises UnfollowedError."""
     root = copy.deepcopy(schema)
     parts = [part for _, part in _all_parts(root)]
     for part in parts:
@@ -55,6 +68,13 @@ def followed(schema: Any) -> Any:
         _without_notes(part)
     for part in parts:
         _name_properties(part, root)
+        _count_names(part, root)
+        _be_exact(part)
+    for part in parts:
+        _bind_listed(part)
+    if any("patternProperties" in part for part in parts):
+        for part in parts:
+            _bind_patterns(part, root)
     return root
 
 
@@ -191,6 +211,71 @@ def _name_properties(part: dict[str, Any], root: Any) -> None:
     else:
         names = rule if kind == "enum" else [rule]
         part["properties"] = {name: values for name in names if isinstance(name, str)}
+
+
+def _count_names(part: dict[str, Any], root: Any) -> None:
+    """An object may have a name twice, which counts once: llguidance keeps only those apart that must come."""
+    least = part.get("minProperties")
+    if type(least) is not int or "object" not in _atoms(part.get("type")):
+        return
+    holders = _bound(part, root, ("allOf",))
+    lists = [holder["required"] for holder in holders if isinstance(holder.get("required"), list)]
+    required = {name for names in lists for name in names if isinstance(name, str)}
+    if least > len(required) + 1:
+        raise UnfollowedError(
+            "`minProperties` cannot be followed beyond one name that is not `required`, since an answer may repeat it: "
+            f"bound it to {len(required) + 1}, or leave it out"
+        )
+
+
+def _be_exact(part: dict[str, Any]) -> None:
+    exactly = _EXACTLY.get(part["format"]) if isinstance(part.get("format"), str) else None
+    if exactly is not None and isinstance(part.get("allOf", []), list):
+        part["allOf"] = [*part.get("allOf", []), {"pattern": exactly}]
+
+
+def _bind_listed(part: dict[str, Any]) -> None:
+    """Patterns bind properties that are listed, too. llguidance looks at those of another schema alone."""
+    patterns = part.get("patternProperties")
+    if isinstance(patterns, dict) and part.get("properties") and isinstance(part.get("allOf", []), list):
+        part["patternProperties"] = dict.fromkeys(patterns, True)  # which keeps them out of `additionalProperties`
+        part["allOf"] = [*part.get("allOf", []), {"patternProperties": patterns}]
+
+
+def _bind_patterns(part: dict[str, Any], root: Any) -> None:
+    """What matches a pattern of one schema may be an additional property of another one, and then both bind.
+
+    llguidance merges schemas pattern by pattern, and forgets the other. So that one gets the same patterns.
+    """
+    if _JOINING.isdisjoint(part):
+        return
+    always = list(_bound(part, root, ("allOf",)))
+    perhaps = list(_bound(part, root, ("allOf", "anyOf", "oneOf")))
+    for holders, others in ((always, perhaps), (perhaps, always)):
+        patterns = [name for other in others for name in _dict(other.get("patternProperties"))]
+        for holder in holders if patterns else ():
+            values, own = holder.get("additionalProperties", True), holder.get("patternProperties", {})
+            if values not in (True, {}) and isinstance(own, dict):
+                holder["patternProperties"] = dict.fromkeys(patterns, values) | own
+
+
+def _bound(part: dict[str, Any], root: Any, lists: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The schemas that bind the same value: this one, what it refers to, and those in `lists`."""
+    waiting: list[Any] = [part]
+    seen: set[int] = set()
+    while waiting and len(seen) < _MOST_BOUND:
+        holder = waiting.pop()
+        if not isinstance(holder, dict) or id(holder) in seen:
+            continue
+        seen.add(id(holder))
+        yield holder
+        waiting.append(_target(holder, root))
+        for name in lists:
+            waiting += holder[name] if isinstance(holder.get(name), list) else ()
+
+
+def _dict(given: Any) -> dict[str, Any]:
+    return given if isinstance(given, dict) else {}
 
 
 def _require_tag(part: dict[str, Any], root: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import date
 from typing import Any
 
 import jsonschema
@@ -135,10 +136,67 @@ def test_names_of_a_map_that_cannot_be_listed(names: dict[str, Any]) -> None:
     assert followed({"propertyNames": names}) == {"propertyNames": names}
 
 
+X_SHORT = {"^x": {"maxLength": 1}}
+NAMED_X: dict[str, Any] = {"type": "object", "properties": {"x1": {"type": "string"}}}
+CLOSED = {"type": "object", "properties": {"a": {}}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {**NAMED_X, "patternProperties": X_SHORT},
+        {**NAMED_X, "patternProperties": X_SHORT, "required": ["x2", "x1"], "additionalProperties": False},
+        {"allOf": [{"patternProperties": X_SHORT}, {"additionalProperties": {"enum": ["s", "long"]}}]},
+        {"patternProperties": {"^x": {"type": "string"}}, "anyOf": [CLOSED, {"type": "object", "required": ["x1"]}]},
+        {"$ref": "#/$defs/closed", "patternProperties": X_SHORT, "$defs": {"closed": CLOSED}},
+    ],
+)
+def test_patterns_of_names_bind_whatever_else_names_them(schema: dict[str, Any]) -> None:
+    texts: list[Any] = [{name: value} for name in ("a", "x1", "y") for value in ("s", "long", 1)]
+    given = [*texts, {}, {"x1": "s", "x2": "s"}, {"x1": "s", "x2": "long"}]
+    assert matching(schema, given) == [value for value in given if _is_valid(schema, value)]
+
+
+def matching(schema: Any, given: list[Any]) -> list[Any]:
+    return [value for value, does in zip(given, matches(schema, *given), strict=True) if does]
+
+
+@pytest.mark.parametrize(
+    "least, required, follows", [(1, [], True), (2, [], False), (2, ["a"], True), (3, ["a"], False)]
+)
+def test_names_that_may_be_repeated_are_not_counted(least: int, required: list[str], follows: bool) -> None:
+    schema = {"type": "object", "minProperties": least, "allOf": [{"required": required}]}
+    given: list[Any] = [{}, {"a": 1}, {"a": 1, "b": 1}]
+    if follows:
+        assert matches(schema, *given) == [_is_valid(schema, value) for value in given]
+        return
+    with pytest.raises(GrammarError, match=f"^`minProperties` cannot .* bound it to {len(required) + 1}"):
+        matches(schema, *given)
+
+
+def test_dates_are_days_of_a_calendar() -> None:
+    years = ["0000", "0001", "0100", "1900", "2000", "2023", "2024", "2100"]
+    days = [f"{year}-{day}" for year in years for day in ("01-31", "02-28", "02-29", "02-30", "10-01", "12-32")]
+    real = [day for day in days if _is_day(day)]
+    assert matching({"type": ["string", "null"], "format": "date"}, [*days, None]) == [*real, None]
+    times = [f"{day}T23:59:59Z" for day in days]
+    assert matching({"format": "date-time"}, times) == [f"{day}T23:59:59Z" for day in real]
+    assert matches({"format": "date-time"}, "2024-02-29T23:59:60Z", "2024-02-29T12:00:00.5+01:00") == [False, True]
+    assert matches({"format": "time"}, "23:59:60Z", "23:59:59Z") == [False, True]
+
+
+def _is_day(text: str) -> bool:
+    try:
+        return bool(date.fromisoformat(text))
+    except ValueError:
+        return False
+
+
 @pytest.mark.parametrize("junk", [None, True, 1.5, "a", [], [[]], [{}], {}, {"a": []}, {"$ref": []}, {"enum": [[]]}])
 def test_what_is_no_schema_is_left_to_the_compiler(junk: Any) -> None:
     """In the place of anything that is looked at."""
     names = ["$ref", "const", "discriminator", "enum", "format", "maxItems", "oneOf", "pattern", "properties"]
+    names += ["additionalProperties", "allOf", "minProperties", "patternProperties"]
     for name in [*names, "propertyNames", "required", "type", "uniqueItems"]:
         part = {"propertyNames": {name: junk}, "oneOf": [{name: junk}], "discriminator": {"propertyName": "a"}}
         for schema in (part, {**part, name: junk}, {"items": [part, {name: {name: junk}}]}):
