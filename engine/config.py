@@ -68,6 +68,8 @@ ToolCallParser = Literal[
 ]
 
 
+_MOST_NUMBER = 10**9  # of anything; as GiB it is a number of bytes in 64 bits
+_MOST = {"threads": 4096}  # more than a process may start
 _ORIGIN = r"\*|null|file://|[a-z][a-z0-9+.-]*://[^/\sA-Z]+"  # file://: of apps in a web view, such as Cordova's
 _HOST = r"[^\s,/@?#]+"  # neither a list nor a URL
 REPLICA_TAG = r"[a-z0-9]{1,16}"
@@ -82,12 +84,16 @@ def option(default: Any, help: str, value: str | None = None) -> Any:
     return field(default=default, metadata=metadata)
 
 
-def check_finite(config: EngineConfig | ServerConfig) -> None:
-    """A command line can say `nan` and `inf`, of which no comparison below would complain."""
+def check_numbers(config: EngineConfig | ServerConfig) -> None:
+    """A command line can say `nan` and `inf`, of which no comparison below would complain, and a number with more zeros
+    than was meant, which no counter and no sum of bytes could hold."""
     for name in (entry.name for entry in fields(config)):
         value = getattr(config, name)
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{name} must be a finite number, not {value:g}")
+        most = _MOST.get(name, _MOST_NUMBER)
+        if isinstance(value, int | float) and value > most and name != "seed":
+            raise ValueError(f"{name} must be at most {most}, not {value:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +257,7 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        check_finite(self)
+        check_numbers(self)
         parse_speculative(self.speculative)
         check_loras(self.lora, self.max_loras)
         _check_ranks(self)
@@ -452,7 +458,7 @@ class ServerConfig:
     log_format: Literal["text", "json"] = option("text", "json: one object per line")
 
     def __post_init__(self) -> None:
-        check_finite(self)
+        check_numbers(self)
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ValueError("ssl_keyfile needs ssl_certfile, the certificate that the key belongs to")
         if not 0 <= self.port < 2**16:

@@ -98,9 +98,8 @@ class FileStore:
         try:
             return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, work))
         except OSError as error:
-            failed = DiskError(*error.args)
-            failed.filename = error.filename
-            raise failed from error
+            named = () if error.filename is None else (error.filename,)
+            raise DiskError(*error.args, *named) from error
 
     def path_of(self, file: StoredFile) -> Path:
         return self.directory / file.path
