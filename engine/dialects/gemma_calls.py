@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -139,9 +140,10 @@ class _Values:
             raise ValueError("no value")
         self.at += len(match[0]) if match else 0
         try:
-            return json.loads(text, parse_constant=no_number)
+            value = json.loads(text, parse_constant=no_number)
         except ValueError:
             return _PYTHON_NAMES.get(text, text)
+        return text if isinstance(value, float) and math.isinf(value) else value
 
     def _take(self, mark: str) -> bool:
         if not self._text.startswith(mark, self.at):

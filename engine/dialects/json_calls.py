@@ -62,7 +62,8 @@ class JsonRegion:
         if end and behind.startswith(end):
             self.ended = True
             return behind[len(end) :], False
-        if not text or text in "]" or (end and end.startswith(behind)):
+        waits = text in "]" if self._bare else not behind
+        if waits or (end and end.startswith(behind)):
             return (text if self._bare else behind), False
         # Nothing that could be a call follows: the rest of the answer is as it is.
         self.ended = True

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from typing import Literal
 
+from bequest.engine.dialects.values import well_formed
+
 _BLANK = " \t\r\n"
 _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
@@ -149,6 +151,6 @@ class ObjectScanner:
 def _unquoted(text: str) -> str:
     try:
         value = json.loads(text, strict=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text.strip('"')
-    return value if isinstance(value, str) else text
+    return well_formed(value) if isinstance(value, str) else text

@@ -5,14 +5,25 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bequest.engine.dialects.call_reader import Calls, Functions, Region
 from bequest.engine.dialects.values import properties_of, python_value, written
 
-_BARE = re.compile(r"\[\s*[A-Za-z_][\w.]*\(")
-_MAYBE_BARE = re.compile(r"\[\s*([A-Za-z_][\w.]*)?")
+_BARE = re.compile(r"\[\s*\w[\w.\-]*\(")
+_MAYBE_BARE = re.compile(r"\[\s*(\w[\w.\-]*)?")
+# Names of functions and of arguments, which need not be Python's: `brave-search(from="here")`. Strings are left alone.
+# Nothing is searched twice: a model may write what it likes.
+_WORD = r"""[^\s()\[\]{},='"]++"""
+_NAMES = re.compile(
+    r"""(?P<text>"{3}[\s\S]*?(?:"{3}|\Z)|'{3}[\s\S]*?(?:'{3}|\Z)"""
+    r"""|"(?:\\[\s\S]|[^"\\])*+(?:"|\\?\Z)|'(?:\\[\s\S]|[^'\\])*+(?:'|\\?\Z))"""
+    r"""|(?<![\w.\-])(?P<function>\w[\w.\-]*+)(?=\s*+\()"""
+    rf"""|(?P<before>[(,]\s*+)(?P<key>{_WORD}(?: {_WORD})*)(?=\s*+=(?!=))"""
+)
+_ESCAPED = re.compile(r"\\([\s\S])")
+_STAND_IN = re.compile(r"name_([0-9]+)_")
 _LONGEST = 1 << 16  # characters that are parsed: about 50 ms, for which all others wait
 
 
@@ -105,26 +116,43 @@ def _tell(source: str, calls: Calls, functions: Functions) -> bool:
 def _calls(source: str, functions: Functions) -> Iterator[tuple[str, str]]:
     if len(source) > _LONGEST:
         raise ValueError("too long")
-    for statement in ast.parse(source.strip()).body:
+    names: list[str] = []
+    plain = _NAMES.sub(lambda found: _named(found, names), source.strip())
+    for statement in ast.parse(plain).body:
         if not isinstance(statement, ast.Expr):
             raise ValueError("no expression")
         value = statement.value
         for node in value.elts if isinstance(value, ast.List) else [value]:
-            yield _call(node, functions)
+            yield _call(node, names, functions)
 
 
-def _call(node: ast.expr, functions: Functions) -> tuple[str, str]:
-    if not isinstance(node, ast.Call):
+def _named(found: re.Match[str], names: list[str]) -> str:
+    """What is found, with a stand-in for a name, which is added to `names`."""
+    if found["text"] is not None:
+        # JSON has an escape that Python has not.
+        return _ESCAPED.sub(lambda escaped: "/" if escaped[1] == "/" else escaped[0], found["text"])
+    names.append(found["function"] or found["key"])
+    return f"{found['before'] or ''}name_{len(names) - 1}_"
+
+
+def _call(node: ast.expr, names: Sequence[str], functions: Functions) -> tuple[str, str]:
+    """`names`: those that have stand-ins."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         raise ValueError("no call")
-    name = ast.unparse(node.func)
+    name = _name_of(node.func.id, names)
     if name == "print" and name not in functions and len(node.args) == 1:
-        return _call(node.args[0], functions)  # as some are taught to show what comes back
-    names = list(properties_of(functions.get(name)))
-    if len(node.args) > len(names):
+        return _call(node.args[0], names, functions)  # as some are taught to show what comes back
+    listed = list(properties_of(functions.get(name)))
+    if len(node.args) > len(listed):
         raise ValueError("an argument without a name")
-    arguments = {key: python_value(arg) for key, arg in zip(names, node.args, strict=False)}
+    arguments = {key: python_value(arg) for key, arg in zip(listed, node.args, strict=False)}
     for keyword in node.keywords:
-        if keyword.arg is None:
-            raise ValueError("no name")
-        arguments[keyword.arg] = python_value(keyword.value)
+        arguments[_name_of(keyword.arg, names)] = python_value(keyword.value)
     return name, written(arguments)
+
+
+def _name_of(given: str | None, names: Sequence[str]) -> str:
+    found = _STAND_IN.fullmatch(given or "")
+    if found is None or int(found[1]) >= len(names):
+        raise ValueError("no name")
+    return names[int(found[1])]

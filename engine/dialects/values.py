@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
+import math
+import re
 from collections.abc import Mapping
 from typing import Any
+
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def types_of(schema: Any) -> frozenset[str]:
@@ -17,8 +21,9 @@ def types_of(schema: Any) -> frozenset[str]:
     for key in ("anyOf", "oneOf"):
         for branch in schema.get(key) or ():
             types |= types_of(branch)
-    if "enum" in schema and not types:
-        types = {"string"} if all(isinstance(value, str) for value in schema["enum"]) else set()
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list) and not types and all(value is None or isinstance(value, str) for value in values):
+        types = {"null" if value is None else "string" for value in values}
     return frozenset(kind for kind in types if isinstance(kind, str))
 
 
@@ -32,13 +37,14 @@ def json_of_text(text: str, schema: Any) -> str:
     types = types_of(schema)
     if types == {"string"}:
         return written(text)
+    plain = ""  # the same, where it is JSON: numbers stay as they were written
     try:
-        value = json.loads(text, parse_constant=no_number)
-    except ValueError:
+        value, plain = json.loads(text, parse_constant=no_number), text.strip()
+    except (ValueError, RecursionError):
         value = _python_or_text(text)
     if isinstance(value, str) or ("string" in types and not (value is None and "null" in types)):
         return written(text if not isinstance(value, str) or "string" in types else value)
-    return written(value)
+    return plain or written(value)
 
 
 def _python_or_text(text: str) -> Any:
@@ -49,7 +55,13 @@ def _python_or_text(text: str) -> Any:
 
 
 def written(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return well_formed(json.dumps(value, ensure_ascii=False))
+
+
+def well_formed(text: str) -> str:
+    """Text that UTF-8 can spell. Escapes of JSON may name the halves of a character: two are one, one alone is none."""
+    half = _HALF.search(text)
+    return text if half is None else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def no_number(name: str) -> Any:
@@ -73,6 +85,8 @@ def python_value(node: ast.expr) -> Any:
             raise ValueError("a key that is no string")
         return dict(zip(keys, map(python_value, node.values), strict=True))
     value = ast.literal_eval(node)
-    if not isinstance(value, str | int | float | bool | None) or (isinstance(value, float) and value != value):
+    if not isinstance(value, str | int | float | bool | None) or (
+        isinstance(value, float) and not math.isfinite(value)
+    ):
         raise ValueError("no value of JSON")
     return value

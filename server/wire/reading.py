@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
+from functools import reduce
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ _WORDS = {
     "object": "an object",
     "null": "null",
 }
+_LEVELS_AROUND = 16  # of an answer, around the arguments of a call
 _FLAT_OBJECTS = frozenset({"stream_options", "logit_bias"})
 _KINDS = {str: "str", bool: "bool", int: "int", float: "float", list: "array", dict: "object", type(None): "null"}
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)` - at `\$(?P<path>[^`]*)`$", re.DOTALL)
@@ -68,6 +70,16 @@ def convert(fields: dict[str, Any], body: type[Body]) -> Body:
         return msgspec.convert(fields, body)
     except msgspec.ValidationError as error:
         raise _type_error(str(error), fields) from None
+
+
+def arguments_of(text: str) -> Any:
+    """Of a call, as a model wrote them. Raises ValueError for what is no JSON, or too deep to be part of an answer."""
+    given = orjson.loads(text or "{}")
+    try:
+        orjson.dumps(reduce(lambda inner, _: [inner], range(_LEVELS_AROUND), given))
+    except orjson.JSONEncodeError as error:
+        raise ValueError(str(error)) from None
+    return given
 
 
 def written(value: Any, param: str) -> bytes:

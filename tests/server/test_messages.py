@@ -227,10 +227,12 @@ async def test_calls(front: Front) -> None:
     assert len({event.index for event in events if event.type == "content_block_stop"}) == 3
 
 
-async def test_broken_arguments(front: Front) -> None:
-    front.engine.script = saying('<tool_call>{"name": "look", "arguments": {"at": 1', 3, "length")
+@pytest.mark.parametrize("arguments", ['{"at": 1', f'{{"at": {"[" * 300}{"]" * 300}}}'])
+async def test_broken_arguments(front: Front, arguments: str) -> None:
+    """And those that are nested deeper than an answer can be."""
+    front.engine.script = saying(f'<tool_call>{{"name": "look", "arguments": {arguments}', 3, "length")
     answer = await create(front, tools=TOOLS)
-    assert answer.content[0].input == {"INVALID_JSON": '{"at": 1'}  # type: ignore[union-attr]
+    assert answer.content[0].input == {"INVALID_JSON": arguments}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -261,6 +261,10 @@ async def test_a_call_that_is_cut_off_is_text(thinker: Front) -> None:
     thinker.engine.script = saying('<tool_call>{"name": "add", "arguments": {"a"', end="length")
     whole = await client_of(thinker).chat("fake/model", MESSAGES, tools=[TOOL])
     assert whole.done_reason == "length" and not whole.message.tool_calls
+    deep = f'<tool_call>{{"name": "add", "arguments": {"[" * 300}{"]" * 300}}}</tool_call>'
+    thinker.engine.script = saying(deep)
+    whole = await client_of(thinker).chat("fake/model", MESSAGES, tools=[TOOL])
+    assert not whole.message.tool_calls and whole.message.content == f"add({'[' * 300}{']' * 300}"
 
 
 # --- models ------------------------------------------------------------------------------------------------------

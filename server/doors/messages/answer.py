@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import orjson
-
 from bequest.engine.dialects.events import AnswerEvent, CallArguments, CallBegun, Content
 from bequest.engine.dialects.reader import AnswerReader
 from bequest.engine.types import ChoiceDelta, FinishReason, StopReason
 from bequest.server.answers.thought_tokens import ThoughtTokens
 from bequest.server.doors.messages.thinking import Thinking
 from bequest.server.wire.names import new_id
+from bequest.server.wire.reading import arguments_of
 
 Event = dict[str, Any]
 _Kind = Literal["text", "thinking", "tool_use"]
@@ -46,8 +45,8 @@ class _Block:
 def _input(text: str) -> dict[str, Any]:
     """A call's arguments. What a model wrote in vain is told in the form in which Anthropic wants it back."""
     try:
-        given = orjson.loads(text or "{}")
-    except orjson.JSONDecodeError:
+        given = arguments_of(text)
+    except ValueError:
         given = None
     return given if isinstance(given, dict) else {"INVALID_JSON": text}
 

@@ -21,6 +21,7 @@ from bequest.server.doors.ollama.body import GeneratingBody, OllamaGenerateBody
 from bequest.server.doors.ollama.errors import error_body
 from bequest.server.transport.sse import ChunkFormat
 from bequest.server.wire.errors import ApiError
+from bequest.server.wire.reading import arguments_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,8 @@ class Saying:
         name, written = self._name, "".join(self._arguments)
         self._name = None
         try:
-            arguments = orjson.loads(written or "{}")
-        except orjson.JSONDecodeError:
+            arguments = arguments_of(written)
+        except ValueError:
             return [Said(f"{name}({written}")]
         return [Said(calls=({"function": {"name": name, "arguments": arguments}},))]
 
