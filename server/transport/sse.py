@@ -423,8 +423,14 @@ class EventStream:
             return
         self._closed = True
         self._close_outlets()
-        events = [source.flush() for source in self._sources]
         ending = self._ending
-        events.append(ending.finished(self._endings) if self._error is None else ending.failed(self._error))
+        try:
+            events = [source.flush() for source in self._sources]
+            events.append(ending.finished(self._endings) if self._error is None else ending.failed(self._error))
+        except Exception:
+            # A stream without its end would keep the client waiting for ever.
+            _log.exception("the end of a stream")
+            self._error = self._error or internal(self._endings[-1].request_id if self._endings else "")
+            events = [ending.failed(self._error)]
         assert self._connection is not None
         self._connection.write_last(b"".join(events))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import openai
@@ -13,6 +13,7 @@ import pytest
 
 from bequest.engine.errors import DeadlineExceeded, InternalError
 from bequest.engine.types import ChoiceDelta, Delta, Request, Usage
+from bequest.server.answers.chunks import Chunks
 from tests.server.conftest import Starter
 from tests.server.fakes import PIECES, FakeEngine, failing_script
 from tests.server.front import Front, RawConnection
@@ -373,3 +374,20 @@ async def test_an_engine_that_dies_fails_what_is_open(front: Front) -> None:
     await streaming.close()
     await waiting.close()
     assert front.engine.aborted == []
+
+
+async def test_a_fault_in_the_last_event_ends_the_stream(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an error: nobody waits for an end that does not come."""
+    event = Chunks.event
+
+    def failing(
+        self: Chunks, choices: Sequence[ChoiceDelta], opening: Delta | None = None, ending: Delta | None = None
+    ) -> bytes:
+        if ending is not None:
+            raise TypeError("it cannot be written")
+        return event(self, choices, opening, ending)
+
+    monkeypatch.setattr(Chunks, "event", failing)
+    async with asyncio.timeout(10):
+        answer, body = await front.post("/v1/completions", STREAM)
+    assert answer.status == 200 and events(body)[-1]["error"]["code"] == "internal_error"
