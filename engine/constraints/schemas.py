@@ -46,7 +46,7 @@ _SECOND = "[0-9]{2}:[0-9]{2}:[0-5]"
 _EXACTLY = {"date": f"^{_DAY}", "date-time": f"^{_DAY}.*[Tt]{_SECOND}", "time": f"^{_SECOND}"}
 
 _JOINING = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
-_MOST_BOUND = 256  # schemas that are looked at for one object
+_MOST_BOUND = 64  # schemas that are looked at for one object
 
 _SEARCH_SECONDS = 0.5
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from bequest.engine.constraints.schemas import followed
+from bequest.engine.constraints.schemas import UnfollowedError, followed
 from bequest.engine.dialects.formats import Layout
 from bequest.engine.dialects.values import properties_of, types_of
 
@@ -42,7 +43,8 @@ def spelled(text: str, specials: Specials) -> str:
 def compact(schema: Any) -> str:
     """A schema for Lark, with the whitespace of other JSON answers."""
     options = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-    schema = followed(schema)
+    with suppress(UnfollowedError):  # each schema is tried by itself, too, and refused by its name
+        schema = followed(schema)
     return orjson.dumps({**schema, "x-guidance": options} if isinstance(schema, dict) else schema).decode()
 
 
@@ -137,7 +139,8 @@ class CallGrammar:
         """The rule of a value and of what ends it."""
         name, end = f"{item.rule}_v", self._spelled(after)
         if item.choices is not None:
-            return [f"{name}: ({' | '.join(map(literal, item.choices))}) {end}"]
+            null = ["null"] if self.layout.arguments == "tags" and None in (_values(item.schema) or ()) else []
+            return [f"{name}: ({' | '.join(map(literal, [*item.choices, *null]))}) {end}"]
         if not item.is_text:
             return [f"{name}: %json {item.json} {end}" if not end else f"{name}: {name}j {end}", *item.inner(end)]
         if after in self.specials:
@@ -160,8 +163,10 @@ class _Item:
 
     @property
     def choices(self) -> list[str] | None:
-        given = self.schema.get("enum") if isinstance(self.schema, dict) else None
-        return given if given and all(isinstance(value, str) and value for value in given) else None
+        """The texts that it may be; None: there are others, or it is no text."""
+        values = _values(self.schema)
+        texts = [value for value in values or () if isinstance(value, str)]
+        return texts or None
 
     @property
     def is_text(self) -> bool:
@@ -174,6 +179,24 @@ class _Item:
 
     def inner(self, end: str) -> list[str]:
         return [f"{self.rule}_vj: %json {self.json}"] if end else []
+
+
+def _values(schema: Any) -> list[str | None] | None:
+    """All values of a schema that names each, texts or null; None: there are others."""
+    if not isinstance(schema, dict):
+        return None
+    if isinstance(schema.get("anyOf"), list):
+        branches = [_values(branch) for branch in schema["anyOf"]]
+        known = [values for values in branches if values is not None]
+        return [value for values in known for value in values] if len(known) == len(branches) else None
+    given = [schema["const"]] if "const" in schema else schema.get("enum")
+    if given is None and schema.get("type") == "null":
+        return [None]
+    return given if isinstance(given, list) and all(map(_is_choice, given)) else None
+
+
+def _is_choice(value: object) -> bool:
+    return value is None or (isinstance(value, str) and value != "")
 
 
 def _list_rules(rule: str, items: Sequence[_Item], separator: str) -> list[str]:

@@ -176,6 +176,60 @@ def test_optional_arguments_may_be_left_out(name: str) -> None:
     assert follows(f"start: calls\n{grammar}", text)
 
 
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "minimax_m2", "seed_oss", "gemma4"])
+def test_a_text_that_is_one_of_a_few_is_held_to_them(name: str) -> None:
+    """As Pydantic writes `Literal["a"]` and `Literal["a", "b"] | None`."""
+    one, some = {"const": "a", "type": "string"}, {"anyOf": [{"enum": ["a", "b"], "type": "string"}, {"type": "null"}]}
+    schema = {"type": "object", "properties": {"one": one, "some": some, "bare": {"const": "1"}}}
+    layout = FORMATS[name].layout
+    grammar = CallGrammar(layout, [("look", schema)], {}, "").calls(several=False)
+    left, middle, right = layout.argument if name != "gemma4" else ("", ':<|"|>', '<|"|>')
+    null = [] if name == "gemma4" else [{"some": None}]
+    for given in ({"one": "a"}, {"some": "b"}, {"one": "c"}, {"some": "c"}, {"bare": "1"}, {"bare": "2"}, *null):
+        [(key, value)] = given.items()
+        argument = f"{left}{key}{middle}{'null' if value is None else value}{right}"
+        text = f"{layout.before}{layout.head.replace('{name}', 'look')}{argument}{layout.tail}{layout.after}"
+        valid = value in {"one": "a", "some": ("a", "b", None), "bare": "1"}[key] if value else key == "some"
+        assert follows(f"start: calls\n{grammar}", text) == valid
+        tools = chat_tools([{"type": "function", "function": {"name": "look", "parameters": schema}}], "required", None)
+        [[_, arguments]] = read(Dialect(None, FORMATS[name]).reader(tools.call_terms()), text, []).calls
+        assert json.loads(arguments) == given
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_names_of_functions_and_arguments_need_not_be_those_of_python(name: str) -> None:
+    arguments = {"from": "a\\/b", "my-key": 1, "user id": True, "$class": "lambda"}
+    properties = {key: {"const": value} for key, value in arguments.items()}
+    schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    function = {"name": "brave-search.2", "parameters": schema}
+    tools = chat_tools([{"type": "function", "function": function}], "required", False)
+    layout = FORMATS[name].layout
+    specials = SPECIALS if name == "openai" else {}
+    constraint = tools.constraint(FORMATS[name], specials, None)
+    if layout.arguments in ("tags", "gemma"):
+        left, middle, right = layout.argument if name != "gemma4" else ("", ":", ",")
+        quote = '<|"|>' if name == "gemma4" else ""
+        texts = [f"{quote}a\\/b{quote}", "1", "true", f"{quote}lambda{quote}"]
+        body = "".join(f"{left}{key}{middle}{text}{right}" for key, text in zip(arguments, texts, strict=True))
+        head = layout.head.replace("{name}", "brave-search.2")
+        text = layout.before + head + body.removesuffix(",") + layout.tail + layout.after
+    elif name == "openai":
+        text = written(name).partition("{")[0].replace("look", "brave-search.2") + json.dumps(arguments)
+    else:
+        text = layout.written([("brave-search.2", json.dumps(arguments))])
+    assert constraint is not None and follows(constraint.source.text, text)
+    found = read(Dialect(HARMONY if name == "openai" else None, FORMATS[name]).reader(tools.call_terms()), text, [])
+    assert [(call, json.loads(given)) for call, given in found.calls] == [("brave-search.2", arguments)]
+
+
+def test_a_schema_that_cannot_be_followed_is_left_to_its_own_trial() -> None:
+    """Which names the function that it is of."""
+    names = {"type": "object", "minProperties": 3}
+    tools = chat_tools([{"type": "function", "function": {"name": "go", "parameters": names}}], "required", None)
+    constraint = tools.constraint(FORMATS["hermes"], {}, None)
+    assert constraint is not None and [part.param for part in constraint.parts] == ["tools[0].function.parameters"]
+
+
 # --- thoughts before a grammar -----------------------------------------------------------------------------------
 
 SCHEMA = (
