@@ -15,7 +15,8 @@ from bequest.server.wire.errors import ApiError
 
 _HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]*)?")
 _EXPOSED = (
-    "X-Request-Id, Request-Id, X-Should-Retry, X-Bequest-Ignored, X-Bequest-Record, X-Bequest-Replica, Retry-After"
+    "X-Request-Id, Request-Id, X-Should-Retry, X-Bequest-Ignored, X-Bequest-Record, X-Bequest-Owner, "
+    "X-Bequest-Replica, Retry-After"
 )
 _UNGUARDED = frozenset({"/health", "/live"})
 _NOBODY = Caller(ANONYMOUS, ANONYMOUS, KeyLimits(lowest_priority=-(2**31)), operator=True)

@@ -436,7 +436,7 @@ async def test_cross_origin(start: Starter) -> None:
     answer, _ = await front.post("/v1/completions", {}, headers={"Origin": "https://ui.example"})
     assert answer.status == 401 and answer.headers["Access-Control-Allow-Origin"] == "https://ui.example"
     exposed = answer.headers["Access-Control-Expose-Headers"].split(", ")
-    assert {"X-Request-Id", "X-Should-Retry", "Retry-After"} <= set(exposed)
+    assert {"X-Request-Id", "X-Should-Retry", "Retry-After", "X-Bequest-Record", "X-Bequest-Owner"} <= set(exposed)
 
 
 @pytest.mark.parametrize("given, kept", [("trace-1", True), ("x" * 128, True), ("x" * 129, False), ("a b", False)])
